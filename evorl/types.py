@@ -61,7 +61,7 @@ RESTORED = Mutation("none", "archive")
 MIGRATED = Mutation("none", "migration")
 """The mutation record of a migrant that kept its hyperparameters."""
 NO_BASELINE = (RESTORED, MIGRATED)
-"""Records of unmutated children whose parents were not selected as those of mutated ones are."""
+"""Records of unmutated children that are no baseline for mutations, because their parents were selected otherwise."""
 
 
 Shape = tuple[int, ...]
@@ -125,7 +125,7 @@ class Head:
 
 
 Streams = Literal["shared", "last", "all"]
-"""Hidden layers that each head has for itself."""
+"""The hidden layers of which each head has its own copy: none (`shared`), the last one, or all."""
 
 
 Width = Annotated[int, Field(ge=1, le=65_536)]
@@ -270,8 +270,8 @@ class Agent:
 
     `architectures` and `tensors` are those of each of its networks; tensors are by role, in their unpadded shapes.
     `parent` is the id of the agent it was copied from, `parent_generation` the generation after which that happened.
-    `fault` says why it stopped learning before its generation ended. `ranks` are its ranks from 0 to 1 in the last
-    generations, its parent's while it is new, as far as selection reads them.
+    `fault` says why it stopped learning before its generation ended. `ranks` are its fitness ranks in recent
+    generations, from 0 (worst) to 1 (best), as many as selection uses; a new agent starts with its parent's.
     """
 
     id: int
@@ -346,11 +346,12 @@ class PolicyOutput:
 
 @dataclass
 class RecurrentInput:
-    """Input of recurrent networks beside observations. Axes: T time, S sequences, K numbers for each of N units.
+    """Inputs of recurrent networks other than observations.
 
-    `state` [P, S, K, N] is the recurrent state before the first step; `started` [P, T, S] marks the starts of episodes.
-    Sequences of a replay come without a state, but with the observations of the `burn_in` [P, I * S, ...] before them,
-    and their `started` is [P, I + T, S].
+    Axes: T time, S sequences, I burn-in steps, K numbers for each of N units. `state` [P, S, K, N] is the recurrent
+    state before the first step; `started` [P, T, S] marks the starts of episodes. Sequences from a replay have no
+    state; they have the observations of the `burn_in` [P, I * S, ...] before them, and their `started` is
+    [P, I + T, S].
     """
 
     state: Tensor

@@ -3,8 +3,9 @@
 Prints one JSON line. `optuna`: TPE and a median pruner, two workers. `tune`: population-based training of eight agents,
 two at a time. Both search the four ranges of benchmarks/search_cost.py; the other settings are rl-baselines3-zoo's.
 `tuned` has all of the zoo's settings for LunarLander, `evorl` those of configs/training/ppo.yaml; one agent each.
-After each rollout an agent plays 10 episodes; where their mean is 200 it plays 20 more, and where these confirm it, the
-100 of landing.py, which end the run. An agent trains for at most 500,000 steps where settings are searched.
+After every 16,384 steps an agent plays 10 episodes; where their mean is 200 it plays 20 more, and where these confirm
+it, the 100 of landing.py, which end the run. With Optuna an agent trains for at most 500,000 steps. The steps of `tune`
+are those in the lineages of the last agents. `tuned` and `evorl` use one core.
 
 Environment:  python -m venv V && V/bin/pip install torch==2.13.0 stable-baselines3==2.9.2 "gymnasium[box2d]" \
               optuna "ray[tune]"

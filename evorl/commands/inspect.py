@@ -1,4 +1,4 @@
-"""`evorl list`, `lineage`, `config` and `clean`: what runs and configurations are, and how much disk they take."""
+"""`evorl list`, `lineage`, `config` and `clean`: list runs, print configurations, delete checkpoints."""
 
 from __future__ import annotations
 
@@ -202,5 +202,5 @@ def clean(run: Path, delete: bool) -> str:
     finally:
         lock.release()
     if checkpoints.exists():
-        raise UserError(f"{checkpoints}: cannot be deleted; who may write to it?")
+        raise UserError(f"{checkpoints}: cannot be deleted; check its permissions")
     return f"{run}: deleted {size / 1e6:,.1f} MB of checkpoints; the run can still be evaluated, but not resumed"

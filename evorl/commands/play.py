@@ -83,7 +83,7 @@ class Table:
         reseed(self._agent, seed)
         self._game.reset(seed % 2**31)
         while self._game.acting:
-            # The agent chooses first, and its choice is told when the person has made theirs.
+            # In a simultaneous game the agent's move is printed only after the person's.
             moves = {seat: self._agents_move(seat) for seat in self._game.acting if seat != self.person}
             told = "".join(f"the agent plays {_written(move)}\n" for move in moves.values())
             if self.person in self._game.acting:

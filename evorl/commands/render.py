@@ -1,4 +1,4 @@
-"""`evorl watch`, `report`, `plot`, `export` and `push`: what runs and agents look like elsewhere.
+"""`evorl watch`, `report`, `plot`, `export` and `push`: commands that render or publish runs and agents.
 
 Each imports what it needs by itself, since most of it is optional.
 """

@@ -31,6 +31,7 @@ Size = Annotated[int, Field(ge=1, le=2**20)]
 """A count of objects that are all held in memory."""
 Width = Annotated[int, Field(ge=1, le=2**16)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Rate = Annotated[float, Field(gt=0, le=1)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, le=1e9)]
 Weight = Annotated[float, Field(ge=0, le=1e9)]
@@ -152,11 +153,12 @@ class HyperparameterRange(Section):
     moves it by (factor - 1) of the range. Null is `one_minus_log` for what the algorithm counts as near one, such as
     `gamma`, and `log` for all else."""
     grow: Annotated[float, Field(gt=1, le=1e9)] | None = None
-    """The factor of a move up. Null is 2, and on a linear scale 1.2, where 2 would be the whole range."""
+    """The factor of an upward perturbation. Null is 2, and on a linear scale 1.2, where 2 would be the whole range."""
     shrink: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Null undoes `grow`, so that moves nobody selects lead nowhere: 1 / grow, or 2 - grow on a linear scale."""
+    """The factor of a downward perturbation. Null is the inverse of `grow`, so that settings do not drift without
+    selection: 1 / grow, or 2 - grow on a linear scale."""
     resample: Fraction = 0.25
-    """The share of moves that draw a new value from the whole range (population-based training, arXiv 1711.09846)."""
+    """The share of mutations that draw a new value from the whole range (as in PBT, arXiv 1711.09846)."""
 
     @property
     def factors(self) -> tuple[float, float]:
@@ -211,7 +213,7 @@ class AlgorithmSettings(Section):
     any number of ranks makes the same updates. Without it they count on each rank, and R ranks make 1/R of the updates
     for each environment step, with R times the batch."""
 
-    adam_epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-8
+    adam_epsilon: Rate = 1e-8
     """The epsilon that Adam adds to the root of the second moment."""
     max_grad_norm: Positive | None = None
     """The norm to which an agent's gradient is clipped; null leaves it as it is."""

@@ -42,6 +42,7 @@ from evorl.config.fields import (
     Initialisation,
     Plain,
     Positive,
+    Rate,
     Seconds,
     Section,
     Size,
@@ -108,14 +109,14 @@ MAX_WEIGHTS = 2**28
 
 
 class ConvolutionalLayer(Section):
-    """A convolution without bounds on the image, followed by the network's activation."""
+    """A convolution without padding, followed by the network's activation."""
 
     channels: Annotated[int, Field(ge=1, le=4096)]
-    """The channels that it puts out."""
+    """The number of output channels."""
     kernel: Annotated[int, Field(ge=1, le=64)]
     """The width and height of its kernel."""
     stride: Annotated[int, Field(ge=1, le=64)] = 1
-    """The step from one place of the kernel to the next."""
+    """The stride of the convolution, in pixels."""
 
 
 class Network(Section):
@@ -205,9 +206,9 @@ class Replay(Section):
     prioritised: Prioritised | None = None
     """Without it all transitions are equally likely."""
     shared: bool = True
-    """All agents learn from all transitions. Without it an agent learns only from what it or an ancestor has done (a
-    child of another rank's agent, or of one that is gone, also from what was done in its place before), and `capacity`
-    is divided among the agents."""
+    """Agents learn from each other's transitions, with `placement: sharded` only within a rank. If false, an agent
+    learns only from its own transitions and its ancestors' (a child of another rank's agent, or of one that is gone,
+    also from those collected before at its index in the population), and `capacity` is divided among the agents."""
 
 
 class ActorSettings(Section):
@@ -216,7 +217,8 @@ class ActorSettings(Section):
     count: Annotated[int, Field(ge=1, le=4096)] = 1
     """Actors of each rank."""
     queue: Annotated[int, Field(ge=1, le=256)] = 2
-    """Rollouts of an actor that may wait for the learner or be under way; when all of them do, it waits, too."""
+    """Rollout slots of an actor, for those it is collecting and those that wait for the learner; it blocks without a
+    free one."""
     fetch_steps: Count = 1
     """Steps of each environment after which an actor fetches the learner's parameters, at its next rollout."""
     max_staleness: Annotated[int, Field(ge=0, le=10**9)] | None = None
@@ -250,11 +252,11 @@ class Selection(Section):
     population into equal parts that evolve at the frequencies of `periods`, with migration between them."""
     size: Size = 2
     """Agents that meet in one tournament."""
-    replace: Annotated[float, Field(gt=0, le=1)] = 0.25
+    replace: Rate = 0.25
     """The share of the population, its worst, that children replace; the others train on untouched. With 1 a tournament
     replaces all but the elite; `truncation` replaces half at most."""
     elitism: bool = True
-    """For `tournament` with `replace: 1`: the best agent goes on unchanged. Otherwise it always does."""
+    """For `tournament` with `replace: 1`: the best agent survives unchanged. With other settings it always survives."""
     memory: Annotated[int, Field(ge=1, le=100, strict=True)] = 1
     """Generations over which agents are compared. With 1 it is by fitness, with more by the mean of an agent's ranks in
     these generations; while it is new, its parent's ranks count."""
@@ -262,8 +264,8 @@ class Selection(Section):
     """For `multi_frequency`: the generations from one evolution to the next, of each part of the population. Each needs
     four agents or more."""
     archive: Annotated[int, Field(ge=0, strict=True)] = 5
-    """Generations for which the best agent so far goes on competing as a parent, on the episodes of each. For ever, it
-    would keep a population from whatever gets worse before it gets better; with 0 it never returns."""
+    """Generations for which the elite still competes as a parent, evaluated on the episodes of each; 0 is none. If it
+    competed for ever, a population could never pass through a phase of lower returns to reach higher ones."""
 
 
 class Mutation(Section):
@@ -273,7 +275,7 @@ class Mutation(Section):
     __pydantic_extra__: dict[str, Annotated[Weight, BeforeValidator(without_booleans)]]
 
     none: Weight = 0.4
-    """The agent goes on as it is."""
+    """The child is an exact copy of its parent."""
     architecture: Weight = 0.2
     """Units, channels, kernels or layers are added or removed."""
     parameters: Weight = 0.2
@@ -281,7 +283,7 @@ class Mutation(Section):
     activation: Weight = 0.0
     """The activation is another of `architecture.activations`."""
     hyperparameters: Weight = 0.2
-    """A hyperparameter moves within its range."""
+    """A hyperparameter is perturbed or redrawn within its range."""
     dormant: Weight = 0.0
     """Units that hardly learn any more are reset: their incoming weights are drawn anew, and nothing reads them yet."""
     new_layer: Fraction = 0.2
@@ -402,7 +404,7 @@ class Evolution(Section):
     and evaluation keeps the configured one."""
     strategy: Plain | None = None
     """`package.module:NAME` of a search strategy of your own, such as CMA-ES. It chooses all hyperparameters of initial
-    agents, and of children where the mutation `hyperparameters` would otherwise move one. NAME(ranges, seed) returns an
+    agents, and of children that draw the mutation `hyperparameters`, which it replaces. NAME(ranges, seed) returns an
     object with `ask(count)`, which returns that many lists of numbers from 0 to 1, one for each range, on its scale,
     and with `tell(settings, fitness)`, which is called after each generation."""
     architecture: ArchitectureLimits = ArchitectureLimits()
@@ -521,13 +523,13 @@ class Evaluation(Section):
     """Truncate evaluation episodes after so many steps, and matches after so many moves of both seats together; without
     it the environment decides."""
     confirmation_episodes: Annotated[int, Field(ge=0, le=2**20)] = 60
-    """Up to so many fresh episodes decide between the best agent of a generation and the best so far, since the best of
-    noisy means is too high. As many further ones, in which nobody is selected, are the score of who won; in a
-    generation up to eight times as many test the target, or twice as many for each of more than four agents. 0 trusts
-    the means of `episodes`, and its scores are not fresh."""
+    """The maximum number of fresh episodes in which the best agent of a generation challenges the elite, since the best
+    of several noisy means is biased upwards. The winner's score is the mean over as many separate episodes. In each
+    generation up to eight times as many test the target, or twice as many for each agent if there are more than four.
+    0 decides and scores by the generation's `episodes`, so scores are biased upwards."""
     error: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
     """The probability, over a whole run, of stopping at an agent whose true mean return is below the target. It holds
-    for every distribution of returns that are not below the worst one of the run, and not below 0 where none was."""
+    for every distribution of returns that are not below the worst return of the run, or 0 if that is lower."""
 
     @model_validator(mode="after")
     def _confirms_by_more(self) -> Self:
@@ -555,8 +557,8 @@ class LeagueSettings(Section):
     power: Positive = 2.0
     """With `pfsp`, opponents are drawn in proportion to (1 - expected result) to this power."""
     archive: Annotated[int, Field(ge=0, le=1_024)] = 8
-    """Frozen past agents at most. The first stays, since its rating is the zero of all others; the lowest rated of the
-    rest makes room. With 1 there is no rest, and each newly archived agent replaces the one before."""
+    """The maximum number of frozen past agents. The first always stays, since its rating defines 0; if the archive is
+    full, the lowest rated of the others leaves. With 1, each newly archived agent replaces the one before."""
     margin: Annotated[float, Field(ge=-0.5, le=0.5)] = 0.05
     """A generation's best agent is archived if its mean result against the archive, from 0 to 1, is above a half by
     this much. With -0.5 every generation's best agent is archived, as fictitious play needs: there the average of all
@@ -590,7 +592,7 @@ class Training(Section):
 
 
 class Tracking(Section):
-    """The trackers that are told of a run beside its own files."""
+    """Experiment trackers, which record a run in addition to its own files."""
 
     backends: tuple[Text, ...] = ("wandb",)
     """`wandb`, `tensorboard` and `trackio`: any of them, or none."""
@@ -605,8 +607,8 @@ class Tracking(Section):
     interval: Seconds = 10.0
     """Seconds between points within a generation, which are about the main process's environments."""
     exclude: tuple[Text, ...] = ()
-    """Settings that trackers are not told, by their paths, such as `environment.kwargs` or `environment.kwargs.token`;
-    all others are."""
+    """Settings that are not sent to trackers, by their paths, such as `environment.kwargs` or
+    `environment.kwargs.token`; all others are sent."""
     timeout: Seconds = 60.0
     """Seconds that a tracker may take to connect, and at the end to upload what is left."""
 

@@ -31,7 +31,7 @@ def main() -> None:
     store = partial(TCPStore, master_listen_fd=bound.detach())
     setattr(static_tcp_rendezvous, "TCPStore", store)  # noqa: B010 (mypy knows no such attribute of the module)
     sys.argv[1:1] = ["--main_process_ip", LOOPBACK, "--main_process_port", str(port)]
-    # Its warnings are of signals that it passes on, of which the ranks speak themselves.
+    # It would warn of each signal that it forwards; the ranks report those themselves.
     for room in ("agent.server.api", "multiprocessing.api"):
         logging.getLogger(f"torch.distributed.elastic.{room}").setLevel(logging.ERROR)
     try:

@@ -132,7 +132,7 @@ class Heartbeat:
                     if beat["processes"] == self._processes:
                         atexit.register(end_sibling, beat["pid"], beat["started_at"])
                 elif beat["waits_for"] is None:
-                    words.append(f"rank {rank} on {beat['host']} lives but did not come")
+                    words.append(f"rank {rank} on {beat['host']} is alive but did not arrive")
             return " and ".join(words) or "another rank died"
         return "another rank died, and the launcher's store with it"
 

@@ -33,7 +33,7 @@ DEPTH = ".residual_layers"
 MIGRATION = "migration"
 """The kind of mutation recorded for a migrant that took over hyperparameters."""
 TRUSTED_CORRELATION, LATEST_SHARE = 0.7, 1 / 3
-"""When `burn_in: auto` ends: ranks of successive generations correlate by this, or this share of steps is spent."""
+"""`burn_in: auto` ends once ranks of successive generations correlate by this, or this share of steps is spent."""
 
 
 def follow(agent: Agent, context: Context, generation: int, id: int, rng: np.random.Generator) -> Agent:
@@ -54,7 +54,7 @@ def follow(agent: Agent, context: Context, generation: int, id: int, rng: np.ran
             raise UserError(f"evolution.schedule: {what} does not fit the agent: {error!r}") from error
         child.mutation = Mutation(one.kind, one.target, one.before, one.after)
     if len({one.target for one in due}) > 1 and all(one.kind == "hyperparameters" for one in due):
-        # One record of a single setting would lose the others, as a strategy's or a migration's.
+        # A record names one setting; several changes, as by a strategy or a migration, are recorded as a migration.
         child.mutation = Mutation(MIGRATION, "hyperparameters")
     return child
 
@@ -112,7 +112,7 @@ REDO: Mapping[str, Redo] = {
 
 
 class Offspring(NamedTuple):
-    """A place in the next generation: the candidate that fills it, as a child or as itself.
+    """One agent of the next generation: a child of the candidate `parent`, or that candidate itself.
 
     A child may mutate unless it is a `migrant`, which may take over the hyperparameters of another candidate,
     `settings_of`.
@@ -162,7 +162,7 @@ def tournament(candidates: Candidates, settings: Selection, rng: np.random.Gener
 
     The best of `size` candidates sampled without replacement wins (Miller & Goldberg 1995). Survivors keep their
     places, train on untouched, and are the candidates, together with the archive. If all agents are to be replaced,
-    all compete, and only the elite survives, in the first place (with `elitism`): generational selection.
+    all compete, and only the best candidate survives, at index 0 (with `elitism`): generational selection.
     """
     order, size = candidates.order(), len(candidates.places)
     count = size if settings.replace == 1 else min(max(1, round(settings.replace * size)), size - 1)

@@ -37,9 +37,9 @@ class Range(NamedTuple):
 class Strategy(Protocol):
     """A search strategy over the unit cube of hyperparameters, sorted by name, each on the scale of its range.
 
-    It is made on the main process alone, by calling `evolution.strategy` with the ranges by name, in the order of the
-    coordinates, and a seed below 2**32, from which all its randomness must come. It keeps no files: a resumed run makes
-    it anew, and tells and asks again what was told and asked before.
+    It is constructed on the main process alone, by calling `evolution.strategy` with the ranges by name, in the order
+    of the coordinates, and a seed below 2**32, from which all its randomness must come. Its state is not saved: a
+    resumed run constructs it again and repeats all earlier calls of `tell` and `ask`.
     """
 
     def ask(self, count: int) -> Sequence[Sequence[float]]:
@@ -80,7 +80,7 @@ def load_strategy(name: str) -> MakeStrategy:
 
 
 def mutations_of(settings: Evolution) -> dict[str, Mutate]:
-    """The mutations that a strategy replaces: children wait for their hyperparameters until it is asked for all."""
+    """The mutations that a strategy replaces. They only mark a child: one `ask` later proposes settings for all."""
     if settings.strategy is None:
         return {}
     record = Mutation(KIND, settings.strategy[:MAX_NAME])
@@ -94,7 +94,7 @@ def mutations_of(settings: Evolution) -> dict[str, Mutate]:
 class Tuner:
     """The user's strategy on the main process, in terms of agents. Its errors become UserErrors that quote its line.
 
-    In each generation it is first told of all agents, and then asked for those that are new.
+    After each generation it first learns the fitness of all agents, and then proposes settings for the new ones.
     """
 
     def __init__(self, settings: Evolution, seed: int) -> None:
@@ -108,7 +108,7 @@ class Tuner:
         self._strategy: Strategy = self._called("the constructor", lambda: make(ranges, seed % 2**32))
 
     def begin(self, agents: Sequence[Agent]) -> None:
-        """Give initial agents the hyperparameters that the strategy asks for, in place."""
+        """Give initial agents the hyperparameters that the strategy proposes, in place."""
         for agent in agents:
             agent.mutation = replace(INITIAL, target=self._label)
         self.settle(agents)
@@ -121,16 +121,16 @@ class Tuner:
         self._newest_told = max((member.id for member in members), default=self._newest_told)
 
     def settle(self, agents: Sequence[Agent]) -> None:
-        """Give the children that wait for them the hyperparameters that the strategy asks for, in place."""
+        """Give the children that drew the strategy's mutation the hyperparameters that it proposes, in place."""
         waiting = self._new(agents)
         for agent, chosen in zip(waiting, self._chosen(len(waiting)), strict=True):
             agent.hyperparameters |= chosen
 
     def catch_up(self, generations: Iterable[Sequence[Member]], agents: Sequence[Member]) -> bool:
-        """Tell and ask all that was told and asked in these generations and for `agents`, the ones after them.
+        """Repeat the calls of `ask` and `tell` of these generations, and the `ask` for `agents`, which follow them.
 
-        Returns False if the strategy now chooses otherwise, because it is not a function of its seed and of what it is
-        told.
+        Returns False if the strategy now proposes other settings, because it is not a function of its seed and of the
+        calls.
         """
         same = True
         for members in generations:

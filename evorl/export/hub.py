@@ -57,7 +57,7 @@ def card(run: Drawn, settings: Mapping[str, Any], name: str, files: Sequence[str
     found = effect_rows(effects(run))
     parts += [
         "## What mutations did",
-        "Fitness of children less that of their parents, a generation before; compare with no mutation:",
+        "Change in fitness from a parent to its child one generation later; compare with the row `no mutation`:",
     ]
     names = ("name", "count", "mean", "interval")
     parts.append(

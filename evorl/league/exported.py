@@ -71,7 +71,7 @@ class ExportedAgent:
                 f"{self.name}: takes no {MASK}, and not every move of {self.interface.environment} is allowed"
             )
         try:
-            # Every dimension counts, so that one that a file leaves open is no guess.
+            # int() raises for a dimension that the file leaves open.
             state = np.zeros((1, *map(int, self.state_shape)), dtype=np.float32)
             moves, _ = self.act(create_empty_array(space, 1), mask, state)
         except Exception as error:  # onnxruntime's errors have no common base class.

@@ -3,7 +3,7 @@
 Axes: P agents of the population, A of the archive, K = P + A entrants, E environments of each agent.
 
 All ranks hold the same league. Opponents are frozen as they were when the generation began, and each environment keeps
-its opponent until it ends.
+its opponent for the whole generation.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class League:
     def evaluate(self, trained: Sequence[Agent], generation: int, elite: Sequence[Agent] = ()) -> Rated:
         """Let all pairs of `trained` agents [P], archive and `elite` (none or one) play; all ranks share the games.
 
-        All pairs play the same seeds, each from both seats. What archived agents have played each other is kept.
+        All pairs play the same seeds, each from both seats. Results between archived agents are kept.
         """
         entrants = [*trained, *self.archive, *elite]
         first, count = len(trained), len(entrants)

@@ -61,7 +61,7 @@ def _moments(log: Floats, games: Floats) -> tuple[Floats, Floats]:
 
 
 def expected(points: Floats, games: Floats) -> Floats:
-    """Expected results, shrunk towards a draw by one drawn game; 0.5 for who have not met."""
+    """Expected results, shrunk towards a draw by one drawn game; 0.5 for entrants that have not met."""
     return np.asarray((points + 0.5) / (games + 1))
 
 

@@ -134,7 +134,7 @@ class Polyak:
 
 @dataclass(frozen=True)
 class Periodic:
-    """Periodic hard copy (Mnih et al. 2015), with the per-agent period `hyperparameter`, in `times` updates."""
+    """Hard copy (Mnih et al. 2015) every n * `times` updates, where n is the per-agent value of `hyperparameter`."""
 
     hyperparameter: str
     times: int = 1

@@ -250,7 +250,7 @@ def _impossible(agent: Agent, state_limits: Mapping[str, float]) -> str | None:
     if agent.parent is not None and agent.parent >= agent.id:
         return f"its parent {agent.parent} is not older than itself"
     if agent.parent is None and agent.parent_generation is not None:
-        return f"has no parent, but one of generation {agent.parent_generation}"
+        return f"has no parent, but the parent_generation {agent.parent_generation}"
     for name, value in agent.state.acting.items():
         most = state_limits.get(name, MAX_COUNT)
         if not 0 <= value <= most:

@@ -61,7 +61,7 @@ def announcement(config: AnyConfig) -> list[str]:
 
 
 def header(config: AnyConfig, placement: Placement, *, threads: int, directory: Path) -> list[str]:
-    """The hardware, with so many `threads`, and the directory of a run; then what its user should know."""
+    """The ranks, device, `threads` and directory of a run; then omitted settings and a bfloat16 warning."""
     ranks = placement.ranks.size
     where = "on 1 rank"
     compute = f"{placement.ranks.device.type}, {_counted(threads, 'thread')}"
@@ -98,7 +98,7 @@ def details(
     generation = f"{length.steps * length.counted:,} steps of each agent ({config.origins.of('evolution.steps')})"
     return [
         f"observations: {short(interface.observation)}; actions: {short(interface.action)}"
-        + (", some of which may be forbidden" if interface.masked else ""),
+        + (", with action masks" if interface.masked else ""),
         f"each update: {pace.batch:,} transitions{together}, {_frequency(pace)} of an agent",
         f"each generation: {generation}",
         *([omissions] if config.origins.shipped and (omissions := config.origins.omissions()) else []),

@@ -32,9 +32,9 @@ def is_on_hub(run: str | Path) -> bool:
 def local_run(run: str | Path) -> Iterator[Path]:
     """Yield the directory of a run: its own or, of one on the Hub, a temporary one with the files that are read.
 
-    A page is a stranger's run, and its files are checked as such by whoever reads the directory. They are copies of
-    those in the Hub's cache, which consists of links, and links in a run are refused. Raises UserError, in which a page
-    has its own name in place of the directory's.
+    A page counts as a stranger's run, so the caller must validate its files. They are copied out of the Hub's cache,
+    which consists of links, because links in a run are refused. A UserError raised in the block names the page, not
+    the temporary directory.
     """
     if not is_on_hub(run):
         yield Path(run)

@@ -207,7 +207,7 @@ def load_config(arguments: Sequence[str], default: Path, asynchronous: bool | No
     if changes and not config.evolution.hyperparameters and os.environ.get("RANK", "0") == "0":
         warnings.warn(
             f"evolution.hyperparameters: there are no ranges, so that {share:.0%} of all mutations change nothing; "
-            f"leave it out for those of {config.algorithm.name}, or set evolution.mutation.hyperparameters=0",
+            f"leave it out to get the ranges of {config.algorithm.name}, or set evolution.mutation.hyperparameters=0",
             EvorlWarning,
             stacklevel=2,
         )
@@ -217,8 +217,8 @@ def load_config(arguments: Sequence[str], default: Path, asynchronous: bool | No
 def read_config(path: Path, assignments: Sequence[str]) -> AnyConfig:
     """Read a configuration file and apply `key.path=value` assignments. Raises UserError.
 
-    If they change the environment, the file's target is replaced by the new environment's reward threshold, and ratings
-    remain fitness only in another game.
+    If they change the environment, its reward threshold replaces the file's target, and fitness by rating is kept only
+    if the new environment is a game too.
     """
     settings, origins = settings_and_origins(path, assignments)
     config = validate(settings, SETTINGS, assignments)
@@ -337,7 +337,7 @@ def check(config: AnyConfig, trains: bool = True, ranks: int | None = None) -> A
 
 
 def _check_game(config: AnyConfig) -> None:
-    """Raise UserError if a game is to be played by what cannot play it."""
+    """Raise UserError for a league or ratings without a game, and for actors or videos of a game."""
     id = config.environment.id
     if not is_game(id):
         if config.league is not None or RATING in config.evolution.fitness:

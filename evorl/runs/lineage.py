@@ -100,7 +100,7 @@ class _Search:
 
 def _stage(run: Path, row: Any, key: Key) -> Stage:
     if row is None:
-        raise UserError(f"{run / 'lineage.jsonl'}: says nothing of agent {key[1]} in generation {key[0]}")
+        raise UserError(f"{run / 'lineage.jsonl'}: has no line for agent {key[1]} in generation {key[0]}")
     return stage_of(row, run / "lineage.jsonl")
 
 
@@ -126,8 +126,8 @@ def schedule_of(stages: Sequence[Stage]) -> Schedule:
     ]
     if len(mutations) > MAX_MUTATIONS:
         raise UserError(
-            f"the best agent has come by {len(mutations):,} mutations; a schedule has at most {MAX_MUTATIONS:,}; "
-            "--constant needs none"
+            f"the best agent's lineage has {len(mutations):,} mutations; a schedule has at most {MAX_MUTATIONS:,}; "
+            "--constant needs no mutations"
         )
     first = stages[0]
     return Schedule(
@@ -136,7 +136,7 @@ def schedule_of(stages: Sequence[Stage]) -> Schedule:
 
 
 def _single(parent: Stage, stage: Stage) -> list[Mutation]:
-    """The mutations of single settings that made a stage of its parent: several if a strategy or a migration did."""
+    """The single-setting mutations between a parent and its child; a strategy or a migration changes several."""
     if stage.mutation.kind not in (STRATEGY, MIGRATION):
         return [stage.mutation]
     changes = ((name, parent.hyperparameters.get(name), value) for name, value in stage.hyperparameters.items())

@@ -214,7 +214,7 @@ def _saved(run: Path, agent: int | None, generation: int | None) -> Agent:
 def _fitting(name: str, array: NDArray[np.bool_], *shape: int) -> torch.Tensor:
     """An argument of `predict` as [1, *shape], which fits the observations. Raises UserError for another size."""
     if array.size != math.prod(shape):
-        raise UserError(f"{name}: has the shape {list(array.shape)}; beside these observations it is {list(shape)}")
+        raise UserError(f"{name}: has the shape {list(array.shape)}; for these observations it must be {list(shape)}")
     return torch.from_numpy(array.reshape(1, *shape))
 
 

@@ -65,14 +65,14 @@ class SeededPlayers(Players):
 def opponent_of(name: str, key: str, task: Task, allow_code: bool = False) -> Opponent:
     """The opponent that `key`, an argument or a setting, names. Raises UserError.
 
-    Code of a run of somebody else's is refused unless `allow_code`; a function by its own name is imported, since the
-    user gave that name.
+    Code of somebody else's run is refused unless `allow_code`; a function `module:name` is imported, since the user
+    named it.
     """
     return kind_of(name, key).make(name, key, task, allow_code)
 
 
 class Kind(NamedTuple):
-    """A kind of opponent: whether a name is of it, what it makes of one, and the files that a copy of it needs."""
+    """A kind of opponent: the test for its names, its factory, and the reader of the files that a copy needs."""
 
     owns: Callable[[str], bool]
     make: Callable[[str, str, Task, bool], Opponent]
@@ -165,7 +165,7 @@ def _is_exported(name: str) -> bool:
 
 
 def _exists(path: Path) -> bool:
-    """True if a path can be seen; one with a name that no file can have is none."""
+    """True if a path exists; False if it cannot be accessed or is no valid file name."""
     try:
         return path.exists()
     except (OSError, ValueError):

@@ -72,7 +72,7 @@ def _meant_by(option: str, arguments: Sequence[str]) -> str:
 
 
 def is_initialized() -> bool:
-    """True if this process has joined a process group; it has none if it has not imported what makes one."""
+    """True if this process has joined a process group; False if the module that joins one is not imported."""
     ranks = sys.modules.get("evorl.distributed.ranks")
     return ranks is not None and bool(ranks.is_initialized())
 

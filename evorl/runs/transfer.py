@@ -73,7 +73,7 @@ def _trained(config: AnyConfig, algorithm: Algorithm, run: Path) -> list[Agent]:
         there, here = theirs.environment.id, config.environment.id
         if there == here:
             raise
-        # The first tensor of another shape would not tell that this is why.
+        # A tensor of another shape would not reveal that the environments differ.
         told = str(error).removeprefix(f"{where}: ")
         raise UserError(
             f"{where}: is of environment.id {shown(there)}, not of {shown(here)} as here: {told}"
@@ -166,7 +166,7 @@ def _of(run: Path, config: AnyConfig, algorithm: Algorithm) -> list[Predecessor]
 
 
 def _settings(agent: Agent | Stage, run: Path, config: AnyConfig, algorithm: Algorithm) -> Predecessor:
-    """The part of an agent's settings that this run can use; a file does not decide how much is kept."""
+    """The hyperparameters and layer sizes that this run uses; others in an untrusted file are dropped."""
     ranges, networks = config.evolution.hyperparameters or {}, algorithm.networks
     sizes = {
         name: {group: size for group, size in shape.sizes().items() if group in networks[name].architecture.sizes()}

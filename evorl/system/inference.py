@@ -1,4 +1,4 @@
-"""Exported agents in ONNX Runtime, and the names of what they compute besides the parts of an observation."""
+"""ONNX Runtime sessions of exported agents, and the names of their recurrent state and action."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def session_of(payload: bytes) -> Any:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
-    # Its own log would print beside the one line that an error is told in.
+    # Its own log would print a second message beside our one-line error.
     options.log_severity_level = 4
     try:
         return onnxruntime.InferenceSession(payload, options, providers=["CPUExecutionProvider"])

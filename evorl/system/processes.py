@@ -43,7 +43,7 @@ def usable_cores() -> int:
 
 
 def started_at(pid: int) -> float:
-    """A process's start time in system ticks, which clock changes do not affect; 0 if unknown."""
+    """A process's start time: in ticks since boot on Linux, elsewhere in seconds since 1970; 0 if unknown."""
     try:
         # The name, in brackets, may itself contain spaces and brackets.
         return float(

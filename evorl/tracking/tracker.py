@@ -1,4 +1,4 @@
-"""Trackers: the records that it receives, its base class, and the lineages that it draws lines from.
+"""The base class of trackers, the records that they receive, and the lineages that they draw as lines.
 
 Subclass `Tracker` and register the class in `trackers.py` to add one.
 """

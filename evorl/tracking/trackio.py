@@ -52,7 +52,7 @@ class Trackio(Tracker):
                 auto_log_cpu=False,
                 auto_log_gpu=False,
             )
-        # As Trackio's current run it would be finished, and said to be, again when Python exits.
+        # Otherwise Trackio would finish its current run, and print that, a second time when Python exits.
         trackio.context_vars.current_run.set(None)
         if not is_remote:
             print(f"Trackio: recorded on this machine; see it with `trackio show --project {project}`")
