@@ -31,8 +31,9 @@ from evorl.runs.opponents import with_copy
 from evorl.runs.read import read_overview
 from evorl.runs.train import ASYNCHRONOUS, ONLINE, main_of, program_for
 from evorl.system.console import aligned, digits, say
-from evorl.system.files import write_atomically
+from evorl.system.files import json_bytes, write_atomically
 from evorl.system.processes import usable_cores
+from evorl.system.untrusted_json import parse_json
 from evorl.types import RunFailed, UserError
 
 LOCAL_LAUNCHER = PACKAGE / "distributed" / "local_launch.py"
@@ -134,7 +135,7 @@ def retrain_command(
         say(f"the best agent also learned from the steps of {others} other agents (replay.shared); this one does not")
     if config.population.from_ is not None:
         say("the run began with agents of another run (population.from); this one begins with new weights")
-    return _again(program, config, path.absolute(), overrides, ranks)
+    return _again(program, again, path.absolute(), overrides, ranks)
 
 
 def retrained_name(run: Path, config: AnyConfig, constant: bool) -> str:
@@ -178,12 +179,13 @@ def processes_for(run: Path, asked: int | None) -> int:
 def _ranks_of(run: Path) -> int:
     """Return the number of ranks of the newest readable checkpoint, which is fully verified only on resume.
 
-    One within a generation is newer than all others, and has a file of each rank's environments.
+    One within a generation is newer than all others.
     """
     interim = Checkpoints(run / "checkpoints", keep=1, stem="interim")
     for number in reversed(interim.generations()):
-        with contextlib.suppress(UserError):
-            return max(1, sum(name.startswith("environments-rank-") for name in interim.files(number)))
+        with contextlib.suppress(UserError, ValueError, KeyError, TypeError):
+            state = parse_json(interim.read(number, "state.json"))
+            return progress_of(json_bytes(state["progress"]), str(interim.path(number))).ranks
     checkpoints = Checkpoints(run / "checkpoints", keep=1)
     for generation in reversed(checkpoints.generations()):
         with contextlib.suppress(UserError):

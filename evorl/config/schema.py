@@ -336,7 +336,8 @@ class ArchitectureLimits(Section):
         return self
 
 
-MAX_MUTATIONS = 100_000
+MAX_MUTATIONS = 600
+"""The mutations of a schedule that a file of 128 kB has room for."""
 
 
 class ScheduledMutation(Section):
@@ -712,7 +713,7 @@ class Config(Section, Generic[Settings]):
                 f"evolution.selection.periods: {parts} parts of a population need a multiple of {parts} agents, and at "
                 f"least {4 * parts}, but population.size is {size}; take population.size={enough}"
             )
-        if self.actors is not None and self.checkpoint.minutes is not None:
+        if self.algorithm.sends is not None and self.checkpoint.minutes is not None:
             raise ValueError(
                 f"checkpoint.minutes: {self.algorithm.name} learns from actors, whose state within a generation cannot "
                 "be saved; leave it out"

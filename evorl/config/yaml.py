@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 
 from evorl.config.errors import nearest, on_one_line, shown
-from evorl.config.fields import EXPONENT
-from evorl.config.schema import Environment, Origins
+from evorl.config.fields import ENVIRONMENT, EXPONENT
+from evorl.config.schema import Environment, Origins, with_dotted_names
 from evorl.config.task import Tuned, environment_of, for_another, paths_in
 from evorl.types import UserError
 
@@ -183,8 +183,10 @@ def _parse(text: str) -> Any:
 def _with_value(data: Any, keys: list[str], value: Any, where: str) -> dict[str, Any]:
     if data is not None and not isinstance(data, dict):
         raise UserError(f"{where}: there is no such key; the path goes through a value, not a section")
-    head, *rest = keys
     changed: dict[str, Any] = dict(data or {})
+    # A file may have a key with dots, as the ranges of environment settings do.
+    length = next((count for count in range(len(keys), 1, -1) if ".".join(keys[:count]) in changed), 1)
+    head, rest = ".".join(keys[:length]), keys[length:]
     changed[head] = _with_value(changed.get(head), rest, value, where) if rest else value
     return changed
 
@@ -196,6 +198,7 @@ ACCELERATE = ROOT / "configs" / "accelerate" / "accelerate.yaml"
 TRAINING = ROOT / "configs" / "training"
 TASKS = ROOT / "configs" / "tasks.yaml"
 """The tasks that shipped configurations are tuned for beside their own."""
+RANGES = "evolution.hyperparameters"
 OF_ALGORITHM = ("algorithm", "replay", "actors")
 """Sections that are specific to an algorithm."""
 
@@ -296,6 +299,15 @@ def _with_algorithm(path: Path, assignments: Sequence[str]) -> tuple[Path, dict[
     kept |= {name: other[name] for name in OF_ALGORITHM if name in other}
     if isinstance(evolution := data.get("evolution"), dict) and "hyperparameters" in evolution:
         ranges = other.get("evolution", {}).get("hyperparameters")
+        own = with_dotted_names(evolution["hyperparameters"])
+        kept_ranges = own.items() if isinstance(own, dict) else ()
+        of_environment = {name: range for name, range in kept_ranges if str(name).startswith(ENVIRONMENT)}
+        if of_environment and not ranges and not any(each.startswith(RANGES) for each in assignments):
+            raise UserError(
+                f"{RANGES}: {_name_of(path)} has ranges of environment settings, beside which {after} needs its own; "
+                f"give all of them as {RANGES}={{...}}"
+            )
+        ranges = {**ranges, **of_environment} if ranges else ranges
         kept["evolution"] = {**evolution, "hyperparameters": ranges}
     return path, kept
 

@@ -122,6 +122,41 @@ def test_another_algorithm_brings_its_own_settings(assignment, tmp_path):
     assert load_config(["algorithm.name=dqn"], path).algorithm.dueling
 
 
+WIND = "environment.kwargs.wind_power: {min: 5, max: 11, scale: linear, grow: 1.1}"
+
+
+@pytest.fixture
+def moon(tmp_path):
+    """A file whose environment evolves."""
+    path = tmp_path / "moon.yaml"
+    path.write_text(
+        "environment: {id: LunarLander-v3, kwargs: {enable_wind: true, wind_power: 9.0}}\nalgorithm: {name: a2c}\n"
+        f"evolution: {{hyperparameters: {{learning_rate: {{min: 1e-4, max: 1e-2}}, {WIND}}}}}\n"
+    )
+    return path
+
+
+def test_one_end_of_an_environments_range_can_be_given(moon):
+    settings = load_config(["evolution.hyperparameters.environment.kwargs.wind_power.max=12"], moon)
+    found = settings.evolution.hyperparameters["environment.kwargs.wind_power"]
+    assert (found.min, found.max, found.scale, found.grow) == (5, 12, "linear", 1.1)
+    settings = load_config(["evolution.hyperparameters.environment.kwargs.wind_power={min: 6, max: 7}"], moon)
+    assert settings.evolution.hyperparameters["environment.kwargs.wind_power"].scale == "log"
+
+
+def test_an_environment_evolves_with_another_algorithm_too(moon):
+    ranges = load_config(["algorithm=ppo"], moon).evolution.hyperparameters
+    assert ranges["environment.kwargs.wind_power"].max == 11
+    assert "clip" in ranges
+    with pytest.raises(UserError, match=r"moon\.yaml has ranges of environment settings, beside which dqn needs"):
+        load_config(["algorithm=dqn"], moon)
+
+
+def test_minutes_are_refused_where_actors_are_left_out():
+    with pytest.raises(UserError, match=r"checkpoint\.minutes: impala learns from actors"):
+        validate({"algorithm": {"name": "impala"}, "checkpoint": {"minutes": 1}}, SETTINGS)
+
+
 def test_a_population_of_one_needs_no_further_setting():
     settings = load_config(["population.size=1"], DQN)
     assert settings.evolution == load_config([], DQN).evolution, "which its agent does not follow"

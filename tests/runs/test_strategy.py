@@ -181,16 +181,22 @@ def test_the_winners_settings_are_replayed_one_by_one(run):
     assert lines(run.parent / "again" / "lineage.jsonl")[-1]["hyperparameters"] == stages[-1].hyperparameters
 
 
-def test_a_schedule_that_no_configuration_holds_is_refused():
+def test_a_schedule_that_no_file_holds_is_refused(tmp_path):
     """A strategy makes as many scheduled mutations as it changes hyperparameters."""
-    settings = [{f"{name}": float(place) for name in range(100)} for place in range(1002)]
+    names = [f"environment.kwargs.a_setting_with_a_long_name_{number:03d}" for number in range(100)]
+    settings = [dict.fromkeys(names, -1.0 / (place + 3)) for place in range(8)]
     stages = [
         Stage(place, place, None, None, Mutation("strategy", NAME), one, {}, None)
         for place, one in enumerate(settings, start=1)
     ]
-    with pytest.raises(UserError, match=r"lineage has 100,100 mutations; a schedule has at most 100,000"):
+    with pytest.raises(UserError, match=r"lineage has 700 mutations; a schedule has at most 600"):
         schedule_of(stages)
-    assert len(schedule_of(stages[:1001]).mutations) == 100_000
+    longest = schedule_of(stages[:7])
+    assert len(longest.mutations) == 600
+    settings = config()
+    evolution = settings.evolution.model_copy(update={"schedule": longest})
+    (tmp_path / "a.yaml").write_text(settings.model_copy(update={"evolution": evolution}).to_yaml())
+    assert len(read_yaml(tmp_path / "a.yaml")["evolution"]["schedule"]["mutations"]) == 600
 
 
 def test_a_strangers_strategy_is_run_only_with_consent(run):
