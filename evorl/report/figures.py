@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evorl.report.data import Crowd, Drawn, Generation, Tree, born_by, units_of
-from evorl.report.statistics import FEWEST, MEASURES, POINTS, Effect, Group, cut_off, extent, points, thinned
+from evorl.report.statistics import MEASURES, POINTS, Effect, Group, cut_off, extent, points, thinned
 from evorl.runs.lineage import Stage
 from evorl.system.console import digits
 
@@ -346,7 +346,7 @@ def shares(run: Drawn) -> Figure:
         for name, seconds in sorted(total.items(), key=lambda item: -item[1])
         if seconds / whole > TINY
     ]
-    layout = _axes("% of the run's time", "")
+    layout = _axes("% of the measured time", "")
     layout["yaxis"] |= {"showticklabels": False}
     layout["xaxis"] |= {"range": [0, 100]}
     # Labels that do not fit are left out, since they would shrink; the legend has all of them.
@@ -719,8 +719,8 @@ def _traces(group: Group, measure: str, place: int) -> Iterator[Figure]:
             "hovertemplate": "%{fullData.name}: %{y:.4~r}<extra></extra>",
         }
     grid, means = group.curve(measure)
-    x, count = grid.tolist(), len(group.runs)
-    if count >= FEWEST and x:
+    x = grid.tolist()
+    if means and means[0].low is not None:
         low, high = [mean.low for mean in means], [mean.high for mean in means]
         yield {
             **_line(x + x[::-1], high + low[::-1], colour, 0),

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from evorl.config.errors import on_one_line
 from evorl.report.data import Drawn, born_by
 from evorl.report.figures import GROUPS, LOOKS, PLAIN, STEPS, Look, look, value_of
-from evorl.report.statistics import FEWEST, MEASURES, Group, cut_off, extent, groups, points, thinned
+from evorl.report.statistics import MEASURES, Group, cut_off, extent, groups, points, thinned
 from evorl.runs.lineage import Stage
 from evorl.system.extras import require
 from evorl.system.files import check_folder, replacing
@@ -150,7 +150,7 @@ def _compare(figure: Any, together: Sequence[Group], measure: str) -> None:
         grid, means = group.curve(measure)
         drawn = {"color": colour, "linewidth": THICK, "marker": _marker(grid), "markersize": 8}
         axis.plot(grid, [mean.mean for mean in means], label=_plain(group.title), **drawn)
-        if len(group.runs) >= FEWEST:
+        if means and means[0].low is not None:
             ends = [[getattr(mean, end) for mean in means] for end in ("low", "high")]
             axis.fill_between(grid, *ends, color=colour, alpha=0.15, linewidth=0)
     if (limits := extent([value for group in together for value in group.values(measure)])) is not None:

@@ -210,15 +210,15 @@ class Group:
         """Return steps [N] and the confidence interval over seeds at each, up to the end of the shortest run.
 
         Values are interpolated linearly between generations. A run that ended because it was solved keeps its best
-        agent, so for `best` only the others bound the curve.
+        agent, so for `best` only the others bound the curve. Runs without any value are left out.
         """
-        curves = [points(run, measure) for run in self.runs]
+        every = [(run, *points(run, measure)) for run in self.runs]
+        known = [one for one in every if np.isfinite(one[2]).any()]
+        if not known:
+            return np.zeros(0), []
+        curves = [(steps, values) for _, steps, values in known]
         first = max(steps[0] for steps, _ in curves)
-        going_on = [
-            steps[-1]
-            for run, (steps, _) in zip(self.runs, curves, strict=True)
-            if measure != "best" or run.summary.get("solved") is not True
-        ]
+        going_on = [steps[-1] for run, steps, _ in known if measure != "best" or run.summary.get("solved") is not True]
         last = min(going_on) if going_on else max(steps[-1] for steps, _ in curves)
         grid = np.unique(np.concatenate([steps for steps, _ in curves]))
         grid = grid[(grid >= first) & (grid <= last)]

@@ -198,7 +198,9 @@ def _broken_off(summary: Row) -> str:
 def _fitness(row: Row) -> str:
     if row["best_fitness"] is None:
         return "no agent has a fitness"
-    place = row["fitness"].index(row["best_fitness"])
+    # Of equal agents the newest challenges the elite.
+    equals = [place for place, fitness in enumerate(row["fitness"]) if fitness == row["best_fitness"]]
+    place = max(equals, key=lambda each: row["agents"][each])
     best = f"best {digits(row['best_fitness'])} (#{row['agents'][place]}{_terms(row, place)})"
     return f"{best}, mean {digits(row['mean_fitness'])}"
 

@@ -166,7 +166,7 @@ class Logger(NullLogger):
         if not counts.ended_episodes.any() and counts.steps.mean() >= self._length.steps * self._length.counted:
             self._warn_once(
                 "episodes",
-                f"no episode ended in generation {progress.generation}, which had {self._length.steps:,} steps of "
+                f"no episode ended in generation {progress.generation}, which had {self._length.of_each:,} steps of "
                 "each environment, so train_return has no numbers",
             )
         if warning := self._config.algorithm.warning(counts.metrics):

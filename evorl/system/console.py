@@ -68,6 +68,7 @@ def digits(value: float) -> str:
 
 def compact(number: float) -> str:
     """Format a positive number with three significant digits and a unit prefix, as in 1.25M."""
+    number = float(f"{number:.3g}")  # 999,800 is 1M and not 1e+03k.
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= size:
             return f"{number / size:.3g}{unit}"

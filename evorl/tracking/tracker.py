@@ -120,7 +120,8 @@ generations only ancestors are kept."""
 class Paths:
     """The agents so far, by id. The curve of an agent begins with that of its ancestors.
 
-    Agents without descendants are dropped, so memory grows with the number of generations, not of agents.
+    Agents without descendants are dropped, so with selection memory grows with the number of generations, not of
+    agents; without selection nobody is.
     """
 
     def __init__(self) -> None:

@@ -344,6 +344,12 @@ def cell(value: Any) -> Any:
     return ", ".join(f"{key}=({cell(v)})" if isinstance(v, Mapping) else f"{key}={v}" for key, v in value.items())
 
 
+UNCHANGED = ("none", "initial")
+"""The kinds of records that are no mutation."""
+
+
 def _label(path: Sequence[Node]) -> str:
-    last = next((node.agent for node in reversed(path) if node.agent.mutation not in ("none", "initial")), None)
+    # What follows a kind in brackets may be a reason, as in "none (archive)".
+    changed = (node.agent for node in reversed(path) if node.agent.mutation.partition(" (")[0] not in UNCHANGED)
+    last = next(changed, None)
     return f"#{path[-1].agent.id}" + (f" {last.mutation}" if last else "")

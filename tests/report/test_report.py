@@ -306,6 +306,20 @@ def test_a_curve_of_the_best_goes_on_where_a_run_has_ended_and_that_of_the_mean_
     assert group.curve("mean")[0].tolist() == [100, 200]
 
 
+@pytest.mark.parametrize("measure", ["best", "mean"])
+def test_a_seed_without_a_fitness_takes_no_curve_from_the_others(measure, tmp_path):
+    runs = [load(write_run(tmp_path / str(seed), {**CONFIG, "seed": seed})) for seed in range(5)]
+    (whole,) = groups(runs[:4])
+    lost = replace(runs[4].generations[0], mean_fitness=None, elite_fitness=None)
+    broken = replace(runs[4], generations=[lost])
+    (group,) = groups([*runs[:4], broken])
+    assert group.curve(measure)[0].tolist() == whole.curve(measure)[0].tolist()
+    assert group.curve(measure)[1] == whole.curve(measure)[1]
+    (alone,) = groups([broken])
+    assert alone.curve(measure)[1] == []
+    figures.comparison([group, alone], measure)
+
+
 GENERATIONS, AGENTS = 60, 8
 
 

@@ -11,6 +11,7 @@ from helpers.support import config, lines, train
 
 from evorl.runs.champion import Champion
 from evorl.runs.console import closing_lines, generation_line
+from evorl.system.console import compact
 from evorl.system.signals import Interrupted
 from evorl.types import Mutation
 
@@ -41,6 +42,27 @@ def test_a_generation_is_a_line():
     assert generation_line(ROW, children, config("training.max_steps=400000")) == (
         "gen 5/25 | 80k steps | best 218.2 (#10), mean 191.1 | mutated: #14 batch_size: 64 -> 51 | 58 s"
     )
+
+
+def test_of_equal_agents_the_one_that_challenges_the_elite_is_named():
+    row = {**ROW, "agents": [10, 14, 12], "fitness": [500.0, 500.0, 500.0], "best_fitness": 500.0}
+    assert "best 500.0 (#14)" in generation_line(row, [], config("training.max_steps=80000"))
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [
+        (999.4, "999"),
+        (999.7, "1k"),
+        (999_400, "999k"),
+        (999_800, "1M"),
+        (1_254_000, "1.25M"),
+        (999.6e6, "1G"),
+        (0.5, "0.5"),
+    ],
+)
+def test_numbers_have_the_unit_of_what_they_are_rounded_to(number, shown):
+    assert compact(number) == shown
 
 
 def test_only_some_mutations_are_named():

@@ -24,7 +24,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from evorl.tracking import TRACKERS, Trackers
 from evorl.tracking import wandb as wandb_tracker
 from evorl.tracking.tensorboard import TensorBoard
-from evorl.tracking.tracker import AgentRecord, Record
+from evorl.tracking.tracker import AgentRecord, Node, Record
 from evorl.types import EvorlWarning
 
 HISTORY = [Record(number, 10 * number, {"x": -number, "time/training": number}) for number in range(1, 8)]
@@ -141,6 +141,13 @@ def test_a_damaged_run_id_is_drawn_anew_and_told(tmp_path, content):
     assert len(caught) == 1
     assert re.fullmatch("[a-z0-9]{1,64}", drawn)
     assert wandb_tracker.run_id(tmp_path) == drawn
+
+
+def test_a_line_is_named_after_its_last_mutation():
+    path = [Node(1, 10, AgentRecord(3, mutation="hyperparameters (gamma: 0.9 -> 0.99)"))]
+    path += [Node(2, 20, AgentRecord(5, mutation=mutation)) for mutation in ("none (archive)", "none")]
+    assert wandb_tracker._label(path) == "#5 hyperparameters (gamma: 0.9 -> 0.99)"
+    assert wandb_tracker._label([Node(1, 10, AgentRecord(3, mutation="initial (agent 3 of base)"))]) == "#3"
 
 
 def test_run_ids_are_kept_and_differ(tmp_path):
