@@ -240,7 +240,7 @@ class Actors(Closing):
             head = NUMBER.pack(len(payload)) + NUMBER.pack((seed + index) % 2**31)
             try:
                 names = self._supervisor.ask(index, RESTORE, head + payload).decode(errors="replace")
-            except RunFailed:  # The actor took too long, and will be replaced.
+            except RunFailed:  # The actor has ended or hangs, and will be replaced.
                 names = "any environment"
             if names:
                 failed.append(f"{names} of actor {index}")

@@ -12,6 +12,7 @@ Axes: P agents, E environments of each agent; N = P * E copies. Environment e of
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ from evorl.config.fields import ENVIRONMENT, as_configured
 from evorl.envs.continuation import Continuation
 from evorl.envs.episodes import Collected, Episodes, Recent
 from evorl.envs.games import GameVector, Opponents
+from evorl.envs.generation import longest_episode
 from evorl.envs.spaces import (
     MASK,
     ActionMasks,
@@ -40,7 +42,7 @@ from evorl.envs.spaces import (
 from evorl.envs.vector import FINAL, RecoveringVector, serving_action, stacked_frames
 from evorl.system.closing import Closing
 from evorl.system.formats import check_tensors
-from evorl.types import Agent, Observation, Tensors, Transition, UserError
+from evorl.types import Agent, EvorlWarning, Observation, Tensors, Transition, UserError
 
 Flags = NDArray[np.bool_]
 
@@ -188,6 +190,7 @@ class Environments(Closing):
         self._episodes = Episodes(self.agents, self.num_envs)
         self._steps = np.zeros(self.agents)
         self._id = settings.id
+        self._may_be_endless = longest_episode(settings) is None
         self._kwargs = settings.kwargs
         self.observation: Observation
         self._started: Tensor
@@ -281,6 +284,17 @@ class Environments(Closing):
         self._steps += ends.valid.reshape(self.agents, -1).sum(1)
         self.observation, self._started = seen, self._flags(ends.started)
         return transition
+
+    def warn_of_endless(self, steps: int) -> None:
+        """Warn once that an episode has taken so many steps, if the environment has no time limit."""
+        if self._may_be_endless:
+            self._may_be_endless = False
+            warnings.warn(
+                f"evaluation.max_steps: an episode of evaluation in {self._id} has not ended after {steps:,} steps, "
+                "and may never end; set this limit, or give the environment one",
+                EvorlWarning,
+                stacklevel=3,
+            )
 
     def try_step(self) -> Sequence[str]:
         """Take the first step of episodes, each with an allowed action; return findings on what the environment gave.

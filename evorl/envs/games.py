@@ -34,7 +34,7 @@ from evorl.envs.continuation import another_seed
 from evorl.envs.diagnosis import check_spaces, check_start, has_agents
 from evorl.envs.faults import FAILURES, fault, restart
 from evorl.envs.open_spiel import OPENSPIEL, make_open_spiel
-from evorl.envs.spaces import MASK, choices, refuse_late_masks
+from evorl.envs.spaces import MASK, choices
 from evorl.envs.turns import Flags, Game, Spaces, Turn
 from evorl.system.extras import install_command
 from evorl.system.plugins import described, import_from_here, imported, place, without_place
@@ -518,7 +518,10 @@ class GameVector(VectorEnv[Any, Any, Any]):
         """The masks of turns [N', A]; None if the game has none."""
         if not self._is_masked:
             if any(turn.mask is not None for turn in turns):
-                refuse_late_masks({MASK: True}, self._id)
+                raise UserError(
+                    f"environment.id: {self._id} gives an action mask in some turns, but none in its first; it must "
+                    "give one in each, or in none"
+                )
             return None
         size = sum(choices(self.single_action_space))
         return np.stack([np.ones(size, dtype=bool) if turn.mask is None else turn.mask for turn in turns])

@@ -78,7 +78,8 @@ class GenerationLength:
 
 
 def steps_of_generation(config: AnyConfig, copies: int, period: int) -> int:
-    """The steps of each environment: `evolution.steps` of an agent, rounded up to whole rollouts on `copies` ranks."""
+    """Steps of all environments of a rank, over its actors: `evolution.steps` of an agent on `copies` ranks, rounded up
+    to whole rollouts of `period` steps."""
     return -(-config.evolution.steps // (config.environment.num_envs * copies * period)) * period
 
 

@@ -172,7 +172,7 @@ class ActionBounds:
         )
 
     def to_environment(self, action: Tensor) -> Tensor:
-        """Map actions [P, B, A] to the environment's actions [P, B, ...], clipped to the bounds; NaN becomes 0.
+        """Map actions [P, B, A] to the environment's [P, B, ...]: NaN becomes 0, then all are clipped to the bounds.
 
         An agent whose outputs overflow is stopped at its next update. Until then its transitions must fault neither its
         environment nor the agents that share its replay.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
@@ -21,14 +20,14 @@ from evorl.envs.vector import for_evaluation
 from evorl.population import Policy
 from evorl.seeding import numpy_generator
 from evorl.system.closing import Closing
-from evorl.types import Agent, EvorlWarning
+from evorl.types import Agent
 
 RANDOM = "random"
 """The benchmark of a league that draws its moves evenly."""
 MAX_COPIES = 32
 """Maximum number of environments per agent that an evaluation steps in parallel."""
 ENDLESS = 100_000
-"""Steps after which an episode that no setting limits is said to go on."""
+"""Steps after which a warning names an episode without a limit."""
 Purpose = Literal["generation", "confirmation", "measurement"]
 """The purpose of episodes: the fitness of all agents, the choice of the elite, or an estimate of its
 performance."""
@@ -108,15 +107,6 @@ def _one_episode_each(
     playing[:, counted:] = False
     taken = 0
     while playing.any():
-        taken += 1
-        if taken == ENDLESS and max_steps is None:
-            warnings.warn(
-                f"evaluation.max_steps: an episode of evaluation in {environments.interface.environment} has not ended "
-                f"after {taken:,} steps, and may never end; set this limit, or register the environment with "
-                "max_episode_steps",
-                EvorlWarning,
-                stacklevel=2,
-            )
         output, state = policy.act(environments.observation, environments.started, state, deterministic=True)
         transition = environments.step(output.action)
         returns += np.where(playing, transition.reward.cpu().numpy(), 0.0)
@@ -125,6 +115,9 @@ def _one_episode_each(
             # If an error cut an episode off, the next one counts instead.
             cut_off = playing & ~transition.valid.cpu().numpy()
             returns[cut_off] = steps[cut_off] = 0.0
+        taken += 1
+        if taken % ENDLESS == 0 and max_steps is None and steps.max() >= ENDLESS:
+            environments.warn_of_endless(ENDLESS)
         played = playing
         playing = playing & ~(transition.terminated | transition.truncated).cpu().numpy()
         if max_steps is not None:

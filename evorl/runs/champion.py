@@ -341,7 +341,8 @@ class Champion:
             target, settings.error, seems_reached, play, confirms, count, len(agents)
         )
         if won and self.score:
-            # Store the measured mean: the mean over the episodes that selected it is biased upwards.
+            # Store the measured mean: the mean over the episodes that selected it is biased upwards. Later episodes do
+            # not change it, since the file would change with it in each generation.
             self.payload = encode_agents([replace(best, fitness=self.score.mean)])
         return solved
 

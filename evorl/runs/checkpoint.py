@@ -593,12 +593,13 @@ class CheckpointManager:
         parts of the replay are missing then.
         """
         checkpoints = self._checkpoints
+        recent = {each for each in known if each >= max(known) - 1}
         try:
             if self._ranks.is_main:
                 files = checkpoints.verify(generation)
                 if not {AGENTS, STATE} <= files.keys():
                     return f"{checkpoints.path(generation)}: lacks the agents or state.json"
-            elif self._directory.leads and max(checkpoints.generations(), default=0) >= max(known) - 1:
+            elif self._directory.leads and recent.intersection(checkpoints.generations()):
                 if generation not in checkpoints.generations():
                     return f"{checkpoints.path(generation)}: is not there on {socket.gethostname()}"
                 checkpoints.verify(generation)

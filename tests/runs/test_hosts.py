@@ -34,10 +34,12 @@ def test_nothing_is_removed_before_all_hosts_have_the_new_one(tmp_path):
     assert run.checkpoints.generations() == [2]
 
     def killed(payload, what):
-        raise Killed
+        if what == "the other hosts' checkpoints":
+            raise Killed
+        return [payload]
 
     with pytest.raises(Killed):
-        run.write_checkpoint(ranks_of_main(broadcast_bytes=killed), run.checkpoints, 3, **write)
+        run.write_checkpoint(ranks_of_main(gather_bytes=killed), run.checkpoints, 3, **write)
     assert run.checkpoints.generations() == [2, 3], "another host may have 2 alone"
 
 
@@ -48,6 +50,8 @@ def test_nothing_is_removed_before_all_hosts_have_the_new_one(tmp_path):
         (11, [5, 11, 12], False),
         (8, [5, 7, 8], True),  # It was killed before it completed its part of the newest.
         (7, [5, 7, 8], False),
+        (8, [8], False),  # It was away for one, and no other is left.
+        (8, [5, 8], False),
         (9, [9], False),
     ],
 )

@@ -293,13 +293,17 @@ def test_another_vectorization_begins_the_generation_anew(stopped_run, monkeypat
     assert saved("b") == []
 
 
-def test_a_resume_starts_the_ranks_that_saved_within_the_generation(trained_run, tmp_path):
-    run = shutil.copytree(trained_run, tmp_path / "a")
-    assert processes_for(run, None) == 1
-    interim = Checkpoints(run / "checkpoints", keep=1, stem="interim")
-    names = [f"environments-rank-00{rank}.safetensors" for rank in range(2)]
-    interim.complete(1, {name: interim.write(1, name, b"") for name in names})
-    assert processes_for(run, None) == 2
+@pytest.mark.usefixtures("in_directory")
+def test_a_resume_starts_the_ranks_that_saved_within_the_generation(stopped_run):
+    def changed(payload):
+        state = json.loads(payload)
+        state["progress"]["ranks"] = 2
+        return json.dumps(state).encode()
+
+    place = stopped_run(CASE, 30)
+    assert processes_for(Path("runs/b"), None) == 1
+    rewritten(place, "state.json", changed)
+    assert processes_for(Path("runs/b"), None) == 2
 
 
 def test_actors_are_not_saved_within_a_generation(in_directory, capsys):
