@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers import forked_servers
 from helpers.forked_launches import ForkedLaunches
-from helpers.support import train
+from helpers.support import EVERY_MUTATION, train
 
 from evorl.actors import server
 
@@ -79,6 +79,16 @@ def trained_run(tmp_path_factory):
         patch.chdir(directory)
         assert train("run.name=a", "training.max_steps=116") == 0
     return directory / "runs" / "a"
+
+
+@pytest.fixture(scope="session")
+def mutated_run(tmp_path_factory):
+    """A run of six generations in which agents mutate in every way, to be read and not to be changed."""
+    directory = tmp_path_factory.mktemp("mutated")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(directory)
+        assert train("run.name=whole", *EVERY_MUTATION, "training.max_steps=200") == 0
+    return directory / "runs" / "whole"
 
 
 @pytest.fixture(scope="session")

@@ -160,8 +160,9 @@ def test_actors_wait_for_the_learner_and_follow_it_into_the_next_generation():
         (process,) = (psutil.Process(pid) for pid in learning.actors.processes)
         learning.learn(1)
         until = time.monotonic() + 10
-        while process.status() != psutil.STATUS_SLEEPING and time.monotonic() < until:
-            time.sleep(0.1)
+        while learning.actors._supervisor.waiting < 3 and time.monotonic() < until:
+            learning.actors._supervisor.look()
+            time.sleep(0.05)
         time.sleep(0.3)
         before = sum(process.cpu_times()[:2])
         time.sleep(0.5)

@@ -207,12 +207,16 @@ def test_a_generation_begins_once_no_actor_is_about_to_publish_the_last_one():
     with Learning(SHARED, "actors={count: 2, timeout: 1}") as learning:
         learning.learn(4)
         board, looks = learning.actors._board, []
+        reader, writer = os.pipe()
         holder = os.fork()
         if holder == 0:
             with board.locked():
+                os.write(writer, b"locked")
                 time.sleep(60)
             os._exit(0)
-        time.sleep(0.3)
+        os.close(writer)
+        assert os.read(reader, 6) == b"locked"
+        os.close(reader)
         look = learning.actors._supervisor.look
 
         def counted():

@@ -6,7 +6,7 @@ import re
 import gymnasium as gym
 import numpy as np
 import pytest
-from helpers.support import error_line, train
+from helpers.support import error_line, own_copy, train
 
 from evorl.commands.command import run_command
 from evorl.commands.play import ask, board, moves_of
@@ -27,10 +27,19 @@ def types(monkeypatch):
     return given
 
 
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """A run that has ended, to be copied and not to be changed."""
+    directory = tmp_path_factory.mktemp("ended")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(directory)
+        assert train(*GAME) == 0
+    return directory / "runs" / "a"
+
+
 @pytest.fixture
-def run(in_directory, capsys):
-    assert train(*GAME) == 0
-    capsys.readouterr()
+def run(ended, in_directory):
+    own_copy(ended, in_directory / "runs" / "a")
     return "runs/a"
 
 

@@ -34,6 +34,8 @@ from evorl.replay.samplers import Agreement, SamplerSettings, UniformSampler
 from evorl.replay.storage import Storage
 from evorl.replay.transitions import ObservationStatistics, ReplayExperience, ReplaySettings
 from evorl.replay.windows import OneStep
+from evorl.runs.directory import sign_code
+from evorl.runs.launch import read_config
 from evorl.runs.program import run_program
 from evorl.seeding import torch_generator
 from evorl.system.console import Stopwatch
@@ -394,6 +396,13 @@ def cut_back(run, generation, copy=None):
         if int(path.name[-6:]) > generation:
             shutil.rmtree(path)
     return run
+
+
+def own_copy(run, copy):
+    """Copy a run as the user's own, whose code may be executed; a copy by hand is another's."""
+    shutil.copytree(run, copy)
+    sign_code(copy, read_config(copy / "config.yaml", ()))
+    return copy
 
 
 def steps_until(run, generation):

@@ -8,7 +8,7 @@ import torch
 import yaml
 from helpers import replayed, support
 from helpers.kinds import CONVOLUTIONS, OBSERVATIONS
-from helpers.support import agent, algorithm, config, launch, lines, population
+from helpers.support import agent, algorithm, config, lines, population
 
 from evorl.algorithms import SETTINGS
 from evorl.runs.launch import load_config
@@ -127,9 +127,11 @@ def test_two_answers_are_refused(monkeypatch):
 
 
 @pytest.mark.two_process
-def test_two_ranks_train_alike_as_accelerate_was_asked(tmp_path):
+def test_two_ranks_train_alike_as_accelerate_was_asked(tmp_path, forked_launch):
+    """`accelerate launch --mixed_precision bf16` sets this variable of its ranks."""
     settings = "run.name=a", "training.max_steps=96", "evolution.steps=48", "evaluation.max_steps=10"
-    done = launch(tmp_path, *settings, arguments=("--mixed_precision", "bf16"))
+    asked = "import os; os.environ['ACCELERATE_MIXED_PRECISION'] = 'bf16'"
+    done = forked_launch(tmp_path, *settings, first=asked)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "products in bfloat16" in done.stderr
     run = tmp_path / "runs" / "a"

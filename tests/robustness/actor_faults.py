@@ -34,7 +34,6 @@ COMMON = (
     "environment={id: CartPole-v1, num_envs: 2, vectorization: sync}", "network={hidden_sizes: [16, 16]}",
     "actors={count: 2, timeout: 3.0, max_restarts: 20}", "evaluation={episodes: 2, max_steps: 20}", "population.size=2",
     "evaluation.confirmation_episodes=0", "tracking.backends=[]", "training.target_fitness=null",
-    "evolution.steps=2000",
     "evolution.hyperparameters={learning_rate: {min: 1e-4, max: 1e-2}}", "run.threads=1", "run.name=a",
 )  # fmt: skip
 REPLAYED = ("replay={capacity: 2000, learning_starts: 100, prioritised: {}}",)
@@ -77,6 +76,7 @@ class Running:
     """A run of a system, in a directory of its own."""
 
     def __init__(self, system: str, directory: Path, steps: int) -> None:
+        """Start it, with generations of so many steps."""
         config = directory / "config.yaml"
         config.write_text("{}")
         self.directory, self._began = directory, time.monotonic()
@@ -84,7 +84,7 @@ class Running:
         self._seen: set[psutil.Process] = set()
         environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, str(ROOT / "demos" / "asynchronous.py"), "--config", str(config)]
-        settings = [f"training.max_steps={steps}", *COMMON, *SYSTEMS[system]]
+        settings = [f"evolution.steps={steps}", "training.max_steps=1000000", *COMMON, *SYSTEMS[system]]
         with (directory / "log").open("wb") as log:
             self.learner = subprocess.Popen(
                 [*command, *settings], cwd=directory, env=environment, stdout=log, stderr=log, start_new_session=True
@@ -144,9 +144,11 @@ def _shared_memory() -> set[Path]:
     return set(place.glob("*evorl*")) if place.is_dir() else set()
 
 
-def disturb_actors(system: str, directory: Path, rng: np.random.Generator, kills: int, stops: int) -> Result:
+def disturb_actors(
+    system: str, directory: Path, rng: np.random.Generator, kills: int, stops: int, steps: int = 2000
+) -> Result:
     """Kill and stop actors of a run at random moments; it must go on and end."""
-    running, result = Running(system, directory, 10**6), Result(system, "actors")
+    running, result = Running(system, directory, steps), Result(system, "actors")
     running.wait_for_actors()
     for stop in rng.permutation([False] * kills + [True] * stops):
         time.sleep(float(rng.uniform(0.05, 0.5)))
@@ -175,7 +177,7 @@ def disturb_actors(system: str, directory: Path, rng: np.random.Generator, kills
 
 def end_learner(system: str, directory: Path, rng: np.random.Generator, number: signal.Signals) -> Result:
     """End the learner of a run by a signal."""
-    running, result = Running(system, directory, 10**6), Result(system, number.name)
+    running, result = Running(system, directory, 2000), Result(system, number.name)
     running.wait_for_actors()
     time.sleep(float(rng.uniform(0.2, 2.0)))
     running.actors()

@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -134,10 +134,20 @@ class Launch:
         return time.monotonic() - started
 
 
-def disturb(directory: Path, name: str, settings: Sequence[str], kills: int, rng: np.random.Generator) -> list[Kill]:
-    """Train to the end with so many kills on the way, in every phase in turn."""
+def disturb(
+    directory: Path,
+    name: str,
+    settings: Sequence[str],
+    kills: int,
+    rng: np.random.Generator,
+    finish: Callable[[], None] | None = None,
+) -> list[Kill]:
+    """Train to the end with so many kills on the way, in every phase in turn; `finish` may train what is left."""
     done: list[Kill] = []
     while True:
+        if finish is not None and len(done) == kills:
+            finish()
+            return done
         launch = Launch(directory, name, settings)
         if len(done) < kills and launch.wait_for(1, -1, 120):
             phase, victim = len(done) % len(PHASES), VICTIMS[int(rng.integers(len(VICTIMS)))]

@@ -13,7 +13,7 @@ from actor_faults import disturb_actors, end_learner
 
 
 def test_a_run_goes_on_without_the_actors_that_it_loses(tmp_path):
-    result = disturb_actors("a3c", tmp_path, np.random.default_rng(1), kills=3, stops=1)
+    result = disturb_actors("a3c", tmp_path, np.random.default_rng(1), kills=3, stops=1, steps=500)
     assert result.fine, result
     assert result.restarts >= 3
 

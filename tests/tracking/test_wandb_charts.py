@@ -167,9 +167,8 @@ def test_tables_of_long_runs_stay_small():
     assert [node.generation for node in thinned(tables._paths.living()[3], 4)] == [250, 500, 750, 1000]
 
 
-def test_constants_and_internals_are_no_curves(in_directory):
-    assert train("run.name=a") == 0
-    for row in lines(in_directory / "runs" / "a" / "metrics.jsonl"):
+def test_constants_and_internals_are_no_curves(trained_run):
+    for row in lines(trained_run / "metrics.jsonl"):
         record = record_of(row, frozenset({"learning_rate"}), lambda name, value: value)
         (name,) = {name for agent in record.agents for name in agent.points if name.startswith("hyperparameters/")}
         assert name == "hyperparameters/learning_rate"
