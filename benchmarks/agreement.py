@@ -22,8 +22,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import onnxruntime
-from evidence import EVORL, append, revision
 from numpy.typing import NDArray
+from records import EVORL, append, revision
 
 from evorl import LoadedAgent, load
 from evorl.commands.evaluate import evaluate_elite, seeds_of

@@ -8,11 +8,12 @@ The settings come from the models, the curves from benchmarks/data/curves.jsonl.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from records import read_lines
 
 from evorl.algorithms import SETTINGS
 from evorl.config import AnyConfig, read_yaml, validate
@@ -30,7 +31,7 @@ PREFIX = "algorithm."
 def filled(page: str) -> str:
     """Replace each generated part of the page. Raises KeyError if a part names no algorithm."""
     shipped = {name: validate(read_yaml(TRAINING / f"{name}.yaml"), SETTINGS) for name in shipped_names()}
-    lines = map(json.loads, CURVES.read_text().splitlines()) if CURVES.is_file() else ()
+    lines = read_lines(CURVES)
     curves = {line["configuration"]: line for line in lines}
 
     def part(match: re.Match[str]) -> str:

@@ -1,11 +1,11 @@
 """Updates that DQN needs on the blind cliffwalk with uniform and prioritised replay (arXiv 1511.05952, section 3.1).
 
-    OMP_NUM_THREADS=1 python benchmarks/blind_cliffwalk.py [--states 14] [--seeds 1 2 3] [key=value ...]
+    OMP_NUM_THREADS=1 python benchmarks/blind_cliffwalk.py [key=value ...] [--states 14] [--seeds 1 2 3]
 
 In each state one of two actions advances and the other ends the episode; only the last step is rewarded. Agents act at
-random, so about one in 2^states transitions in the replay is rewarded; the replay is filled before learning starts.
-Prints for each agent the number of updates until the mean squared error of its values over all states is below 1e-3,
-as in the paper, or null if it is not after `--updates`.
+random, so about one in 2^(states + 1) transitions in the replay is rewarded; the replay is filled before learning
+starts. Prints for each agent the number of updates until the mean squared error of its values over all states is below
+1e-3, as in the paper, or null if it is not after `--updates`.
 """
 
 from __future__ import annotations

@@ -352,7 +352,7 @@ def trained(run: Path, generation: int | None) -> dict[str, Any]:
 
 def main() -> None:
     """Play, and append a line for each pair of sides."""
-    from evidence import append, revision
+    from records import append, revision
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="*", metavar="RUN", help="directories of runs")

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import math
 import shutil
 import subprocess
@@ -29,12 +28,12 @@ import psutil
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from records import ROOT, append, read_lines
 
 from evorl.algorithms import SETTINGS
 from evorl.config import AnyConfig, read_yaml, validate
 from evorl.config.yaml import TRAINING, shipped_names
 
-ROOT = Path(__file__).parent.parent
 SEED = 1
 COLUMNS = 4
 QUANTILES = (0, 0.25, 0.5, 0.75, 1)
@@ -88,7 +87,7 @@ def curve(name: str, config: AnyConfig, run: Path, complete: bool) -> dict[str, 
 
     Raises RuntimeError if no generation is complete.
     """
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = read_lines(run / "metrics.jsonl")
     known = [(row["agent_steps"], [value for value in row["fitness"] if value is not None]) for row in rows]
     if not any(values for _, values in known):
         raise RuntimeError(f"{name}: no generation is complete; take a larger --seconds")
@@ -145,14 +144,12 @@ def main() -> None:
             f"no such configuration outside Atari: {', '.join(sorted(unknown))}; there are {', '.join(configs)}"
         )
     parsed.runs.mkdir(parents=True, exist_ok=True)
-    parsed.data.touch()
-    done = {line["configuration"]: line for line in map(json.loads, parsed.data.read_text().splitlines())}
+    done: dict[str, Line] = {line["configuration"]: line for line in read_lines(parsed.data)}
     for name in (parsed.names or configs) if parsed.seconds else ():
         if name not in done:
             complete = train(name, parsed.runs / name, parsed.seconds)
             done[name] = curve(name, configs[name], parsed.runs / name, complete)
-            with parsed.data.open("a") as data:
-                data.write(json.dumps(done[name]) + "\n")
+            append(parsed.data, done[name])
             print(f"{name}: {done[name]['steps'][-1]:,} steps", flush=True)
     draw([done[name] for name in configs if name in done], parsed.figure)
 

@@ -20,7 +20,8 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from learning import ROOT, train
+from learning import train
+from records import ROOT, append, read_lines
 from score_statistics import bootstrap, probability_of_improvement
 
 from evorl.algorithms import SETTINGS
@@ -92,8 +93,7 @@ ARMS: Mapping[str, Arm] = {
 def read(data: Path) -> Found:
     """Read the completed runs."""
     found: Found = defaultdict(lambda: defaultdict(dict))
-    for line in data.read_text().splitlines() if data.exists() else ():
-        run = json.loads(line)
+    for run in read_lines(data):
         found[run["config"]][run["arm"]][run["seed"]] = run
     return found
 
@@ -112,8 +112,7 @@ def run_missing(configs: Sequence[str], arms: Sequence[str], seeds: Sequence[int
                     result = train(path, seed, 1, settings, Path(directory))
                 if result["exit"]:
                     raise SystemExit(f"{name} {arm} {seed}: the run failed with {result['exit']}")
-                with data.open("a") as file:
-                    file.write(json.dumps({"config": name, "arm": arm, **result}) + "\n")
+                append(data, {"config": name, "arm": arm, **result})
 
 
 def steps(runs: Mapping[int, Mapping[str, Any]]) -> np.ndarray:
@@ -138,7 +137,7 @@ def fewer(found: Found, configs: Sequence[str], arm: str, other: str) -> str:
 def over_all_sets(found: Found, sets: Path) -> str:
     """Format the probability that dqn.yaml needs fewer steps with larger moves, over the runs of all revisions."""
     all_steps = {arm: steps(found["dqn"][arm]) for arm in ("larger_moves", "small_moves")}
-    for line in map(json.loads, sets.read_text().splitlines()):
+    for line in read_lines(sets):
         all_steps[line["arm"]] = np.append(all_steps[line["arm"]], line["steps"])
     larger, small = all_steps.values()
     result = bootstrap(probability_of_improvement, [-larger], [-small], rng=np.random.default_rng(0))

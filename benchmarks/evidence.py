@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from records import DATA, ROOT, append, evaluated, read_lines, revision
 
 from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.config import read_yaml, validate
@@ -39,17 +40,12 @@ from evorl.runs.directory import Checkpoints
 from evorl.system.formats import decode_agents
 from evorl.system.processes import cpu
 
-ROOT = Path(__file__).parent.parent
 PROGRAM = ROOT / "demos" / "online.py"
-DATA = ROOT / "benchmarks" / "data"
 LINEAGES = DATA / "lineages"
-EVORL = "import sys; from evorl.__main__ import main; sys.exit(main())"
 HELD_OUT = 100
 """The number of fresh episodes on which the final agent of a run is scored."""
 MEMBER_EPISODES = 20
 """The number of fresh episodes per agent of a pool; few, since pool statistics are means over many agents."""
-HELD_OUT_SEED = 2**40
-"""Added to a run's seed, so that the test episodes share no seed with other episodes."""
 
 
 @dataclass(frozen=True)
@@ -288,7 +284,7 @@ def train(job: Job, directory: Path, keeps_lineage: bool) -> dict[str, Any]:
         "updates": [round(sum(row["updates"])) for row in rows],
         "births": births(read_lines(run / "lineage.jsonl")),
         "winner": json.loads((run / "elite" / "agent.json").read_text())["hyperparameters"],
-        "held_out": held_out(run, seed),
+        "held_out": evaluated(run, HELD_OUT, seed),
     }
     if ARMS[arm].scores_members:
         line["fitness"] = [[rounded(value) for value in row["fitness"]] for row in rows]
@@ -357,14 +353,6 @@ def births(lines: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
     return {kind: [len(values), round(sum(values) / len(values), 4)] for kind, values in shares.items()}
 
 
-def held_out(run: Path, seed: int) -> dict[str, float]:
-    """Return mean, standard deviation, minimum and maximum of the best agent's returns on fresh episodes."""
-    arguments = ["evaluate", str(run), "--episodes", str(HELD_OUT), "--seed", str(HELD_OUT_SEED + seed), "--json"]
-    command = [sys.executable, "-c", EVORL, *arguments]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return {key: rounded(json.loads(said)[key]) for key in ("mean", "std", "min", "max")}
-
-
 def score_members(run: Path, seed: int) -> list[float]:
     """Return the mean return of each agent of the last generation on fresh episodes, with the same seeds for all."""
     config = validate(read_yaml(run / "config.yaml"), SETTINGS)
@@ -373,39 +361,20 @@ def score_members(run: Path, seed: int) -> list[float]:
     agents = decode_agents(checkpoints.read(last, "agents.safetensors"), "the checkpoint")
     environments = Environments(for_evaluation(config.environment), len(agents), MEMBER_EPISODES, whole_games=True)
     policy = Policy(agents, make_algorithm(config, environments.interface), torch.Generator())
-    seeds = [HELD_OUT_SEED % 2**31 + 10_000 * seed + episode for episode in range(MEMBER_EPISODES)]
+    # Environments take seeds of 31 bits, so these may be those of other episodes; the held-out ones are not.
+    seeds = [10_000 * seed + episode for episode in range(MEMBER_EPISODES)]
     returns = evaluate(policy, environments, seeds, config.evaluation.max_steps).returns
     environments.close()
     return [rounded(value) for value in returns.mean(1)]
-
-
-def revision() -> str:
-    return subprocess.run(
-        ["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True, check=True
-    ).stdout.strip()
 
 
 def rounded(value: float) -> float:
     return round(float(value), 2)
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
-
-
-def append(path: Path, line: dict[str, Any]) -> None:
-    """Append a JSON line in a single write, so that only a disk failure can leave a partial line."""
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    try:
-        os.write(file, (json.dumps(line) + "\n").encode())
-        os.fsync(file)
-    finally:
-        os.close(file)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=Path, required=True, help="where the runs' directories come")
+    parser.add_argument("--runs", type=Path, required=True, help="where runs are written")
     parser.add_argument("--plan", choices=PLANS, default="evidence")
     parser.add_argument("--data", type=Path, help="the file of results; default: benchmarks/data/PLAN.jsonl")
     parser.add_argument("--jobs", nargs="+", metavar="TASK-ARM-SEED", help="the runs, in place of the protocol's")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from records import read_lines
 from score_statistics import Array
 
-ROOT = Path(__file__).parent.parent
-DATA = ROOT / "benchmarks" / "data"
 CARTPOLE, ACROBOT, LUNAR_LANDER = (22.14, 475.0), (-499.62, -100.0), (-181.37, 200.0)
 ENDS = {
     "cartpole": CARTPOLE,
@@ -33,7 +31,7 @@ def read(*paths: Path) -> dict[tuple[str, str], list[Line]]:
     """Return the runs of these files."""
     runs: dict[tuple[str, str], list[Line]] = {}
     for path in paths:
-        for line in map(json.loads, path.read_text().splitlines()):
+        for line in read_lines(path):
             runs.setdefault((line["task"], line["arm"]), []).append(line)
     return runs
 

@@ -20,18 +20,17 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from records import ROOT, evaluated, read_lines
+
 from evorl.config import override, read_yaml
 from evorl.runs.train import program_for
 
-ROOT = Path(__file__).parent.parent
 LAUNCHER = [
     "-m",
     "accelerate.commands.launch",
     "--config_file",
     str(ROOT / "configs" / "accelerate" / "accelerate.yaml"),
 ]
-
-EVALUATE = "import sys; from evorl.__main__ import main; sys.exit(main())"
 
 
 def train(config: Path, seed: int, processes: int, overrides: Sequence[str], directory: Path) -> dict[str, Any]:
@@ -46,10 +45,9 @@ def train(config: Path, seed: int, processes: int, overrides: Sequence[str], dir
     seconds = time.perf_counter() - started
     run = directory / f"seed-{seed}"
     summary = json.loads((run / "summary.json").read_text())
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = read_lines(run / "metrics.jsonl")
     best = [row["best_fitness"] for row in rows if row["best_fitness"] is not None]
-    evaluate = [sys.executable, "-c", EVALUATE, "evaluate", str(run), "--episodes", "100", "--json"]
-    fresh = json.loads(subprocess.run(evaluate, capture_output=True, text=True, check=True).stdout)
+    fresh = evaluated(run, 100)
     return {
         "seed": seed,
         "processes": processes,

@@ -3,8 +3,9 @@
     python benchmarks/paired_evidence.py [--data benchmarks/data/selection.jsonl] [--figure docs/selection.png]
 
 Runs of two arms with the same seed have the same founders and form a pair. The primary comparisons have a sign-flip
-test of the mean paired difference, with Holm's correction; the others are secondary and have none. Arms and pairs may
-be missing: a test takes what is there, and only the looks after 20 and 40 pairs decide.
+test of the mean paired difference, with Holm's correction over those of all tasks in the file; the others are secondary
+and have none. Arms and pairs may be missing: a test takes what is there, and only the looks after 20 and 40 pairs
+decide.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from evidence_data import DATA, Line, normalised, read, score, scores_of, trials_of
+from evidence_data import Line, normalised, read, score, scores_of, trials_of
+from records import DATA
 from score_statistics import Array, Estimate, bootstrap, probability_of_improvement, worth_in_trials
 from score_tests import holm, sign_flip_power, sign_flip_test
 
@@ -25,6 +27,10 @@ LOOKS = {20: 0.005, 40: 0.048}
 """The level of each look by its number of pairs, for an error of 5 % over both (O'Brien and Fleming 1979)."""
 TRUE = 0.7
 """The true probability of improvement for which the power is given."""
+FAMILY = 2
+"""The number of primary comparisons of a protocol: of two arms on one task, or of one arm on two tasks."""
+Comparison = tuple[str, str]
+"""An arm, and the arm that it is compared with."""
 Pairs = Array
 """Scores of paired runs [pairs, 2]: the arm's, and those of the arm it is compared with."""
 Statistic = Callable[[Pairs], float]
@@ -67,9 +73,9 @@ def without_pilots(arms: Mapping[str, Sequence[Line]], pool: str = "pool") -> di
     return {arm: [line for line in lines if line["seed"] in paired] for arm, lines in arms.items()}
 
 
-def comparisons(arms: Mapping[str, Sequence[Line]]) -> dict[tuple[str, str], Pairs]:
+def comparisons(arms: Mapping[str, Sequence[Line]]) -> dict[Comparison, Pairs]:
     """Return the pairs of each comparison for which there are at least two."""
-    found = {}
+    found: dict[Comparison, Pairs] = {}
     for arm, over in (*PRIMARY, *SECONDARY):
         pairs = pairs_of(arms.get(arm, ()), arms.get(over, ()))
         if len(pairs) >= 2:
@@ -77,10 +83,26 @@ def comparisons(arms: Mapping[str, Sequence[Line]]) -> dict[tuple[str, str], Pai
     return found
 
 
-def comparison_table(found: Mapping[tuple[str, str], Pairs], rng: np.random.Generator) -> Iterator[str]:
+def adjusted_p(
+    found: Mapping[Comparison, Pairs], elsewhere: Sequence[Pairs], count: int | None = None
+) -> dict[Comparison, tuple[float, float]]:
+    """Return the p of each primary comparison, by its first `count` pairs, and the same by Holm's correction.
+
+    That is over the primary comparisons of the protocol, which are two: of arms on one task, or of tasks (`elsewhere`).
+    A comparison that lacks pairs is left out.
+    """
+    enough = 2 if count is None else count
+    p = {name: tested(found[name][:count]) for name in PRIMARY if name in found and len(found[name]) >= enough}
+    others = {("", str(index)): tested(each[:count]) for index, each in enumerate(elsewhere) if len(each) >= enough}
+    adjusted = holm({**p, **others}, FAMILY)
+    return {name: (value, adjusted[name]) for name, value in p.items()}
+
+
+def comparison_table(
+    found: Mapping[Comparison, Pairs], elsewhere: Sequence[Pairs], rng: np.random.Generator
+) -> Iterator[str]:
     """Yield per comparison the probabilities of improvement, the mean difference, and for the primary ones a test."""
-    p = {name: tested(found[name]) for name in PRIMARY if name in found}
-    adjusted = holm(p, len(PRIMARY))
+    p = adjusted_p(found, elsewhere)
     yield f"| arm | over | pairs | paired | unpaired | mean difference | p | Holm's p | power at {TRUE} |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for (arm, over), pairs in found.items():
@@ -90,7 +112,7 @@ def comparison_table(found: Mapping[tuple[str, str], Pairs], rng: np.random.Gene
         ]
         if (arm, over) in p:
             power = sign_flip_power(len(pairs), TRUE, LOOKS[max(LOOKS)], rng)
-            cells += [f"{p[arm, over]:.4f}", f"{adjusted[arm, over]:.4f}", f"{power:.2f}"]
+            cells += [*(f"{value:.4f}" for value in p[arm, over]), f"{power:.2f}"]
         else:
             cells += ["", "", ""]
         yield f"| `{arm}` | `{over}` | {len(pairs)} | " + " | ".join(cells) + " |"
@@ -101,15 +123,28 @@ def over_pairs(statistic: Statistic, pairs: Pairs, rng: np.random.Generator) -> 
     return bootstrap(lambda resampled: statistic(resampled[0]), [pairs], rng=rng)
 
 
-def look_table(found: Mapping[tuple[str, str], Pairs]) -> Iterator[str]:
+def look_table(found: Mapping[Comparison, Pairs], elsewhere: Sequence[Pairs] = ()) -> Iterator[str]:
     """Yield the result of each look whose number of pairs a primary comparison has, on its first pairs by seed."""
     yield "| look | arm | over | p | Holm's p | level | distinguished |"
     yield "|---|---|---|---|---|---|---|"
     for count, level in LOOKS.items():
-        p = {name: tested(found[name][:count]) for name in PRIMARY if name in found and len(found[name]) >= count}
-        for (arm, over), adjusted in holm(p, len(PRIMARY)).items():
+        for (arm, over), (p, adjusted) in adjusted_p(found, elsewhere, count).items():
             verdict = "yes" if adjusted < level else "no"
-            yield f"| {count} | `{arm}` | `{over}` | {p[arm, over]:.4f} | {adjusted:.4f} | {level} | {verdict} |"
+            yield f"| {count} | `{arm}` | `{over}` | {p:.4f} | {adjusted:.4f} | {level} | {verdict} |"
+
+
+def return_table(arms: Mapping[str, Sequence[Line]]) -> Iterator[str]:
+    """Yield the mean returns over fresh episodes of each arm's runs, and their cost."""
+    yield "| arm | runs | mean return | median | lowest | highest | evaluation steps, millions | CPU seconds, median |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for arm, lines in arms.items():
+        if lines:
+            returns = np.array([line["held_out"]["mean"] for line in lines])
+            steps = np.mean([line["evaluation_steps"][-1] for line in lines]) / 1e6
+            cpu = np.median([line["cpu_seconds"] for line in lines])
+            low, middle, high = np.quantile(returns, (0, 0.5, 1))
+            cells = f"{returns.mean():.1f} | {middle:.1f} | {low:.1f} | {high:.1f} | {steps:.2f} | {cpu:.0f}"
+            yield f"| `{arm}` | {len(lines)} | {cells} |"
 
 
 def worth_table(arms: Mapping[str, Sequence[Line]], rng: np.random.Generator) -> Iterator[str]:
@@ -178,10 +213,13 @@ def shown(estimate: Estimate) -> str:
     return f"{estimate.value:.2f} ({estimate.low:.2f} to {estimate.high:.2f})"
 
 
-def analysis(arms: Mapping[str, Sequence[Line]], rng: np.random.Generator) -> Iterator[str]:
-    """Yield all tables of one task; `arms` are its runs by arm."""
+def analysis(
+    arms: Mapping[str, Sequence[Line]], rng: np.random.Generator, elsewhere: Sequence[Pairs] = ()
+) -> Iterator[str]:
+    """Yield all tables of one task; `arms` are its runs by arm, `elsewhere` the primary comparisons of other tasks."""
     found = comparisons(arms)
-    for table in (comparison_table(found, rng), look_table(found), worth_table(arms, rng)):
+    tables = comparison_table(found, elsewhere, rng), look_table(found, elsewhere), return_table(arms)
+    for table in (*tables, worth_table(arms, rng)):
         yield from table
         yield ""
 
@@ -197,12 +235,18 @@ def main() -> None:
     if not parsed.data.is_file():
         raise SystemExit(f"{parsed.data}: there is no such file; benchmarks/evidence.py --plan selection writes it")
     runs = read(parsed.data)
-    for task in sorted({task for task, _ in runs}):
-        arms = without_pilots({arm: lines for (of, arm), lines in runs.items() if of == task})
-        if not any(arms.values()):
-            continue
-        print(f"{task}\n")
-        print("\n".join(analysis(arms, np.random.default_rng(0))))
+    tasks = {
+        task: without_pilots({arm: lines for (of, arm), lines in runs.items() if of == task})
+        for task in sorted({task for task, _ in runs})
+    }
+    primary = {
+        task: [pairs for name, pairs in comparisons(arms).items() if name in PRIMARY] for task, arms in tasks.items()
+    }
+    for task, arms in tasks.items():
+        if any(arms.values()):
+            elsewhere = [pairs for other, every in primary.items() if other != task for pairs in every]
+            print(f"{task}\n")
+            print("\n".join(analysis(arms, np.random.default_rng(0), elsewhere)))
 
 
 if __name__ == "__main__":

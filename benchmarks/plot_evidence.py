@@ -6,7 +6,6 @@ python benchmarks/plot_evidence.py [--data benchmarks/data/evidence.jsonl] [--fi
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -15,7 +14,8 @@ import numpy as np
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from evidence_data import DATA, ENDS, ROOT, Line, Runs, normalised, read, score, scores_of, trials_of
+from evidence_data import ENDS, Line, Runs, normalised, read, score, scores_of, trials_of
+from records import DATA, ROOT, read_lines
 from score_statistics import (
     Array,
     Estimate,
@@ -317,7 +317,7 @@ def main() -> None:
         for rows in (worth_table(every, fresh), limit_lines(every, fresh), power_lines(fresh)):
             print("\n".join(rows), end="\n\n")
     if parsed.replays.is_file():
-        print("\n".join(replay_table([*map(json.loads, parsed.replays.read_text().splitlines())], rng)))
+        print("\n".join(replay_table(read_lines(parsed.replays), rng)))
     draw(runs, parsed.figure)
 
 

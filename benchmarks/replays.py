@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from evidence import EVORL, ROOT, append, course, held_out, read_lines, revision
+from evidence import HELD_OUT, course
+from records import EVORL, ROOT, append, evaluated, read_lines, revision
 
 DATA = ROOT / "benchmarks" / "data" / "replays.jsonl"
 KINDS = {"schedule": (), "constant": ("--constant",)}
@@ -33,7 +34,7 @@ def replay(winner: Path, kind: str, seed: int) -> dict[str, Any]:
         "seed": seed,
         "revision": revision(),
         **course(rows),
-        "held_out": held_out(run, seed),
+        "held_out": evaluated(run, HELD_OUT, seed),
     }
 
 

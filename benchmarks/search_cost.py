@@ -1,6 +1,6 @@
 """Measure the minutes from unknown settings until LunarLander is solved; append one JSON line per run.
 
-    python benchmarks/search_cost.py --peers V/bin/python --runs runs/search [--systems evorl optuna] [--data FILE]
+    python benchmarks/search_cost.py --peers V/bin/python --runs runs/search [--systems evorl sb3_optuna] [--data FILE]
 
 LunarLander-v3 on two cores, nothing else running, one run at a time, systems in turns. Four settings of PPO are
 unknown: learning rate (1e-4 to 1e-2), entropy coefficient, clip and batch size, with the ranges of ppo.yaml. `evorl`
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -24,15 +25,14 @@ from typing import Any
 
 import numpy as np
 from baselines import landing
-from evidence import revision
+from records import DATA, ROOT, append, read_lines, revision
 from time_to_target import run_peer
 
 import evorl
 from evorl.runs.loaded import LoadedAgent
 from evorl.system.processes import cpu
 
-ROOT = Path(__file__).parent.parent
-DATA = ROOT / "benchmarks" / "data" / "search_cost.jsonl"
+LINES = DATA / "search_cost.jsonl"
 PROCESSES = 2
 OURS = {"evorl": (), "pool": ("evolution.selection.name=none",)}
 PEERS = ("optuna", "tune", "tuned", "evorl")
@@ -46,6 +46,8 @@ def train(system: str, seed: int, seconds: float, runs: Path) -> dict[str, Any]:
     """Train 16 agents until one lands, and return the line of the run."""
     started, name = time.perf_counter(), f"{system}-{seed}"
     target, score, steps = landing.TARGET, None, 0
+    # One that was interrupted would be resumed, and its time before would not count.
+    shutil.rmtree(runs / name, ignore_errors=True)
     while (left := seconds - (time.perf_counter() - started)) > 0:
         settings = (
             "population.size=16", "evolution.initial=sampled", "training.max_steps=100000000",
@@ -96,16 +98,15 @@ def missing(systems: list[str], done: set[tuple[str, int]]) -> Iterator[tuple[st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", type=Path, required=True, help="the Python that has the peers, as their script says")
-    parser.add_argument("--runs", type=Path, required=True, help="where the runs' directories come")
+    parser.add_argument("--peers", type=Path, required=True, help="Python of the peers' environment (see their script)")
+    parser.add_argument("--runs", type=Path, required=True, help="where runs are written")
     parser.add_argument("--systems", nargs="+", choices=SEEDS, default=list(SEEDS))
-    parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--data", type=Path, default=LINES)
     parser.add_argument("--seconds", type=float, default=1200.0, help="the longest time of a run")
     parsed = parser.parse_args()
     runs = parsed.runs.resolve()
     runs.mkdir(parents=True, exist_ok=True)
-    parsed.data.touch()
-    done = {(line["system"], line["seed"]) for line in map(json.loads, parsed.data.read_text().splitlines())}
+    done = {(line["system"], line["seed"]) for line in read_lines(parsed.data)}
     os.environ["OMP_NUM_THREADS"] = "1"
     for system, seed in missing(parsed.systems, done):
         if system in OURS:
@@ -115,8 +116,7 @@ def main() -> None:
             arguments = [system.removeprefix("sb3_"), "--seed", str(seed), "--seconds", str(parsed.seconds)]
             line = run_peer([str(parsed.peers), str(script), *arguments], runs / f"{system}-{seed}.log", os.environ)
         line = {"system": system, "seed": seed, "revision": revision(), "machine": cpu(), **line}
-        with parsed.data.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        append(parsed.data, line)
         print(json.dumps(line), flush=True)
 
 

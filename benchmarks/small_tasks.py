@@ -20,8 +20,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from curves import ROOT, train
-from evidence import append, claimed, read_lines, revision
+from curves import train
+from evidence import claimed
+from records import ROOT, append, read_lines, revision
 
 from evorl.system.processes import cpu
 

@@ -10,10 +10,7 @@ of the same name, task, algorithm and seed is replaced. Without runs the command
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,15 +20,14 @@ import numpy as np
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from records import DATA, ROOT, evaluated, read_lines, replace_lines, revision
 
 from evorl.algorithms import SETTINGS
 from evorl.config import read_yaml, validate
 from evorl.system.processes import cpu
 
-ROOT = Path(__file__).parent.parent
-DATA = ROOT / "benchmarks" / "data" / "tasks.jsonl"
+LINES = DATA / "tasks.jsonl"
 PICTURE = ROOT / "docs" / "tasks.png"
-EVORL = "import sys; from evorl.__main__ import main; sys.exit(main())"
 COLUMNS = 3
 EVALUATED, TRAINED = "#0072b2", "#d55e00"
 Line = Mapping[str, Any]
@@ -43,15 +39,14 @@ def record(run: Path, episodes: int) -> dict[str, Any]:
     Steps are those of each agent, seconds of wall clock and cumulative.
     """
     config = validate(read_yaml(run / "config.yaml"), SETTINGS)
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    command = [sys.executable, "-c", EVORL, "evaluate", str(run), "--episodes", str(episodes), "--json"]
-    fresh = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    rows = read_lines(run / "metrics.jsonl")
     return {
         "run": run.name,
         "environment": config.environment.id,
         "algorithm": config.algorithm.name,
         "seed": config.seed,
         "agents": config.population.size,
+        "revision": revision(),
         "machine": cpu(),
         "target": config.training.target_fitness,
         "steps": [row["agent_steps"] for row in rows],
@@ -59,7 +54,7 @@ def record(run: Path, episodes: int) -> dict[str, Any]:
         "fitness": [[_rounded(value) for value in row["fitness"]] for row in rows],
         "train_return": [[_rounded(value) for value in row["train_return"]] for row in rows],
         "episodes": episodes,
-        "held_out": {key: _rounded(fresh[key]) for key in ("mean", "std", "min", "max")},
+        "held_out": evaluated(run, episodes),
     }
 
 
@@ -104,11 +99,7 @@ def main() -> None:
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="directories of runs")
     parser.add_argument("--episodes", type=int, default=100, help="fresh episodes of the elite")
     parsed = parser.parse_args()
-    known = [json.loads(line) for line in DATA.read_text().splitlines()] if DATA.exists() else []
-    new = [record(run, parsed.episodes) for run in parsed.runs]
-    again = {identity(line) for line in new}
-    lines = [line for line in known if identity(line) not in again] + new
-    DATA.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    lines = replace_lines(LINES, [record(run, parsed.episodes) for run in parsed.runs], identity)
     draw(lines, PICTURE)
 
 

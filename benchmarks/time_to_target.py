@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -22,8 +23,11 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
-DATA = ROOT / "benchmarks" / "data" / "time_to_target.jsonl"
+from records import DATA, HELD_OUT_SEED, ROOT, append, read_lines, revision
+
+from evorl.system.processes import cpu
+
+LINES = DATA / "time_to_target.jsonl"
 PEERS = {
     "agilerl": ("agilerl_to_target.py",),
     "agilerl_same_networks": ("agilerl_to_target.py", "--architecture", "0"),
@@ -31,7 +35,6 @@ PEERS = {
 }
 """The script and arguments of each peer."""
 SYSTEMS = ("evorl", *PEERS)
-HELD_OUT_SEED = 2**40
 
 
 def evorl(seed: int, seconds: float, runs: Path, environment: Mapping[str, str], core: int) -> dict[str, Any]:
@@ -39,6 +42,8 @@ def evorl(seed: int, seconds: float, runs: Path, environment: Mapping[str, str],
     name = f"seed-{seed}"
     settings = [f"seed={seed}", f"run.directory={runs}", "training.target_fitness=200", "training.max_steps=10000000"]
     command = [sys.executable, "-m", "evorl", "train", "ppo", "--name", name, "tracking.backends=[]", *settings]
+    # A run of this name would be refused, and its old summary read.
+    shutil.rmtree(runs / name, ignore_errors=True)
     started = time.perf_counter()
     with (runs / f"{name}.log").open("w") as log:
         process = subprocess.Popen(on(core, command), stdout=log, stderr=log, env=environment, cwd=ROOT)
@@ -98,16 +103,15 @@ def jobs(seeds: int, done: set[tuple[str, int]]) -> Iterator[tuple[str, int]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", type=Path, required=True, help="the Python that has the peers, as their scripts say")
-    parser.add_argument("--runs", type=Path, required=True, help="where the runs' directories come")
-    parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--peers", type=Path, required=True, help="Python of the peers' environment")
+    parser.add_argument("--runs", type=Path, required=True, help="where runs are written")
+    parser.add_argument("--data", type=Path, default=LINES)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=900.0, help="the longest time of a run")
     parser.add_argument("--cores", type=int, nargs="+", default=[0, 1], help="a run at a time on each")
     parsed = parser.parse_args()
     parsed.runs.mkdir(parents=True, exist_ok=True)
-    parsed.data.touch()
-    done = {(line["system"], line["seed"]) for line in map(json.loads, parsed.data.read_text().splitlines())}
+    done = {(line["system"], line["seed"]) for line in read_lines(parsed.data)}
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     cores: SimpleQueue[int] = SimpleQueue()
     for core in parsed.cores:
@@ -123,8 +127,7 @@ def main() -> None:
                 line = peer(system, seed, parsed.seconds, parsed.runs, parsed.peers, environment, core)
         finally:
             cores.put(core)
-        with parsed.data.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        append(parsed.data, line := {**line, "revision": revision(), "machine": cpu()})
         print(json.dumps(line), flush=True)
 
     with ThreadPoolExecutor(len(parsed.cores)) as pool:

@@ -8,7 +8,7 @@ import numpy as np
 
 ENVIRONMENT, TARGET, EPISODES = "LunarLander-v3", 200.0, 100
 FIRST_SEED = 2**30
-"""No system trains or evaluates with this seed or a later one."""
+"""Of the first of these episodes; by chance, training may meet a few of them too."""
 
 
 def mean_return(act: Callable[[np.ndarray], Any], seed: int) -> float:

@@ -28,6 +28,7 @@ RANDOM, SOLVED = -181.37, 200.0
 
 def line(arm, seed, score, members=None):
     run = {"task": "lunar_lander", "arm": arm, "seed": seed, "held_out": {"mean": RANDOM + score * (SOLVED - RANDOM)}}
+    run |= {"evaluation_steps": [10, 20], "cpu_seconds": 5.0}
     if members is not None:
         run |= {"fitness": [members], "members": members}
     return run

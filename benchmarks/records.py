@@ -1,0 +1,57 @@
+"""Files of JSON lines that benchmarks write, and the scores and the revision that their lines have."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+DATA = ROOT / "benchmarks" / "data"
+EVORL = "import sys; from evorl.__main__ import main; sys.exit(main())"
+"""The `evorl` command of the package that this Python imports."""
+HELD_OUT_SEED = 2**40
+"""Added to a run's seed, so that its test episodes have seeds that no other episodes have."""
+Line = Mapping[str, Any]
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a file; none if there is no file."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+def append(path: Path, line: Line) -> None:
+    """Append a JSON line in a single write, so that only a disk failure can leave a partial line."""
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(file, (json.dumps(line) + "\n").encode())
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def replace_lines(path: Path, new: Sequence[Line], run: Callable[[Line], Hashable]) -> list[Line]:
+    """Add lines to a file in place of those of the same runs, and return all; `run` identifies the run of a line."""
+    again = {run(line) for line in new}
+    lines: list[Line] = [line for line in read_lines(path) if run(line) not in again]
+    lines += new
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return lines
+
+
+def evaluated(run: Path, episodes: int, seed: int | None = None) -> dict[str, float]:
+    """Return mean, standard deviation, minimum and maximum of the best agent's returns over fresh episodes."""
+    command = [sys.executable, "-c", EVORL, "evaluate", str(run), "--episodes", str(episodes), "--json"]
+    command += [] if seed is None else ["--seed", str(HELD_OUT_SEED + seed)]
+    said = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return {key: round(float(said[key]), 2) for key in ("mean", "std", "min", "max")}
+
+
+def revision() -> str:
+    """Return the revision of the code, with `-dirty` if it was changed since."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
