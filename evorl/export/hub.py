@@ -31,6 +31,8 @@ from evorl.types import EvorlWarning, UserError
 PICTURE = "lineage.png"
 RESULTS = ".eval_results/evorl.yaml"
 """Evaluation results, in the Hub's format beside the `model-index` of the card."""
+GAME_EXTRAS = {"pettingzoo:": "games", "openspiel:": "openspiel"}
+"""The extra that games with this prefix need."""
 NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 """The name of a page, or of a data set."""
 
@@ -79,7 +81,8 @@ def _head(run: Drawn, environment: str, algorithm: str) -> dict[str, Any]:
         task = {"type": "reinforcement-learning", "name": "reinforcement-learning"}
         # By convention +/- is the standard deviation of returns here: the Hub's leaderboards rank by it.
         kind = "mean_reward" if run.score_name == "mean return" else run.score_name.replace(" ", "_")
-        metric = {"type": kind, "value": f"{last.elite_fitness:.2f} +/- {last.elite_std or 0:.2f}"}
+        spread = "" if last.elite_std is None else f" +/- {last.elite_std:.2f}"
+        metric = {"type": kind, "value": f"{last.elite_fitness:.2f}{spread}"}
         result = {"task": task, "dataset": {"name": environment, "type": environment}, "metrics": [metric]}
         head["model-index"] = [{"name": f"{algorithm}-{environment}", "results": [result]}]
     return head
@@ -97,15 +100,17 @@ def evaluation_results(run: Drawn, benchmark: str) -> list[dict[str, Any]]:
     return [{"dataset": task, "value": run.best.mean, "notes": f"{run.score_name}: {run.described_best}"}]
 
 
-def extras_of(environment: str) -> list[str]:
+def extras_of(environment: str, files: Sequence[str] = ()) -> list[str]:
     """Return the extras of evorl that someone needs who loads a page and plays in its environment."""
-    return ["hub", *(suite.extra for suite in SUITES if suite.owns(environment))]
+    extras = ["hub", *(suite.extra for suite in SUITES if suite.owns(environment))]
+    extras += [extra for kind, extra in GAME_EXTRAS.items() if environment.startswith(kind)]
+    return extras + ["onnx"] * (f"{BENCHMARK_COPY}/{EXPORTED}" in files)
 
 
 def _use(name: str, environment: str, files: Sequence[str]) -> str:
     lines = [
         f"In a clone of evorl, with Python 3.11 or later (`evorl` on PyPI is another project): `pip install "
-        f'".[{",".join(extras_of(environment))}]"`. Then',
+        f'".[{",".join(extras_of(environment, files))}]"`. Then',
         "",
         "```python",
         "import evorl",
@@ -135,6 +140,9 @@ def _plain(text: str) -> str:
 
 FILES = ("elite/agent.safetensors", "elite/agent.json", "metrics.jsonl", "lineage.jsonl", "summary.json", INTERFACE)
 EXPORTED = "agent.onnx"
+VIDEO = "replay.mp4"
+OWNED = (*FILES, EXPORTED, f"{BENCHMARK_COPY}/*", RESULTS, VIDEO, PICTURE)
+"""The files of an earlier push that go where a page no longer has them; other files are left there."""
 
 
 def check_hub(*names: str) -> None:
@@ -161,7 +169,8 @@ def write_page(run: Path, folder: Path, name: str, video: Path | None, benchmark
     drawn = load(run)
     if not (run / FILES[0]).is_file():
         raise UserError(f"{run}: the run has no elite yet; its first generation has not ended")
-    settings = shared_settings(validate(without_removed(drawn.config), SETTINGS))
+    config = validate(without_removed(drawn.config), SETTINGS)
+    settings = shared_settings(config)
     for file in (*FILES, *_exported(run), *BENCHMARK_FILES):
         if (run / file).is_file():
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
@@ -170,12 +179,13 @@ def write_page(run: Path, folder: Path, name: str, video: Path | None, benchmark
             except OSError as error:
                 raise UserError(reason(error, run / file)) from error
     if (copied := folder / BENCHMARK_COPY / CONFIG).is_file():
-        copied.write_text(as_yaml(shared_settings(validate(without_removed(read_yaml(copied)), SETTINGS))))
+        own = validate(without_removed(read_yaml(copied)), SETTINGS)
+        copied.write_text(as_yaml(shared_settings(own, also=config.tracking.exclude)))
     if benchmark is not None:
         (folder / RESULTS).parent.mkdir()
         (folder / RESULTS).write_text(yaml.safe_dump(evaluation_results(drawn, benchmark), sort_keys=False))
     if video is not None:
-        shutil.copyfile(video, folder / "replay.mp4")
+        shutil.copyfile(video, folder / VIDEO)
     (folder / "config.yaml").write_text(as_yaml(settings))
     if not missing("plot"):
         draw([drawn], folder / PICTURE)
@@ -202,7 +212,9 @@ def push(folder: Path, name: str, private: bool) -> str:
     hub = huggingface_hub.HfApi()
     try:
         made = hub.create_repo(name, private=private, exist_ok=True)
-        hub.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message="Push an agent")
+        hub.upload_folder(
+            repo_id=made.repo_id, folder_path=folder, commit_message="Push an agent", delete_patterns=list(OWNED)
+        )
     except Exception as error:  # Errors of its HTTP client differ from version to version.
         raise UserError(f"{name}: cannot be pushed: {' '.join(str(error).split())[:300]}") from error
     return str(made)

@@ -143,7 +143,7 @@ class Arena(Closing):
         size, space = sum(choices(self._interface.action)), self._interface.action
         masks = [np.ones(size, dtype=bool) if turn.mask is None else turn.mask for turn in turns]
         observation = batched(self._interface.observation, [turn.observation for turn in turns])
-        actions = players(Asked(observation, np.stack(masks) if size else None, seats, ~moved[seats]))
+        actions = players(Asked(observation, np.stack(masks) if self._interface.masked else None, seats, ~moved[seats]))
         moved[seats] = True
         self._steps += len(seats)
         chosen: dict[int, dict[int, Any]] = {}

@@ -20,7 +20,17 @@ from evorl.envs.games import BENCHMARK, GAMES
 from evorl.envs.interface import interface_from_json, interface_to_json
 from evorl.envs.spaces import MASK, EnvSpec, ObservationReader, action_reader
 from evorl.population import Policy, check_agents
-from evorl.runs.directory import AGENTS, ELITE, INTERFACE, Checkpoints, from_here, is_own, load_elite, read_config
+from evorl.runs.directory import (
+    AGENTS,
+    ELITE,
+    INTERFACE,
+    Checkpoints,
+    from_here,
+    is_function,
+    is_own,
+    load_elite,
+    read_config,
+)
 from evorl.runs.hub import local_run
 from evorl.seeding import torch_generator
 from evorl.system.console import digits
@@ -36,7 +46,8 @@ def refuse_code(config: AnyConfig, allowed: bool, allow: str = "--allow-code", *
     `allow` is the option that the error message suggests. Strategies are imported only where the run `trains`.
     """
     names = {"environment.id": config.environment.id, "network.factory": config.network.factory}
-    names |= {} if config.league is None else {BENCHMARK: config.league.benchmark}
+    if config.league is not None and is_function(config.league.benchmark):
+        names[BENCHMARK] = config.league.benchmark
     names |= {"evolution.strategy": config.evolution.strategy} if trains else {}
     for key, value in names.items():
         is_known = key == "environment.id" and str(value).partition(":")[0] in GAMES

@@ -25,7 +25,7 @@ from evorl.league.exported import ExportedAgent, ExportedPlayers
 from evorl.league.players import Players
 from evorl.population import Policy
 from evorl.population.evaluation import RANDOM
-from evorl.runs.directory import BENCHMARK_COPY, CONFIG, RunDirectory, is_own, read_config, sign_code
+from evorl.runs.directory import BENCHMARK_COPY, CONFIG, RunDirectory, is_function, is_own, read_config, sign_code
 from evorl.runs.hub import FILES, is_on_hub, local_run
 from evorl.runs.loaded import LoadedAgent, load
 from evorl.seeding import torch_generator
@@ -176,7 +176,7 @@ KINDS: Sequence[Kind] = (
     Kind(lambda name: name == RANDOM, _random),
     Kind(_is_run, _run, _run_files),
     Kind(_is_exported, _exported, _exported_files),
-    Kind(lambda name: ":" in name, _function),
+    Kind(is_function, _function),
 )
 """The kinds of opponents; the first that owns a name makes it."""
 
@@ -187,8 +187,7 @@ def check_benchmark(config: AnyConfig, interface: EnvSpec) -> None:
     The main process alone looks at files, which other hosts may not have; a resumed run has a copy of them.
     """
     name = _benchmark(config)
-    is_code = ":" in name and not is_on_hub(name)
-    if is_code or (os.environ.get("RANK", "0") == "0" and config.run.resume != "auto"):
+    if is_function(name) or (os.environ.get("RANK", "0") == "0" and config.run.resume != "auto"):
         opponent_of(name, BENCHMARK, Task(config.environment, interface))
 
 

@@ -6,7 +6,7 @@ Subclass `Tracker` and register the class in `trackers.py` to add one.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,10 +75,13 @@ class Tracker(ABC):
         """Log the summary and the newest lines of the lineage, and close the tracker."""
 
 
-def shared_settings(config: AnyConfig) -> dict[str, Any]:
-    """Return all settings except those in `tracking.exclude`. Raises UserError if that names an unknown setting."""
+def shared_settings(config: AnyConfig, also: Collection[str] = ()) -> dict[str, Any]:
+    """Return all settings except those in `tracking.exclude` and `also`.
+
+    Raises UserError if `tracking.exclude` names an unknown setting.
+    """
     settings: dict[str, Any] = config.model_dump(mode="json")
-    for path in config.tracking.exclude:
+    for path in (*config.tracking.exclude, *also):
         if path in REMOVED:
             continue
         *sections, key = path.split(".")
@@ -86,6 +89,8 @@ def shared_settings(config: AnyConfig) -> dict[str, Any]:
         for name in sections:
             section = section.get(name) if isinstance(section, dict) else None
         if not isinstance(section, dict) or key not in section:
+            if path in also:
+                continue
             raise UserError(f"tracking.exclude: there is no setting {shown(path)} to leave out")
         del section[key]
     return settings

@@ -114,6 +114,8 @@ class WeightsAndBiases(Tracker):
                 init_timeout=settings.timeout,
                 finish_timeout=settings.timeout,
                 finish_timeout_raises=True,
+                # Its metadata has the arguments of the command line, and so the settings that are to be left out.
+                x_disable_meta=bool(settings.exclude),
             ),
         )
 

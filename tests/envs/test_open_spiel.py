@@ -206,6 +206,14 @@ def test_ids_of_games_name_no_code_of_their_own():
         refuse_code(own, False)
 
 
+def test_a_benchmark_on_the_hub_is_no_code(monkeypatch):
+    game = "environment.id=openspiel:kuhn_poker"
+    for name in ("hf:me/kuhn", "runs/2025-01-01_12:30"):
+        refuse_code(config(game, f"league={{benchmark: {name!r}}}"), False)
+    with pytest.raises(UserError, match=r"league\.benchmark: 'openspiel:make' executes code of its own"):
+        refuse_code(config(game, "league={benchmark: 'openspiel:make'}"), False)
+
+
 def test_a_league_learns_kuhn_poker(in_directory):
     settings = (
         "environment={id: openspiel:kuhn_poker, num_envs: 8}", "population.size=2", "evolution={steps: 512, "

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -38,6 +39,10 @@ def run(tmp_path):
     return path
 
 
+EARLIER = ("agent.onnx", "benchmark/elite/agent.json", "elite/agent.safetensors", "mine.txt", "README.md")
+"""What an earlier push and a person have left on the page."""
+
+
 class Handler(http.server.BaseHTTPRequestHandler):
     """As much of the Hub as a small upload needs."""
 
@@ -56,12 +61,17 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 entry = json.loads(line)
                 if entry["key"] == "file":
                     self.server.files[entry["value"]["path"]] = base64.b64decode(entry["value"]["content"])
+                elif entry["key"] == "deletedFile":
+                    self.server.deleted.append(entry["value"]["path"])
             self._answer({"commitUrl": f"{address}/commit/1", "commitOid": "1" * 40, "hookOutput": ""})
         else:
             self._answer({})
 
     def do_GET(self):
-        self._answer({"id": "me/x", "sha": "1" * 40, "siblings": [], "tags": []})
+        if "/tree/" in self.path:
+            self._answer([{"type": "file", "path": path, "oid": "1" * 40, "size": 1} for path in EARLIER])
+        else:
+            self._answer({"id": "me/x", "sha": "1" * 40, "siblings": [], "tags": []})
 
     def _answer(self, value):
         payload = json.dumps(value).encode()
@@ -78,7 +88,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 @contextmanager
 def server():
     running = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    running.files, running.calls, running.made = {}, [], None
+    running.files, running.calls, running.deleted, running.made = {}, [], [], None
     threading.Thread(target=running.serve_forever, daemon=True).start()
     yield running
     running.shutdown()
@@ -93,7 +103,7 @@ def test_a_page_is_a_run_that_can_be_loaded(run, tmp_path):
     assert "directory" not in yaml.safe_load((folder / "config.yaml").read_text())["run"], "what is to be kept is kept"
     text = (folder / "README.md").read_text()
     head = yaml.safe_load(text.split("---")[1])
-    assert head["model-index"][0]["results"][0]["metrics"][0] == {"type": "mean_reward", "value": "60.00 +/- 0.00"}
+    assert head["model-index"][0]["results"][0]["metrics"][0] == {"type": "mean_reward", "value": "60.00"}
     assert "| learning&#95;rate | 1 | +20.0 | n &#60; 4 |" in text
     assert 'agent = evorl.load("hf:me/x")' in text, "no name to be replaced by the reader"
     assert '`pip install ".[hub]"`' in text
@@ -103,6 +113,8 @@ def test_a_page_is_a_run_that_can_be_loaded(run, tmp_path):
 def test_the_install_line_names_the_extra_of_the_environment():
     assert hub.extras_of("ALE/Pong-v5") == ["hub", "atari"]
     assert hub.extras_of("CartPole-v1") == ["hub"]
+    assert hub.extras_of("pettingzoo:chess_v6", ["benchmark/agent.onnx"]) == ["hub", "games", "onnx"]
+    assert hub.extras_of("openspiel:kuhn_poker") == ["hub", "openspiel"]
 
 
 def test_a_score_is_filed_under_a_benchmark_that_is_named(run, tmp_path):
@@ -157,6 +169,14 @@ def test_settings_that_are_not_to_be_shared_are_not_in_the_card(run, tmp_path):
     assert "| None |" not in text
 
 
+def test_a_score_of_several_episodes_has_its_spread(run):
+    drawn = load(run)
+    last = replace(drawn.generations[-1], elite_std=2.5)
+    text = card(replace(drawn, generations=[*drawn.generations[:-1], last]), {}, "me/x", [])
+    head = yaml.safe_load(text.split("---")[1])
+    assert head["model-index"][0]["results"][0]["metrics"][0]["value"] == "60.00 +/- 2.50"
+
+
 def test_a_page_without_matplotlib_has_no_picture(run, tmp_path, monkeypatch):
     folder = tmp_path / "page"
     folder.mkdir()
@@ -186,6 +206,7 @@ def test_a_push_sends_the_page_with_the_key(run):
     assert running.files["replay.mp4"] == b"film"
     assert running.files["elite/agent.safetensors"] == (run / "elite" / "agent.safetensors").read_bytes()
     assert b'<video src="replay.mp4"' in running.files["README.md"]
+    assert running.deleted == ["agent.onnx", "benchmark/elite/agent.json"], "the page no longer has them"
     assert all(key == "Bearer hf_key" for path, key in running.calls if path.startswith("/api/"))
     assert f"http://127.0.0.1:{running.server_port}/me/x" in done.stdout
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.support import error_line, lines, steps_until, train
+from helpers.support import error_line, lines, own_copy, steps_until, train
 
 from evorl.commands.command import run_command
 from evorl.commands.train import retrain_command
@@ -37,12 +37,20 @@ FOUR = (
 )
 
 
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """A run that has ended, to be copied and not to be changed."""
+    directory = tmp_path_factory.mktemp("ended")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(directory)
+        assert train(*GAME, "run.name=a", "seed=1") == 0
+    return directory / "runs" / "a"
+
+
 @pytest.fixture
-def a(in_directory, capsys):
-    """A run that has ended, in `runs/a` of the working directory."""
-    assert train(*GAME, "run.name=a", "seed=1") == 0
-    capsys.readouterr()
-    return in_directory / "runs" / "a"
+def a(ended, in_directory):
+    """The user's own run, in `runs/a` of the working directory."""
+    return own_copy(ended, in_directory / "runs" / "a")
 
 
 def match(capsys, opponent, *options):
@@ -98,7 +106,7 @@ def test_an_exported_agent_of_another_game_is_refused(a, capsys):
     with pytest.raises(UserError, match=r"plain\.onnx: takes no action_mask, and not every move of helpers"):
         opponent_of("plain.onnx", "opponent", task)
     without = Task(task.settings, replace(task.interface, masked=False))
-    with pytest.raises(UserError, match=r"plain\.onnx: takes other observations than helpers"):
+    with pytest.raises(UserError, match=r"plain\.onnx: its observations are not those of helpers"):
         opponent_of("plain.onnx", "opponent", without)
 
 
@@ -223,6 +231,7 @@ def test_a_page_of_the_run_is_evaluated_against_the_same_opponent(a, in_director
     page = in_directory / "page"
     page.mkdir()
     write_page(in_directory / "runs" / "b", page, "me/b", None)
+    assert "origin" not in (page / "benchmark" / "config.yaml").read_text(), "what the run keeps its copy keeps"
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(page))
     capsys.readouterr()
     returns = []
