@@ -35,6 +35,8 @@ PARTS = {
 """The colours of the parts of a run's time, the same in all reports."""
 TINY = 1e-3
 """Fractions of time below which no bar is drawn."""
+WRITTEN = 24
+"""The most agents of a payoff matrix for which each cell has its numbers written in it."""
 GOLDEN = 0.618
 """The golden ratio: hues that far apart stay distinct, however many there are."""
 LEGEND = 56
@@ -130,7 +132,10 @@ def payoff(run: Drawn) -> Figure | None:
     axes = _axes("against", "")
     axes["xaxis"] |= {"type": "category"}
     axes["yaxis"] |= {"type": "category", "autorange": "reversed", "automargin": True}
-    return {"data": [trace], "layout": {**axes, "showlegend": False}}
+    if len(names) > WRITTEN:
+        del trace["texttemplate"]
+    height = 110 + 20 * min(len(names), 3 * WRITTEN)
+    return {"data": [trace], "layout": {**axes, "showlegend": False, "height": height}}
 
 
 def _elite(run: Drawn) -> Figure:
@@ -560,18 +565,22 @@ def _some(values: Sequence[float] | NDArray[np.float64]) -> list[float]:
 def _lives(run: Drawn, value: Callable[[Stage], float | None]) -> list[Figure]:
     """Return one trace per kind of mutation, with a line from each life's predecessor to itself."""
     parents, steps = run.parents(), run.steps
-    found: dict[Look, tuple[list[Any], list[Any], list[str]]] = {}
+    found: dict[Look, tuple[list[Any], list[Any], list[str], list[int]]] = {}
     for life in run.lives:
         parent = parents.get((life.generation, life.id))
-        x, y, words = found.setdefault(look(born_by(life, parent)), ([], [], []))
+        kind = look(born_by(life, parent))
+        x, y, words, sizes = found.setdefault(kind, ([], [], [], []))
         for stage in (parent, life):
             if stage is not None:
                 x.append(steps[stage.generation])
                 y.append(value(stage))
                 words.append(_about(stage, run))
+                # The parent has a mark of its own.
+                sizes.append(0 if stage is parent else 5 if kind == PLAIN else 8)
         x.append(None)
         y.append(None)
         words.append("")
+        sizes.append(0)
     order = list(dict.fromkeys(LOOKS.values()))
     return [
         {
@@ -585,11 +594,11 @@ def _lives(run: Drawn, value: Callable[[Stage], float | None]) -> list[Figure]:
             "opacity": 0.7 if kind == PLAIN else 0.95,
             "line": {"color": kind.colour, "width": 1.2 if kind == PLAIN else 1.8},
             "connectgaps": False,
-            "marker": {"color": kind.colour, "symbol": kind.symbol, "size": 5 if kind == PLAIN else 8},
+            "marker": {"color": kind.colour, "symbol": kind.symbol, "size": sizes},
         }
         for kind in [*order, *found.keys() - set(order)]
         if kind in found
-        for x, y, words in [found[kind]]
+        for x, y, words, sizes in [found[kind]]
     ]
 
 

@@ -586,7 +586,16 @@ def test_a_league_is_drawn_by_rating_with_the_points_of_each_pair(run):
     assert trace["y"] == ["#4 (80 ± 50)", "#4 of generation 2 (0 ± 0)", "#5 (-120 ± 60)"]
     assert trace["z"] == [[None, 0.625, 0.75], [0.375, None, None], [0.25, None, None]]
     assert trace["text"][0] == ["", "2.5 of 4", "3 of 4"]
+    assert "texttemplate" in trace
     assert figures.payoff(run) is None
+
+
+def test_a_league_of_many_has_no_numbers_in_its_cells(run):
+    some = np.ones((60, 60)).tolist()
+    many = Standings(tuple(range(60)), (), (), some, some, (0.0,) * 60, (0.0,) * 60)
+    figure = figures.payoff(replace(run, standings=many))
+    assert "texttemplate" not in figure["data"][0]
+    assert figure["layout"]["height"] >= 20 * 60
 
 
 @pytest.mark.parametrize(
