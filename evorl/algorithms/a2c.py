@@ -63,7 +63,8 @@ class A2CSettings(AlgorithmSettings):
     learning_rate: Rate = 7e-4
     """The learning rate of Adam."""
     annealing: bool = False
-    """Let the learning rate fall linearly to 0 at `training.max_steps`."""
+    """Let the learning rate fall linearly to 0 over `training.max_steps` steps of the agent and its ancestors; a child
+    of an earlier elite lacks the steps since then."""
     gamma: Fraction = 0.99
     """The discount of a step."""
     gae_lambda: Fraction = 1.0

@@ -31,6 +31,8 @@ class EpsilonGreedy(Section):
     def _has_steps_where_they_count(self) -> Self:
         if (self.schedule == "linear") != (self.steps is not None):
             raise ValueError("`schedule: linear` and `steps` go together")
+        if self.end > self.start:
+            raise ValueError(f"`end` {self.end:g} is above `start` {self.start:g}, and the probability falls")
         return self
 
     def after(self, epsilon: Tensor, steps: Tensor | float) -> Tensor:

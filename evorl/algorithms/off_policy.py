@@ -91,13 +91,13 @@ class OffPolicy(Algorithm):
         return replay_experience(
             self.config,
             self.interface,
-            self.stored_action,
-            lambda reward, steps, gamma: n_step_return(reward, steps, self.discount(gamma)),
             placement,
-            always_valid,
-            stopwatch,
-            self.normalized_parts,
-            self.sequences,
+            action=self.stored_action,
+            returns=lambda reward, steps, gamma: n_step_return(reward, steps, self.discount(gamma)),
+            always_valid=always_valid,
+            stopwatch=stopwatch,
+            normalized=self.normalized_parts,
+            sequences=self.sequences,
         )
 
 

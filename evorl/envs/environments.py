@@ -89,22 +89,23 @@ class Resets:
             own = vector.spec.kwargs
             self._most_steps = np.ceil(own["max_num_frames_per_episode"] / own["frameskip"])
         self._nowhere = np.zeros(copies, dtype=bool)
-        self._resetting = self._serving = self._nowhere
+        self.resetting = self._serving = self._nowhere
+        """Copies [N] whose episode has ended and whose next action only resets them."""
         self._lives_left = np.zeros(copies, dtype=np.int64)
 
     def restart(self, info: dict[str, Any]) -> None:
         """Clear the state after a reset of all copies that returned `info`."""
-        self._resetting = self._serving = self._nowhere
+        self.resetting = self._serving = self._nowhere
         if self.serving_action is not None:
             self._lives_left = np.array(info["lives"])
 
     def state(self) -> dict[str, Any]:
         """The state for a resume, as arrays [N] by name."""
-        return {"resetting": self._resetting, "serving": self._serving, "lives": self._lives_left.astype(np.int64)}
+        return {"resetting": self.resetting, "serving": self._serving, "lives": self._lives_left.astype(np.int64)}
 
     def go_on(self, state: Mapping[str, Any], anew: Flags) -> None:
         """Load the output of `state`, except for copies that start a new episode (`anew` [N])."""
-        self._resetting, self._serving = (state[name] & ~anew for name in ("resetting", "serving"))
+        self.resetting, self._serving = (state[name] & ~anew for name in ("resetting", "serving"))
         self._lives_left = np.where(anew, 0, state["lives"])
 
     def serve(self, actions: NDArray[Any]) -> None:
@@ -126,7 +127,7 @@ class Resets:
         truncated &= ~terminated
         # If the error occurred in the reset after an episode's end, the step before it is still a transition.
         dropped = None if faulty is None else faulty & ~ended
-        idle = self._resetting | self._serving if self._lives else self._resetting
+        idle = self.resetting | self._serving if self._lives else self.resetting
         over = ended
         if self._lives:
             # The game goes on until the last life is lost; ALE does not report that it is truncated as a life is lost.
@@ -134,9 +135,9 @@ class Resets:
         if self.serving_action is not None:
             self._serving = (info["lives"] < self._lives_left) & ~over
             self._lives_left = np.array(info["lives"])
-        started = over if self.in_step else self._resetting
+        started = over if self.in_step else self.resetting
         if not self.in_step:
-            self._resetting = over
+            self.resetting = over
         if dropped is not None:
             idle, started = idle | dropped, started | dropped
         return Ends(terminated, truncated, ended, ~idle, over, dropped, started)
@@ -268,7 +269,7 @@ class Environments(Closing):
         self._episodes.step(np.asarray(gained), ends.over, ends.dropped)
         self._copies.begin(ends.started)
         observation, info = self._vector.begin(ends.started) or (observation, info)
-        parts = self._read(observation, info)
+        parts = self._read(observation, info, self._resets.resetting)
         seen = self._tensors(parts)
         transition = Transition(
             observation=self.observation,
@@ -465,11 +466,11 @@ class Environments(Closing):
                 parts[MASK] = self._masks.last(info, copy)
         return last
 
-    def _read(self, observation: Any, info: dict[str, Any]) -> Parts:
-        """The observation parts [N, ...], including the action mask if there is one."""
+    def _read(self, observation: Any, info: dict[str, Any], ended: Flags | None = None) -> Parts:
+        """The observation parts [N, ...], with the mask if there is one; copies that have `ended` may allow nothing."""
         parts = self._observations.read(observation)
         if self._masks is not None:
-            parts[MASK] = self._masks.read(info)
+            parts[MASK] = self._masks.read(info, ended)
         return parts
 
     def _tensors(self, parts: Parts) -> Tensors:

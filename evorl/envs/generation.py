@@ -107,8 +107,8 @@ def longest_episode(settings: Environment) -> int | None:
     options = {**spec.kwargs, **settings.kwargs}
     limit = options.get("max_episode_steps")
     bounds = [spec.max_episode_steps if limit is None else limit]
-    if "max_num_frames_per_episode" in options:
+    if (frames := options.get("max_num_frames_per_episode")) is not None:
         # Atari limits frames, not steps. A step is `frameskip` frames, or a random number within a range.
         skip = options.get("frameskip", 1)
-        bounds.append(math.ceil(options["max_num_frames_per_episode"] / (skip if isinstance(skip, int) else min(skip))))
+        bounds.append(math.ceil(frames / (skip if isinstance(skip, int) else min(skip))))
     return min((bound for bound in bounds if bound is not None and bound > 0), default=None)

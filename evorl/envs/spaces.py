@@ -111,7 +111,7 @@ def observation_specs(space: gym.Space[Any], key: str = "environment.id", name: 
     if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
         parts: dict[str, ObservationSpec] = {}
         if isinstance(space, gym.spaces.Dict) and any(not isinstance(child, str) for child in space.spaces):
-            raise UserError(f"{key}: {space} has keys that are no text; name its parts by text")
+            raise UserError(f"{key}: {space} has keys that are not strings")
         for child, inner in _children(space):
             found = observation_specs(inner, key, f"{name}.{child}" if name else child)
             if twice := parts.keys() & found.keys():
@@ -308,8 +308,11 @@ class ActionMasks:
         self._copies = copies
         self._sizes = choices(space)
 
-    def read(self, info: dict[str, Any]) -> NDArray[np.bool_]:
-        """Read the masks [N, A] of allowed actions. Raises UserError for a wrong size, or if no action is allowed."""
+    def read(self, info: dict[str, Any], ended: NDArray[np.bool_] | None = None) -> NDArray[np.bool_]:
+        """Read the masks [N, A] of allowed actions. Raises UserError for a wrong size, or if no action is allowed.
+
+        Copies [N] that have `ended`, and are reset by their next action whatever it is, may allow none.
+        """
         copies, actions = self._copies.count, sum(self._sizes)
         if MASK not in info:
             return np.ones((copies, actions), dtype=bool)
@@ -322,6 +325,9 @@ class ActionMasks:
                 f"environment.id: {self._copies.id} gives masks of {mask.shape[1]} actions; its space has {actions}"
             )
         allowed = np.logical_or.reduceat(mask, np.cumsum([0, *self._sizes[:-1]]), axis=1).all(1)
+        if ended is not None:
+            mask[ended & ~allowed] = True
+            allowed |= ended
         if not allowed.all():
             raise UserError(
                 f"environment.id: {self._copies.names(np.flatnonzero(~allowed))} forbids every action "

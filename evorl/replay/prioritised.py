@@ -171,7 +171,7 @@ class Draw:
 
 
 FIRST_PRIORITY = 1.0
-"""Initial maximum priority, used until an agent has set one."""
+"""The largest priority at first, and the least that it can be, as in the paper's algorithm 1."""
 
 
 class PrioritisedSampler(Sampler):
@@ -350,9 +350,9 @@ class PrioritisedSampler(Sampler):
         check_tensors(tensors, expected, WHERE)
         leaves, maximum = tensors["priorities"].numpy(), tensors["priorities.maximum"].numpy()
         if not (np.isfinite(leaves).all() and (leaves >= 0).all()):
-            raise UserError(f"{WHERE}: tensor 'priorities' holds what is no priority")
+            raise UserError(f"{WHERE}: tensor 'priorities' holds an invalid priority")
         if not (np.isfinite(maximum).all() and (maximum > 0).all() and (leaves <= maximum[:, None]).all()):
-            raise UserError(f"{WHERE}: tensor 'priorities.maximum' holds what is no largest priority")
+            raise UserError(f"{WHERE}: tensor 'priorities.maximum' is no valid priority")
         if not same:
             return
         drawable = storage.can_draw(torch.arange(held, device=storage.device)).cpu().numpy()
@@ -406,13 +406,15 @@ class PrioritisedSampler(Sampler):
             before = np.zeros((storage.written - self._newest - len(priority), storage.streams))
             flat = np.concatenate([before, priority]).reshape(-1)
             known = np.isfinite(flat)
-            self.maximum = np.maximum(self.maximum, np.max(flat, where=known, initial=0.0))
         place = 0
         for start, stop, mask in self._rows(self._newest, storage.written):
-            given = largest = self.maximum[:, None]
+            given: Floats = self.maximum[:, None]
             if priority is not None:
                 rows = slice(place, place + stop - start)
-                given = np.where(known[rows], flat[rows], largest)
+                may_count = mask & known[rows]
+                own = np.broadcast_to(flat[rows], mask.shape)
+                self.maximum = np.maximum(self.maximum, np.max(own, 1, where=may_count, initial=0.0))
+                given = np.where(known[rows], flat[rows], self.maximum[:, None])
             self.tree.fill(start, stop, mask * given)
             place += stop - start
         self._newest = storage.written

@@ -68,6 +68,10 @@ class Draws(NamedTuple):
     weight: Tensor
     share: Tensor | None
 
+    def of(self, updates: slice) -> Draws:
+        """The draws for some of the updates."""
+        return Draws(self.slots[updates], self.weight[updates], None if self.share is None else self.share[updates])
+
 
 class Sampler:
     """Draws the transitions of each update from the union of the replays of all ranks that hold the agents.

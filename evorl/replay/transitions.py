@@ -6,6 +6,7 @@ Ape-X does (arXiv 1803.00933).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -30,6 +31,8 @@ from evorl.system.formats import check_numbers, check_tensors, load_like
 from evorl.system.processes import check_room
 from evorl.types import Agent, Batch, PolicyOutput, Tensors, Transition, UpdateResult, UserError
 
+GATHERED_BYTES = 2**28
+"""Batches of several updates are gathered in groups of about this many bytes."""
 EVERY = 64
 """Statistics are exchanged between ranks every so many steps of each environment, and at a generation's end."""
 
@@ -167,6 +170,7 @@ class ReplayExperience(Experience):
         self._sizes: NDArray[np.int64]
         self._full = False
         self._capacity = storage.rows * storage.streams
+        self._row_bytes = sum(2 * math.prod(part.shape) * part.dtype.itemsize for part in storage.parts.values()) + 32
 
     def begin(self, policy: Population, generation: int) -> None:
         super().begin(policy, generation)
@@ -224,11 +228,16 @@ class ReplayExperience(Experience):
         if updates == 0:
             return
         with self._stopwatch("sampling"):
-            found = self.windows.batches(self.sampler.draw(updates))
-            due = torch.from_numpy((np.arange(updates)[:, None] < counts).astype(np.float32)).to(found.weight.device)
+            draws = self.sampler.draw(updates)
+            due = torch.from_numpy((np.arange(updates)[:, None] < counts).astype(np.float32)).to(draws.weight.device)
             everyone = int(counts.min())
-        for number in range(updates):
-            yield found.batch(number, due[number], all_due=number < everyone)
+        at_once = max(1, GATHERED_BYTES // (draws.slots[0].numel() * self.windows.transitions * self._row_bytes))
+        for first in range(0, updates, at_once):
+            with self._stopwatch("sampling"):
+                found = self.windows.batches(draws.of(slice(first, first + at_once)))
+            for update in range(min(at_once, updates - first)):
+                number = first + update
+                yield found.batch(update, number, due[number], all_due=number < everyone)
 
     def observe(self, batch: Batch, result: UpdateResult) -> None:
         if result.errors is not None:
@@ -366,9 +375,10 @@ def _transitions_of(slot: RolloutMemory) -> Iterator[tuple[Transition, PolicyOut
 def replay_experience(
     config: AnyConfig,
     interface: EnvSpec,
+    placement: Placement,
+    *,
     action: Field,
     returns: Returns,
-    placement: Placement,
     always_valid: bool,
     stopwatch: Stopwatch,
     normalized: Sequence[str],
@@ -395,7 +405,6 @@ def replay_experience(
         config.algorithm.split_batches,
         windows.transitions,
     )
-    make_sampler = _prioritised if prioritised else _uniform
     settings = ReplaySettings(
         learning_starts=min(replay.learning_starts * placement.copies // ranks.size, share * placement.copies),
         # Ranks that exchange priorities learn each other's sizes anyway and need no lockstep.
@@ -403,7 +412,7 @@ def replay_experience(
         reward_clip=config.algorithm.reward_clip,
         split_batches=config.algorithm.split_batches,
     )
-    sampler = make_sampler(config, storage, placement, place)
+    sampler = _prioritised(config, storage, placement, place) if prioritised else UniformSampler(storage, place)
     parts = {name: interface.parts[name] for name in normalized}
     statistics = ObservationStatistics(parts, placement.gather_copies, replay.shared, stopwatch)
     make = ReplayExperience if config.actors is None else ReceivedTransitions
@@ -440,11 +449,9 @@ def make_replay(
     return Storage(rows, streams, parts, columns, device)
 
 
-def _uniform(config: AnyConfig, storage: Storage, placement: Placement, place: SamplerSettings) -> Sampler:
-    return UniformSampler(storage, place)
-
-
-def _prioritised(config: AnyConfig, storage: Storage, placement: Placement, place: SamplerSettings) -> Sampler:
+def _prioritised(
+    config: AnyConfig, storage: Storage, placement: Placement, place: SamplerSettings
+) -> PrioritisedSampler:
     """Build a prioritised sampler; per-agent replay without prioritisation uses equal priorities."""
     agents, ranks, given = placement.local_size, placement.ranks, config.replay.prioritised
     size = PriorityTree.memory(agents, storage.slots)

@@ -38,8 +38,8 @@ class Gathered(NamedTuple):
     started: Tensor | None = None
     burn_in: Tensors | None = None
 
-    def batch(self, update: int, due: Tensor, *, all_due: bool) -> Batch:
-        """The batch of one update, for the agents that are `due` [P]."""
+    def batch(self, update: int, number: int, due: Tensor, *, all_due: bool) -> Batch:
+        """The batch of one update, number `number` of all drawn with it, for the agents that are `due` [P]."""
 
         def of(values: Tensors) -> Tensors:
             return {name: value[update] for name, value in values.items()}
@@ -51,7 +51,7 @@ class Gathered(NamedTuple):
             recurrent = RecurrentInput(state, started, of(self.burn_in))
         share = None if self.share is None else self.share[update]
         fields = of(self.observation), of(self.next_observation), of(self.columns)
-        return Batch(*fields, self.weight[update], due, recurrent, all_due=all_due, number=update, share=share)
+        return Batch(*fields, self.weight[update], due, recurrent, all_due=all_due, number=number, share=share)
 
 
 class Windows:

@@ -156,6 +156,15 @@ def test_a_mask_counts_whatever_it_is_given_as(space, mask):
         read({MASK: np.array([mask, None], dtype=object)})
 
 
+def test_a_copy_that_has_ended_may_allow_no_action():
+    """As native environments do, whose next action resets the copy; its own last mask is kept where it allows some."""
+    masks = ActionMasks(gym.spaces.Discrete(2), Copies("x", 3, 1))
+    info = {MASK: np.array([[0, 0], [0, 1], [1, 0]])}
+    assert masks.read(info, np.array([True, True, False])).tolist() == [[True, True], [False, True], [True, False]]
+    with pytest.raises(UserError, match="forbids every action"):
+        masks.read(info, np.array([False, True, True]))
+
+
 def test_numbers_in_info_are_told_apart_whatever_types_the_copies_report():
     """Gymnasium takes the type from the first copy; texts, and arrays of several lengths, would raise."""
     told = [{"x": 1, "winner": 1, "moves": np.ones(2)}, {"x": 0.7, "winner": None, "moves": np.ones(3)}]

@@ -1,4 +1,4 @@
-"""Games of two seats: what a learner sees of them, whose turn it is, and what is refused."""
+"""Two-player games: what a learner sees of them, whose turn it is, and what is refused."""
 
 import argparse
 import itertools

@@ -25,6 +25,7 @@ from evorl.types import EvorlWarning
         ({"id": "ALE/Pong-v5"}, 27_000),
         ({"id": "ALE/Pong-v5", "kwargs": {"max_num_frames_per_episode": 1000, "frameskip": 3}}, 334),
         ({"id": "ALE/Pong-v5", "kwargs": {"obs_type": "ram"}}, 27_000),
+        ({"id": "ALE/Pong-v5", "kwargs": {"obs_type": "ram", "max_num_frames_per_episode": None}}, None),
         ({"id": "ale_py:Pong-v4"}, 54_000),
     ],
 )

@@ -131,7 +131,7 @@ def test_unbounded_spaces_of_every_type_are_read_again(dtype):
 
 
 def test_keys_that_are_no_text_are_refused():
-    with pytest.raises(UserError, match=r"environment\.id: Dict.* has keys that are no text"):
+    with pytest.raises(UserError, match=r"environment\.id: Dict.* has keys that are not strings"):
         observation_specs(gym.spaces.Dict({0: gym.spaces.Discrete(2), 1: gym.spaces.Discrete(3)}))
 
 

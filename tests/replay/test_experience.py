@@ -5,9 +5,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers.support import agent, kept, output_of, replay_experience, replay_of, seen, vector
+from helpers.support import agent, fields_of, kept, output_of, replay_experience, replay_of, seen, vector
 
 from evorl.envs.spaces import ObservationSpec
+from evorl.replay.windows import OneStep, Sequences
 from evorl.types import Transition
 
 P, E = 2, 3
@@ -67,6 +68,26 @@ def test_learning_may_cut_rewards():
     experience.begin(members(learn_step=1.0), 1)
     experience.add(transition(torch.ones(P, E, dtype=torch.bool), reward=-7.0), output_of(torch.zeros(P, E).long()))
     assert kept(experience.storage)["reward"].tolist() == [-0.5] * 6
+
+
+@pytest.mark.parametrize("windows", [OneStep, lambda storage: Sequences(storage, 2, 1)], ids=["steps", "sequences"])
+def test_batches_are_the_same_however_many_are_gathered_at_once(windows, monkeypatch):
+    found = []
+    for limit in (2**28, 1, 700):
+        monkeypatch.setattr("evorl.replay.transitions.GATHERED_BYTES", limit)
+        storage = replay_of(16, P * E, vector(2))
+        experience = replay_experience(storage, windows(storage), learning_starts=1, gather=alone, lockstep=False)
+        experience.begin(members(learn_step=0.5, gamma=0.9), 1)
+        for _ in range(3):
+            experience.add(transition(torch.ones(P, E, dtype=torch.bool)), output_of(torch.zeros(P, E).long()))
+        found.append(list(experience.batches()))
+    whole, *others = found
+    assert len(whole) > 6
+    for other in others:
+        assert [batch.number for batch in other] == list(range(len(whole)))
+        for mine, theirs in zip(whole, other, strict=True):
+            torch.testing.assert_close(fields_of(mine), fields_of(theirs), rtol=0, atol=0)
+            assert (mine.due.tolist(), mine.all_due) == (theirs.due.tolist(), theirs.all_due)
 
 
 def test_nothing_is_learned_before_the_union_holds_enough():
