@@ -47,10 +47,12 @@ def follow(agent: Agent, context: Context, generation: int, id: int, rng: np.ran
         return agent
     child = agent.child(id, generation)
     for one in due:
+        what = f"{one.kind} of {one.target!r} after generation {generation}"
+        if one.kind not in REDO:
+            raise UserError(f"evolution.schedule: {what} does not fit: mutations of this kind cannot be repeated")
         try:
             REDO[one.kind](child, one, context, rng)
         except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
-            what = f"{one.kind} of {one.target!r} after generation {generation}"
             raise UserError(f"evolution.schedule: {what} does not fit the agent: {error!r}") from error
         child.mutation = Mutation(one.kind, one.target, one.before, one.after)
     if len({one.target for one in due}) > 1 and all(one.kind == "hyperparameters" for one in due):
@@ -201,7 +203,8 @@ def multi_frequency(candidates: Candidates, settings: Selection, rng: np.random.
     Children of its best quarter then replace its worst quarter. Each agent of its third quarter gives way to a migrant,
     the best agent of all other sub-populations, if that is fitter; the next agent to the next best. A migrant is not
     mutated. One from a sub-population that evolves more often takes over the hyperparameters of the best agent here:
-    those that pay in the short run stay where they came from. The archive has no part in it.
+    those that pay in the short run stay where they came from. The archive has no part in it, except that an agent with
+    a fault gives way to a child of the best agent of all, as in any selection.
     """
     fitness, first = _ranked(candidates.fitness), candidates.archived
     places = [Offspring(index, child=False) for index in candidates.places]
@@ -222,7 +225,8 @@ def multi_frequency(candidates: Candidates, settings: Selection, rng: np.random.
         for weaker in members[2 * quarter : 3 * quarter]:
             if others and fitness[others[0]] > fitness[weaker]:
                 migrant = others.pop(0)
-                settings_of = members[0] if period_of(migrant) < period else None
+                takes_over = period_of(migrant) < period and fitness[members[0]] > -np.inf
+                settings_of = members[0] if takes_over else None
                 places[weaker - first] = Offspring(migrant, child=True, migrant=True, settings_of=settings_of)
     return places
 
@@ -298,14 +302,15 @@ def _fitness_of(agents: Sequence[Agent]) -> NDArray[np.float64]:
 def _scores(candidates: Sequence[Agent], archived: int, memory: int) -> NDArray[np.float64]:
     """Each candidate's fitness or, with a `memory` of several generations, its mean rank over these.
 
-    A new agent has its parent's ranks. The archive is ranked among the population by its fitness in this generation.
+    A new agent has its parent's ranks. The archive is ranked among the population by its fitness in this generation
+    alone: its earlier ranks end with the one that made it the elite, which may have been luck.
     """
     fitness = _fitness_of(candidates)
     if memory == 1:
         return fitness
     past = [agent.ranks for agent in candidates]
     now = ranks(fitness[:archived], fitness[archived:])
-    past[:archived] = [(*had, float(rank)) for had, rank in zip(past[:archived], now, strict=True)]
+    past[:archived] = [(float(rank),) for rank in now]
     means = np.array([np.mean(had[-memory:]) if had else np.nan for had in past])
     return np.where(np.isnan(fitness), np.nan, means)
 

@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import combinations, groupby
 from typing import Any, ClassVar, Protocol
 
@@ -208,11 +209,12 @@ def plan_stacks(
     order = sorted(range(len(agents)), key=lambda i: (structures[i], shapes[i]))
     stacks = [list(members) for _, members in groupby(order, key=lambda i: (structures[i], shapes[i]))]
 
-    def together(members: list[int]) -> float:
+    @cache  # Each merge leaves all pairs but those of one stack as they were.
+    def together(members: tuple[int, ...]) -> float:
         return STACK_OVERHEAD + len(members) * cost(_joint([agents[i] for i in members]))
 
     def saving(pair: tuple[int, int]) -> float:
-        first, second = stacks[pair[0]], stacks[pair[1]]
+        first, second = tuple(stacks[pair[0]]), tuple(stacks[pair[1]])
         if structures[first[0]] != structures[second[0]]:
             return -1.0
         return together(first) + together(second) - together(first + second)

@@ -29,6 +29,11 @@ def test_an_agent_for_which_nothing_is_due_stays_itself():
     assert followed(member, scheduled("none", generation=1), scheduled("none", generation=3)) is member
 
 
+def test_a_kind_that_cannot_be_repeated_is_named():
+    with pytest.raises(UserError, match="mine of 'x' after generation 2 does not fit: mutations of this kind"):
+        followed(agent(), scheduled("mine", "x"))
+
+
 def test_of_several_on_a_schedule_one_with_a_fault_is_replaced_by_a_child_of_the_best():
     here = context()
     schedule = Schedule(hyperparameters={}, architectures={}, mutations=())
