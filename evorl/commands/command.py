@@ -152,7 +152,8 @@ def file_and_assignments(words: Sequence[str]) -> tuple[Path, list[str]]:
     named = [word for word in words if word not in given]
     ids = r"\w[\w/:.-]*-v\d+|[\w.]+:[\w/.-]+"
     if environment := next((word for word in named if re.fullmatch(ids, word) and not Path(word).exists()), None):
-        raise UserError(f"{environment!r} is no algorithm or file; the environment is environment={environment}")
+        told = f"{environment!r} is neither an algorithm nor a file"
+        raise UserError(f"{told}; the environment is environment={environment}")
     if len(named) > 1:
         raise UserError(f"name one algorithm or file, not several: {', '.join(map(repr, named[:3]))}")
     name = named[0] if named else "dqn"
@@ -487,7 +488,7 @@ COMMANDS: Mapping[str, Command] = {
         ("evorl check CartPole-v1", "evorl check my_module:MyEnv size=8 --steps 10000"),
     ),
     "clean": Command(
-        "delete checkpoints, which only `resume` needs",
+        "delete checkpoints, which `resume` and agents other than the best need",
         "inspect:clean_runs",
         _clean,
         ("evorl clean runs/my-run", "evorl clean runs/first runs/second --yes"),

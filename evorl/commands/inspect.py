@@ -203,4 +203,4 @@ def clean(run: Path, delete: bool) -> str:
         lock.release()
     if checkpoints.exists():
         raise UserError(f"{checkpoints}: cannot be deleted; check its permissions")
-    return f"{run}: deleted {size / 1e6:,.1f} MB of checkpoints; the run can still be evaluated, but not resumed"
+    return f"{run}: deleted {size / 1e6:,.1f} MB of checkpoints; only the best agent is left"

@@ -84,5 +84,5 @@ def load_player(run: Path, allow_code: bool) -> LoadedAgent:
     refuse_code(loaded.config, allow_code or is_own(run, loaded.config))
     if not is_game(loaded.config.environment.id):
         for_evaluation(loaded.config.environment)  # An id that cannot be imported gets its own error.
-        raise UserError(f"{run}: {loaded.config.environment.id} is no game of two seats")
+        raise UserError(f"{run}: {loaded.config.environment.id} is not a two-player game")
     return loaded

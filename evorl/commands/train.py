@@ -20,7 +20,7 @@ from evorl.commands.command import file_and_assignments
 from evorl.commands.inspect import state_of
 from evorl.config import AnyConfig, read_yaml, validate, without_removed
 from evorl.config.errors import on_one_line
-from evorl.config.yaml import ACCELERATE, PACKAGE, VERBOSE, read_settings
+from evorl.config.yaml import ACCELERATE, PACKAGE, VERBOSE, plain_assignments, read_settings
 from evorl.report.statistics import interval
 from evorl.runs.checkpoint import progress_of
 from evorl.runs.directory import CONFIG, Checkpoints, check_run, check_same_run, is_own, load_elite
@@ -41,6 +41,7 @@ LOCAL_LAUNCHER = PACKAGE / "distributed" / "local_launch.py"
 
 def train(parsed: argparse.Namespace) -> None:
     """`evorl train`: trains in this process, or replaces it by Accelerate's launcher for several."""
+    _refuse_settings_given_twice(parsed)
     if parsed.no_track:
         parsed.words = [*parsed.words, "tracking.backends=[]"]
     if parsed.seeds is not None:
@@ -56,6 +57,21 @@ def train(parsed: argparse.Namespace) -> None:
     # Check first: otherwise every process would find the same error, and the launcher would add a traceback for each.
     check(read_config(Path(arguments[1]), arguments[2:]), ranks=parsed.processes)
     _become(launch_command([str(program), *arguments], parsed.processes))
+
+
+def _refuse_settings_given_twice(parsed: argparse.Namespace) -> None:
+    """Raise UserError for an option beside the setting that it stands for."""
+    words = [*parsed.words, *(each for each in parsed.seeds or () if isinstance(each, str))]
+    given = {word.partition("=")[0] for word in plain_assignments(words, "seed") if "=" in word}
+    for option, key, value in (
+        ("--seed", "seed", parsed.seed),
+        ("--seeds", "seed", parsed.seeds),
+        ("--seeds", "run.resume", parsed.seeds),
+        ("--name", "run.name", parsed.name),
+        ("--no-track", "tracking.backends", parsed.no_track or None),
+    ):
+        if value is not None and key in given:
+            raise UserError(f"{key}: {option} sets it; leave one of them out")
 
 
 def _verbosity(parsed: argparse.Namespace) -> list[str]:
@@ -213,8 +229,6 @@ def train_seeds(parsed: argparse.Namespace) -> None:
     file, given = file_and_assignments(
         [*parsed.words, *_verbosity(parsed), *(each for each in parsed.seeds if isinstance(each, str))]
     )
-    if "seed" in (word.partition("=")[0] for word in given):
-        raise UserError("seed: --seeds sets it for each run; leave one of them out")
     config = check(read_config(file, given), ranks=parsed.processes)
     plain = f"{config.algorithm.name}-{config.environment.id.split(':')[-1].replace('/', '-')}"
     name = parsed.name or config.run.name or plain

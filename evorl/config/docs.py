@@ -144,8 +144,8 @@ HEAD = """# Configuration
 Every key of a configuration: what it takes, its default, and what it is for. `evorl config
 ALGORITHM` prints a whole configuration with the same sentences, `evorl config --explain KEY` one
 key. A file holds only what differs from the defaults; on the command line a key is given as
-`training.max_steps=200000`, in Python as `evorl.train(training={"max_steps": 200_000})`. The shipped
-files in `configs/training` replace some of the defaults.
+`training.max_steps=200000`, in Python as `evorl.train(training={"max_steps": 200_000})`. The
+shipped files in `configs/training` replace some of the defaults.
 
 This page is generated from the models: `evorl config --markdown > docs/configuration.md`.
 """

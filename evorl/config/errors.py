@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -109,7 +110,8 @@ def _alone(model: type[BaseModel], problem: ErrorDetails, known: Sequence[str], 
     if kind in KINDS:
         return f"{path}: {shown(value)} does not fit: it must be {KINDS[kind]}"
     if kind in LISTS:
-        return f"{path}: {shown(value)} does not fit: it must be a list, such as [{shown(value)}]"
+        parts = [part for part in re.split(r"[,\s]+", value) if part] if isinstance(value, str) else [shown(value)]
+        return f"{path}: {shown(value)} does not fit: it must be a list, such as [{on_one_line(', '.join(parts), 80)}]"
     message = problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     if kind == "value_error":
         return f"{path}: {message}" if path else message

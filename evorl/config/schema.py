@@ -139,9 +139,9 @@ class Network(Section):
     )
     """The convolutional layers that read images, where there are any (Mnih et al. 2015)."""
     bf16: bool | None = None
-    """Multiply in bfloat16 in hidden layers and convolutions; parameters and the optimiser stay in float32. Null is
-    what Accelerate was asked for, by its `mixed_precision: bf16`. Leave it out where an actor climbs a critic, as in
-    SAC, TD3 and DDPG, and values are large: they are rounded by more than actions differ (docs/results/tasks.md)."""
+    """Multiply in bfloat16 in hidden layers and convolutions; parameters and the optimiser stay in float32. Null
+    follows Accelerate's `mixed_precision`. Leave it out where a policy climbs the gradient of a critic, as in SAC, TD3
+    and DDPG, and values are large: they are rounded by more than actions differ (docs/results/tasks.md)."""
     recurrent: Text | None = None
     """A recurrent cell after the hidden layers: `lstm` or `gru`."""
     recurrent_size: Width = 64
@@ -391,7 +391,8 @@ class Evolution(Section):
     burn_in: Annotated[int, Field(ge=0, le=10**6)] | Literal["auto"] = "auto"
     """Generations before the first selection and mutation. With `auto`, selection begins once the ranks of agents in
     successive generations correlate by 0.7, and at the latest when a third of `training.max_steps` is spent: later, if
-    a run is resumed with more steps before that."""
+    a run is resumed with more steps before that. The ranks of few agents correlate by chance: those of four do in one
+    generation of six, those of two in every other one."""
     initial: Initial = "configured"
     """`sampled` draws each initial agent's hyperparameters evenly from their ranges, on their scales, and the sizes of
     its layers from the limits of `architecture` where mutations may change them. A list of directories of earlier runs,
@@ -410,11 +411,12 @@ class Evolution(Section):
     and with `tell(settings, fitness)`, which is called after each generation."""
     architecture: ArchitectureLimits = ArchitectureLimits()
     fitness: FitnessTerms = Field(default={RETURN: 1.0})
-    """What selection, the elite and `training.target_fitness` go by: the mean over evaluation episodes of `return`, of
-    `info.KEY`, which is the number that the environment reports under KEY in an episode's last step, or of several
-    with weights, as in `{return: 1, info.success: 100}`. Agents learn from rewards whatever it is. In a game, `rating`
-    is the agents' Elo rating from the matches of the generation; the score and the target of the elite are then its
-    mean result (1 a win, 0.5 a draw) against `league.benchmark`."""
+    """The quantity that selection, the elite and `training.target_fitness` use: the mean over evaluation episodes of
+    `return`, of `info.KEY`, which is the number that the environment reports under KEY in an episode's last step, or of
+    several with weights, as in `{return: 1, info.success: 100}`. Agents learn from rewards whatever it is. In a game,
+    `rating` is the agents' Elo rating from the matches of the generation, and the elite is then the agent with the
+    highest rating, without a confirmation; its score and target are its mean result (1 a win, 0.5 a draw) against
+    `league.benchmark`."""
     schedule: Schedule | None = None
     """Agents follow it instead of being selected and mutated; `evorl retrain` takes it from a winner's ancestry."""
 
@@ -442,7 +444,7 @@ class RunSettings(Section):
     origin: Plain | None = None
     """A note on what the run was made from, which `evorl list` shows. `evorl retrain` and `--seeds` set it."""
     resume: Literal["never", "auto"] = "never"
-    """`auto` goes on from the newest checkpoint that is whole, where there is one."""
+    """`auto` resumes from the newest intact checkpoint, if there is one."""
     timeout: Seconds = 300.0
     """Seconds that a rank waits for the others before it gives up."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
@@ -478,12 +480,12 @@ class Environment(Section):
     vectorization: Literal["auto", "native", "sync", "async"] = "auto"
     """`auto` takes the environment's own vector implementation where it has one, else `sync`."""
     observation_indices: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] | None = None
-    """The numbers of a vector observation that agents see, by their positions; without it all."""
+    """The indices of the entries of a vector observation that agents see; null: all."""
     image_channels: Literal["auto", "first", "last"] = "auto"
     """The axis of images' channels. `auto` takes two neighbouring axes of one length for rows and columns; else
     channels stand first if that axis is the shortest, and last if not."""
     life_loss_ends: bool = False
-    """Atari: what is learned from ends with each life. Returns and evaluation count whole games. After a lost life FIRE
+    """Atari: training episodes end with each life. Returns and evaluation count whole games. After a lost life FIRE
     is pressed, as it is in resets, where the game's actions include it."""
     max_restarts: Annotated[int, Field(ge=0, le=1_000_000)] = 3
     """Restarts of each copy after it raised an error; the episode it was in is dropped."""
@@ -525,12 +527,14 @@ class Evaluation(Section):
     it the environment decides."""
     confirmation_episodes: Annotated[int, Field(ge=0, le=2**20)] = 60
     """The maximum number of fresh episodes in which the best agent of a generation challenges the elite, since the best
-    of several noisy means is biased upwards. The winner's score is the mean over as many separate episodes. In each
-    generation up to eight times as many test the target, or twice as many for each agent if there are more than four.
-    0 decides and scores by the generation's `episodes`, so scores are biased upwards."""
+    of several noisy means is biased upwards. The winner's score is the mean over separate episodes, `episodes` more in
+    each generation until there are as many. In each generation up to eight times as many test the target, or twice as
+    many for each agent if there are more than four. 0 decides and scores by the generation's `episodes`, so scores are
+    biased upwards."""
     error: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
     """The probability, over a whole run, of stopping at an agent whose true mean return is below the target. It holds
-    for every distribution of returns that are not below the worst return of the run, or 0 if that is lower."""
+    for every distribution of returns that are not below the worst return of the run, or 0 if that is lower, unless
+    `confirmation_episodes` is 0."""
 
     @model_validator(mode="after")
     def _confirms_by_more(self) -> Self:
@@ -543,7 +547,7 @@ class Evaluation(Section):
 
 
 class LeagueSettings(Section):
-    """Matchmaking and archive of the league in a game of two seats; other environments have none."""
+    """Matchmaking and archive of the league in a two-player game; other environments have none."""
 
     matchmaking: Text = "pfsp"
     """The choice of an opponent for each environment and generation: `pfsp` prefers those that the agent loses to
@@ -640,7 +644,7 @@ class Config(Section, Generic[Settings]):
     """A whole experiment."""
 
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
-    """The seed of all that is drawn at random."""
+    """The random seed."""
     run: RunSettings = RunSettings()
     environment: Environment = Environment()
     algorithm: Settings
@@ -722,14 +726,15 @@ class Config(Section, Generic[Settings]):
             raise ValueError(
                 "population.from: an agent that follows evolution.schedule begins as it says; leave it out"
             )
-        if self.evolution.earlier_runs and self.evolution.schedule is not None:
-            raise ValueError(
-                "evolution.initial: an agent that follows evolution.schedule begins as it says; leave the runs out"
-            )
-        if self.evolution.earlier_runs and self.population.from_ is not None:
-            raise ValueError(
-                "evolution.initial: the agents of population.from keep their own settings; leave one of them out"
-            )
+        if self.evolution.initial != "configured":
+            if self.population.from_ is not None:
+                raise ValueError(
+                    "evolution.initial: the agents of population.from keep their own settings; leave one of them out"
+                )
+            if self.evolution.schedule is not None:
+                raise ValueError(
+                    "evolution.initial: an agent that follows evolution.schedule begins as it says; leave it out"
+                )
         self._check_strategy()
         if size * self.environment.num_envs > MAX_COPIES:
             raise ValueError(

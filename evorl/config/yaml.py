@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ def check_text(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError("text has a lone surrogate, which stands for no letter") from error
+        raise ValueError("text has an unpaired surrogate, which is not valid Unicode") from error
 
 
 def check_whole(number: int) -> None:
@@ -95,7 +96,8 @@ class _Loader(yaml.SafeLoader):
         for key in mapping:
             if not isinstance(key, str):
                 # Numeric keys would not survive the round trip through a run's saved configuration.
-                raise yaml.constructor.ConstructorError(None, None, f"key {shown(key)} is no text", node.start_mark)
+                told = f"key {shown(key)} is not a string"
+                raise yaml.constructor.ConstructorError(None, None, told, node.start_mark)
         return mapping
 
 
@@ -127,15 +129,21 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             payload = file.read(MAX_BYTES + 1)
-        if len(payload) > MAX_BYTES:
-            raise UserError(f"{where}: cannot read the configuration: it has more than {MAX_BYTES} bytes")
+    except OSError as error:
+        raise UserError(f"{where}: cannot read the configuration: {error.strerror}") from error
+    return parse_settings(payload, where)
+
+
+def parse_settings(payload: bytes, where: str) -> dict[str, Any]:
+    """Parse the mapping in a YAML file, named `where` in errors. Raises UserError if it is too large or no mapping."""
+    if len(payload) > MAX_BYTES:
+        raise UserError(f"{where}: cannot read the configuration: it has more than {MAX_BYTES} bytes")
+    try:
         data = _parse(payload.decode("utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise UserError(f"{where}: cannot read the configuration: {reason}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{where}: cannot read the configuration: it is not UTF-8 text") from error
     except yaml.YAMLError as error:
-        reason = on_one_line(" ".join(str(error).split()), 200)
-        raise UserError(f"{where}: not valid YAML: {reason}") from error
+        raise UserError(f"{where}: not valid YAML: {_why(error)}") from error
     if data is None:
         return {}
     if not isinstance(data, dict):
@@ -163,7 +171,9 @@ def override(data: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]
         try:
             value = _parse(text)
         except yaml.YAMLError as error:
-            raise UserError(f"{where}: {shown(text)} is not valid YAML") from error
+            raise UserError(f"{where}: {shown(text)} is not valid YAML: {_why(error)}") from error
+        if _is_cut(text, value):
+            raise UserError(f"{where}: {shown(text)} has a comment, which begins at the #; quote a text that has one")
         if path in SHORT and isinstance(value, str):
             keys.append(SHORT[path])
         data = _with_value(data, keys, value, where)
@@ -178,6 +188,19 @@ def _parse(text: str) -> Any:
         raise yaml.YAMLError("it is nested too deeply") from error
     except (ValueError, OverflowError) as error:
         raise yaml.YAMLError(str(error)) from error
+
+
+def _why(error: yaml.YAMLError) -> str:
+    return on_one_line(" ".join(str(error).split()), 200)
+
+
+def _is_cut(text: str, value: Any) -> bool:
+    """True if a comment ends the value before the text does: what stands before its # then has the same value."""
+    for sign in re.finditer(r"(^|\s)#", text):
+        with contextlib.suppress(yaml.YAMLError):
+            if _parse(text[: sign.start()]) == value:
+                return True
+    return False
 
 
 def _with_value(data: Any, keys: list[str], value: Any, where: str) -> dict[str, Any]:

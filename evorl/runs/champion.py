@@ -1,8 +1,9 @@
 """The best agent so far (the elite), its challenge in each generation, and the test of the target.
 
-All use only episodes that were not used for selection. The maximum of several noisy means is biased upwards, and a test
-that is repeated every generation is eventually passed by chance. So an agent becomes the elite on some episodes and is
-scored on others, and the test is anytime-valid. Axes: P agents, N episodes.
+All use only episodes that were not used for selection, except that ratings decide a challenge in games. The maximum of
+several noisy means is biased upwards, and a test that is repeated every generation is eventually passed by chance. So
+an agent becomes the elite on some episodes and is scored on others, and the test is anytime-valid. Axes: P agents, N
+episodes.
 """
 
 from __future__ import annotations
@@ -161,6 +162,10 @@ class Champion:
     def score(self) -> Score | None:
         """The score over its measurement episodes; None if there is no elite yet."""
         return Score.of(self.returns) if self.returns else None
+
+    def forget(self) -> None:
+        """Discard its returns, which are of another limit on episodes than those to come; it stays the elite."""
+        self.returns, self.is_tested, self.lower_bound = (), False, None
 
     def see(self, returns: Returns) -> None:
         """Update `worst` from returns of any shape; non-finite entries stand for missing episodes."""

@@ -84,7 +84,7 @@ class Progress:
         """The agents of the league's archive, encoded; empty without any."""
 
     def copy(self) -> Progress:
-        """An independent snapshot."""
+        """A snapshot of the fields of `state.json` alone, without the agents of the elite and the archive."""
         return replace(self, elite=replace(self.elite))
 
     def note_setup(self, config: AnyConfig, placement: Placement) -> None:
@@ -136,10 +136,15 @@ class Progress:
 
 
 def _made_with(config: AnyConfig, placement: Placement) -> dict[str, str]:
-    """The versions, the machine and the precision of products, on which bit-exact results depend, by name."""
-    return made_with(placement.ranks.device) | {"precision": "bfloat16" if config.network.bf16 else "float32"}
+    """What bit-exact results depend on, by name: versions, the machine, the precision of products and compilation."""
+    return made_with(placement.ranks.device) | {
+        "precision": "bfloat16" if config.network.bf16 else "float32",
+        "training.compile": str(config.training.compile).lower(),
+        LIMIT: str(config.evaluation.max_steps),
+    }
 
 
+LIMIT = "evaluation.max_steps"
 PROGRESS = TypeAdapter(Progress)
 SINCE = ("league", "evaluation_steps", "training_fitness")
 """Fields that checkpoints of earlier revisions lack."""
@@ -364,7 +369,10 @@ class InterimCheckpoints:
             base = digest(encode_agents(agents))
             position = Position(base, [each["steps"] for each in everyones], horizon, training_seconds, dict(seconds))
             files[STATE] = json_bytes({"progress": asdict(here), "position": asdict(position)})
-        return self._directory.write_checkpoint(ranks, self._checkpoints, self._number, files)
+        problem = self._directory.write_checkpoint(ranks, self._checkpoints, self._number, files)
+        if not problem and (left := self._directory.prune(self._checkpoints)):
+            self._warn_once("prune", left)
+        return problem
 
     def clear(self) -> None:
         """Remove all of them; one that cannot be removed is ignored when a later generation is resumed."""
@@ -470,12 +478,14 @@ class CheckpointManager:
         generation = progress.generation
         progress.note_setup(self._config, self._placement)
         files, best = self._files(progress, agents), progress.elite.generation
-        problem = self._directory.write_checkpoint(self._ranks, self._checkpoints, generation, files, best)
+        problem = self._directory.write_checkpoint(self._ranks, self._checkpoints, generation, files)
         if problem:
             lost = f"generation {generation} has no checkpoint: {problem}; training goes on, but later progress is lost"
             self._warn_once("checkpoint", f"{lost} if the run ends before a later one succeeds")
         else:
             self._warn_once.reset("checkpoint")
+            if left := self._directory.prune(self._checkpoints, best):
+                self._warn_once("prune", left)
         return problem
 
     def reload(self, payload: bytes, generation: int) -> list[Agent]:
@@ -547,7 +557,7 @@ class CheckpointManager:
                 self._warn_once(problem, f"{problem}; looking at the checkpoint before it")
         if generations and again != 1:
             raise UserError(
-                f"run.resume: no checkpoint in {checkpoints.directory} is whole; they were left as they are, and with "
+                f"run.resume: every checkpoint in {checkpoints.directory} is damaged; nothing was changed, and with "
                 "another run.name training begins anew",
                 reported_elsewhere=not ranks.is_main,
             )
@@ -615,6 +625,8 @@ class CheckpointManager:
         progress = progress_of(state, str(where))
         agents = ranks.from_main(lambda: self._read_agents(progress, AGENTS, size), "the checkpoint's agents")
         progress.elite.payload = ranks.from_main(lambda: self._read_elite(progress), "the checkpoint's elite")
+        if progress.made_with.get(LIMIT, limit := str(self._config.evaluation.max_steps)) != limit:
+            progress.elite.forget()
         if progress.league is not None and progress.league.archive:
             progress.archive = ranks.from_main(lambda: self._read_archive(progress), "the checkpoint's archive")
         return progress, decode_agents(agents, str(where))

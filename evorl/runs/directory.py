@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from evorl.config import AnyConfig, read_yaml, validate, without_removed
 from evorl.config.fields import leaves
+from evorl.config.yaml import parse_settings
 from evorl.system.files import (
     Lock,
     digest,
@@ -86,6 +87,11 @@ def names_code(config: AnyConfig) -> bool:
     return any(":" in str(value) for key, value in _code_of(config).items() if key != KWARGS)
 
 
+def is_function(name: str) -> bool:
+    """True if an opponent is named like a function, `package.module:player`, and not like a run or a file."""
+    return re.fullmatch(r"[\w.]+:[\w.]+", name) is not None
+
+
 def is_own(run: Path, config: AnyConfig) -> bool:
     """True if this user launched the run here, with the code that its `config` names (`evorl.system.proof`)."""
     return names_code(config) and is_signed(run, _code_of(config))
@@ -101,7 +107,7 @@ def _code_of(config: AnyConfig) -> dict[str, Any]:
     """The settings that name code, and what they pass to it."""
     benchmark = "" if config.league is None else config.league.benchmark
     # Proofs from before there were benchmarks do not name one.
-    return ({"league.benchmark": benchmark} if ":" in benchmark else {}) | {
+    return ({"league.benchmark": benchmark} if is_function(benchmark) else {}) | {
         "environment.id": config.environment.id,
         KWARGS: config.model_dump(mode="json", include={"environment"})["environment"]["kwargs"],
         "network.factory": config.network.factory,
@@ -428,7 +434,10 @@ FREE_TO_CHANGE = (
     "actors.timeout",
     "environment.max_restarts",
     "environment.vectorization",
+    "evaluation.max_steps",
+    "evolution.initial",
     "network.bf16",
+    "population.from",
 )
 """Settings, or prefixes of settings, that may change on resume."""
 NOT_SET = "not set"
@@ -459,7 +468,7 @@ class Owner:
 
 
 class RunDirectory:
-    """The directory `runs/NAME/` in which this rank writes; the README lists its files.
+    """The directory `runs/NAME/` in which this rank writes; docs/recipes.md lists its files.
 
     It is the main process's if this host can access that, else one of this host's own, with its ranks' parts of the
     replay only. `is_shared` tells which. Only the main process writes outside `checkpoints/`. `leads` is true on the
@@ -577,8 +586,13 @@ class RunDirectory:
         """
 
         def write() -> bytes:
+            payload = config.to_yaml().encode()
             try:
-                write_atomically(self.path / CONFIG, config.to_yaml().encode())
+                parse_settings(payload, CONFIG)
+            except UserError as error:
+                raise UserError(f"{error}; let the environment read large data, such as arrays, from a file") from error
+            try:
+                write_atomically(self.path / CONFIG, payload)
                 sign_code(self.path, config)
                 (self.path / SUMMARY).unlink(missing_ok=True)
             except OSError as error:
@@ -616,14 +630,12 @@ class RunDirectory:
         self.metrics.flush()
         self.lineage.flush()
 
-    def write_checkpoint(
-        self, ranks: Ranks, checkpoints: Checkpoints, number: int, files: Mapping[str, bytes], best: int | None = None
-    ) -> str:
-        """Write checkpoint `number` from the `files` of every rank, collectively; prune older ones, except for `best`.
+    def write_checkpoint(self, ranks: Ranks, checkpoints: Checkpoints, number: int, files: Mapping[str, bytes]) -> str:
+        """Write checkpoint `number` from the `files` of every rank, collectively.
 
-        It is complete in the main process's directory first, then on the other hosts; older ones are removed after
-        that, so that all hosts have one in common wherever a process is killed. Returns the problem, empty on success.
-        One on the main process is the same on all ranks; another host that fails alone has no such checkpoint.
+        It is complete in the main process's directory first, then on the other hosts, and on all hosts when this
+        returns, unless one failed. Returns the problem, empty on success. One on the main process is the same on all
+        ranks; another host that fails alone has no such checkpoint.
         """
         parts = self._gather_files(ranks, checkpoints, number, files)
         problem = next((part["problem"] for part in parts if part["problem"]), "")
@@ -644,12 +656,21 @@ class RunDirectory:
         if problem:
             checkpoints.discard()
         ranks.gather_bytes(b"", "the other hosts' checkpoints")
-        if self.leads and not problem:
-            try:
-                checkpoints.prune(best)
-            except OSError as error:
-                problem = reason(error, self.path)
         return ranks.broadcast_bytes(problem.encode(), "the checkpoint").decode() or problem
+
+    def prune(self, checkpoints: Checkpoints, best: int | None = None) -> str:
+        """Remove older checkpoints on this host, but that of generation `best`. Returns the problem, empty on success.
+
+        Only after `write_checkpoint`, so that all hosts have one in common wherever a process is killed.
+        """
+        try:
+            if self.leads:
+                checkpoints.prune(best)
+        except OSError as error:
+            return f"old checkpoints could not be removed: {reason(error, self.path)}"
+        except UserError as error:
+            return str(error)
+        return ""
 
     def _gather_files(
         self, ranks: Ranks, checkpoints: Checkpoints, number: int, files: Mapping[str, bytes]
@@ -701,7 +722,12 @@ class RunDirectory:
         refuse_links(directory)
         make_directory(directory)
         agent = decode_agents(payload, str(directory))[0]
-        write_atomically(directory / "agent.safetensors", payload)
+        file = directory / "agent.safetensors"
+        # Left as it is where nothing changes: a push compares its time with the exported agent's.
+        with contextlib.suppress(OSError):
+            if read_bounded(file) == payload and (directory / "agent.json").is_file():
+                return
+        write_atomically(file, payload)
         write_json(directory / "agent.json", agent.describe())
 
     def write_interface(self, interface: Mapping[str, Any]) -> None:

@@ -343,9 +343,9 @@ def _check_game(config: AnyConfig) -> None:
         if config.league is not None or RATING in config.evolution.fitness:
             for_evaluation(config.environment)  # An id that cannot be imported gets its own error.
         if config.league is not None:
-            raise UserError(f"league: {id} is no game of two seats; leave it out")
+            raise UserError(f"league: {id} is not a two-player game; leave it out")
         if RATING in config.evolution.fitness:
-            raise UserError(f"evolution.fitness: {id} is no game of two seats, so nobody has a rating; take return")
+            raise UserError(f"evolution.fitness: {id} is not a two-player game, so nobody has a rating; take return")
         return
     if config.league is not None:
         check_name("league.matchmaking", config.league.matchmaking, MATCHMAKING)

@@ -211,9 +211,9 @@ def assignments(overrides: Mapping[str, Any], section: str = "") -> list[str]:
 
 
 def _check_key(key: Any, section: str) -> None:
-    """Raise UserError for a key that is no text, as in files."""
+    """Raise UserError for a key that is not a string, as in files."""
     if not isinstance(key, str):
-        raise UserError(f"{section.removesuffix('.')}: key {shown(key)} is no text")
+        raise UserError(f"{section.removesuffix('.')}: key {shown(key)} is not a string")
 
 
 def _is_one_value(path: str, value: Mapping[Any, Any]) -> bool:
@@ -233,7 +233,7 @@ def _text(key: str, value: Any) -> str:
 def _written(value: Any, section: str) -> str:
     """Format a value in a `section`, also a path, sections within it, and NumPy scalars and arrays.
 
-    Raises TypeError for other objects, and UserError for a key that is no text.
+    Raises TypeError for other objects, and UserError for a key that is not a string.
     """
     value = _settings_in(value)
     if isinstance(value, Mapping):
@@ -274,7 +274,7 @@ def _settings_of(environment: Any) -> dict[str, Any]:
     if isinstance(environment, gym.Env):
         if environment.spec is None:
             kind = type(environment.unwrapped).__name__
-            raise UserError(f"environment: this {kind} does not say how to make more of it; {wanted}")
+            raise UserError(f"environment: this {kind} has no `spec`, by which copies could be made; {wanted}")
         return _settings_of_spec(environment.spec, _wrappers(environment), wanted)
     if not callable(environment):
         raise UserError(f"environment: {shown(environment)} is not a single environment; {wanted}")
@@ -364,8 +364,8 @@ def _refuse_script_for_actors(settings: Mapping[str, Any]) -> None:
     id = str(section.get("id", "") if isinstance(section, dict) else section)
     if id.startswith(SCRIPT) and program_for(settings) == ASYNCHRONOUS:
         raise UserError(
-            f"environment: {id.removeprefix(SCRIPT)} stands in the script or notebook itself, which the processes of "
-            "actors do not run; put it into a module of its own, and import it from there"
+            f"environment: {id.removeprefix(SCRIPT)} is defined in the script or notebook itself, which the "
+            "processes of actors do not run; put it into a module of its own, and import it from there"
         )
 
 

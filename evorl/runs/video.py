@@ -133,7 +133,7 @@ def write_video(path: Path, images: Iterator[tuple[Image, float]]) -> int:
         raise UserError("--video: this PyAV has no encoder for MP4 files")
     first = next(images, None)
     if first is None:
-        raise UserError("--video: there is nothing to be seen")
+        raise UserError("--video: no frame was rendered")
     rows, columns = (length // 2 * 2 for length in first[0].shape[:2])
     count = 0
     with replacing(path) as file, av.open(file, "w", format="mp4") as film:

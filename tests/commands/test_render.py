@@ -80,7 +80,7 @@ def broken():
         ("render", lambda self: np.zeros((1, 4, 3), np.uint8), "gave an array [1, 4, 3] of uint8; a picture is"),
         ("render", lambda self: np.full((4, 4, 3), "x", object), "gave array(.*; a picture is"),
         ("render", lambda self: [[1], [1, 2]], "gave [[1], [1, 2]]; a picture is"),
-        ("render", lambda self: None, "there is nothing to be seen"),
+        ("render", lambda self: None, "no frame was rendered"),
         ("metadata", {"render_fps": "fast"}, "metadata['render_fps'] of CartPole-v1 is 'fast'; give a number from 1"),
         ("metadata", {"render_fps": 0.1}, "metadata['render_fps'] of CartPole-v1 is 0.1; give a number from 1"),
         ("__init__", lambda self: None, "environment.id: CartPole-v1 cannot be rendered: its constructor takes no"),

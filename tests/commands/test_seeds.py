@@ -131,7 +131,11 @@ def test_a_folder_may_have_a_sign_that_settings_have(in_directory):
     [
         (["--seeds", "1", "1"], "--seeds: each seed may be given once, not 1 1"),
         (["--seeds", "population.size=2"], "--seeds: give at least one seed, such as --seeds 1 2 3"),
-        (["--seeds", "1", "seed=4"], "seed: --seeds sets it for each run; leave one of them out"),
+        (["--seeds", "1", "seed=4"], "seed: --seeds sets it; leave one of them out"),
+        (["--seeds", "1", "run.resume=never"], "run.resume: --seeds sets it; leave one of them out"),
+        (["--seed", "1", "--seed=4", "seed=4"], "seed: --seed sets it; leave one of them out"),
+        (["--name", "a", "run.name=b"], "run.name: --name sets it; leave one of them out"),
+        (["--no-track", "tracking.backends=[tensorboard]"], "tracking.backends: --no-track sets it; leave one of them"),
         (["--seeds", "1", "2", "--seed", "4"], "argument --seed: not allowed with argument --seeds"),
         (["--jobs", "2"], "--jobs: is the number of seeds to train at a time"),
         (["--seeds", "-3"], "--seeds"),
@@ -146,17 +150,18 @@ def test_a_mistake_is_told_before_anything_begins(words, message, in_directory, 
 
 @pytest.mark.slow
 def test_seeds_train_and_are_taken_up_again(in_directory, capsys):
-    words = ["train", str(SMALL), "--seeds", "1", "2", "--jobs", "2", "--name", "a", "training.max_steps=40"]
+    settings = ["--jobs", "2", "--name", "a", "training.max_steps=40"]
+    words = ["train", str(SMALL), "--seeds", "1", "2", *settings]
+    assert run_program(run_command, ["train", str(SMALL), "--seeds", "1", *settings]) == 0
+    first = in_directory / "runs" / "a-seed-1" / "metrics.jsonl"
+    kept = first.read_bytes()
+    capsys.readouterr()
     assert run_program(run_command, words) == 0
     told = capsys.readouterr()
     assert "best agents of 2 seeds: mean" in told.out
     assert {line.split(" | ")[0] for line in told.err.splitlines()} == {"seed 1", "seed 2"}
-    kept = {path: path.read_bytes() for path in in_directory.rglob("metrics.jsonl")}
-    assert sorted(path.parent.name for path in kept) == ["a-seed-1", "a-seed-2"]
-    (in_directory / "runs" / "a-seed-2").rename(in_directory / "elsewhere")
-    assert run_program(run_command, words) == 0
-    assert (in_directory / "runs" / "a-seed-1" / "metrics.jsonl").read_bytes() in kept.values()
-    capsys.readouterr()
+    assert sorted(path.parent.name for path in in_directory.rglob("metrics.jsonl")) == ["a-seed-1", "a-seed-2"]
+    assert first.read_bytes() == kept
     for other, message in (
         ("algorithm.gamma=0.5", "was begun with another configuration: algorithm.gamma was"),
         ("network.bf16=true", "was begun with another network.bf16"),

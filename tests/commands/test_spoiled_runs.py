@@ -171,8 +171,8 @@ def test_a_spoiled_run_is_read_by_python_or_refused(spoil, run):
         (f"seed: {HUGE}", "a whole number is beyond 64 bits"),
         ("seed: " + "9" * 30, "a whole number is beyond 64 bits"),
         ('run: {name: "\\ud800"}', "text has a lone surrogate"),
-        ("environment: {kwargs: {1: 2}}", "key 1 is no text"),
-        ("{environment: {kwargs: {map: {on: 2}}}}", "key True is no text"),
+        ("environment: {kwargs: {1: 2}}", "key 1 is not a string"),
+        ("{environment: {kwargs: {map: {on: 2}}}}", "key True is not a string"),
     ],
 )
 def test_what_no_configuration_may_hold_is_refused_where_it_is_read(text, message, tmp_path):

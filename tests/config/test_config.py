@@ -193,6 +193,18 @@ def test_arguments_of_the_environment_that_change_are_named(before, after, told)
     assert _first_difference(config(f"environment.kwargs={before}"), config(f"environment.kwargs={after}")) == told
 
 
+def test_an_evaluation_without_end_may_get_a_limit_on_resume():
+    assert _first_difference(config("evaluation.max_steps=null"), config("evaluation.max_steps=500")) is None
+    assert "evaluation.error" in _first_difference(config(), config("evaluation.error=0.1"))
+
+
+def test_where_first_agents_come_from_may_change_on_resume():
+    before, after = (config(f"population.from=/{place}/runs/x") for place in "ab")
+    assert _first_difference(before, after) is None
+    before, after = (config(f"evolution.initial=[/{place}/runs/x]") for place in "ab")
+    assert _first_difference(before, after) is None
+
+
 def test_patience_with_actors_may_change_on_resume():
     given = "algorithm={name: impala}", "network.hidden_sizes=[8]"
     before = config(*given, "actors={count: 2, timeout: 60, max_restarts: 3}")
@@ -204,6 +216,11 @@ def test_two_parts_of_one_name_are_refused():
     box = gym.spaces.Box(-1.0, 1.0, (2,))
     with pytest.raises(UserError, match=r"two parts of the observation are called 'a.b'"):
         observation_specs(gym.spaces.Dict({"a.b": box, "a": gym.spaces.Dict(b=box)}))
+
+
+@pytest.mark.parametrize("text", ["'sweep #2'", '"#2"', "a#2"])
+def test_a_quoted_sign_begins_no_comment(text):
+    assert config(f"run.name={text}").run.name == text.strip("'\"")
 
 
 def test_overrides_are_read_as_yaml():
@@ -273,6 +290,7 @@ def test_it_cannot_be_changed():
         ),
         ("algorithm.exploration.decai=1", "did you mean 'algorithm.exploration.decay'?"),
         ("algorithm.exploration.schedule=linear", "algorithm.exploration: `schedule: linear` and `steps` go together"),
+        ("algorithm.exploration={start: 0.01}", "algorithm.exploration: `end` 0.05 is above `start` 0.01, and the"),
         ("algorithm.exploration.steps=9", "algorithm.exploration: `schedule: linear` and `steps` go together"),
         ("algorithm.target=periodic", "algorithm: `target: periodic` and `target_period` go together"),
         ("algorithm.target_period=100", "algorithm: `target: periodic` and `target_period` go together"),
@@ -355,7 +373,15 @@ def test_it_cannot_be_changed():
         ("tracking.backends=none", "tracking.backends: 'none' does not fit: it must be a list, and [] is none$"),
         ("tracking.backends=null", "tracking.backends: None does not fit: it must be a list, and [] is none$"),
         ("tracking.backends=off", "tracking.backends: False does not fit: it must be a list, and [] is none$"),
-        ("tracking.backends=wandb", "tracking.backends: 'wandb' does not fit: it must be a list, such as ['wandb']$"),
+        ("tracking.backends=wandb", "tracking.backends: 'wandb' does not fit: it must be a list, such as [wandb]$"),
+        ("tracking.backends=wandb,tensorboard", "it must be a list, such as [wandb, tensorboard]$"),
+        (
+            "network.hidden_sizes=64,64",
+            "'64,64' does not fit: it must be a list, such as [64, 64]$",
+        ),
+        ("run.name=sweep #2", "run.name: 'sweep #2' has a comment, which begins at the #; quote a text that has one$"),
+        ("run.name=#2", "run.name: '#2' has a comment"),
+        ("environment.kwargs={1: 2}", "environment.kwargs: '{1: 2}' is not valid YAML: key 1 is not a string"),
         ("training.max_steps=many", "training.max_steps: 'many' does not fit: it must be a whole number$"),
         ("algorithm.gamma=true", "algorithm.gamma: True does not fit: it must be a number$"),
         ("seed=false", "seed: False does not fit: it must be a whole number$"),

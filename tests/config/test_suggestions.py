@@ -46,9 +46,9 @@ def told(words, capsys):
         ("algorithm=PPO", "algorithm.name: there is no algorithm 'PPO'; did you mean 'ppo'?"),
         (
             "ppo own.games:Maze",
-            "'own.games:Maze' is no algorithm or file; the environment is environment=own.games:Maze",
+            "'own.games:Maze' is neither an algorithm nor a file; the environment is environment=own.games:Maze",
         ),
-        ("ppo ALE/Pong-v5", "'ALE/Pong-v5' is no algorithm or file; the environment is environment=ALE/Pong-v5"),
+        ("ppo Pong-v5", "'Pong-v5' is neither an algorithm nor a file; the environment is environment=Pong-v5"),
     ],
 )
 def test_the_key_that_is_meant_is_named_with_the_value(words, message, capsys):
@@ -82,11 +82,23 @@ def test_each_alias_is_of_a_key_and_is_none():
 
 
 def test_keys_are_those_of_a_configuration():
-    settings = config("replay.prioritised={}").model_dump(mode="json")
+    settings = config("replay.prioritised={}").model_dump(mode="json", by_alias=True)
+    unset = set()
     for key in keys_of(model_of(SETTINGS["dqn"])):
-        found = settings
-        for part in key.split("."):
-            found = found and found[part]
+        found, *parts = settings, *key.split(".")
+        for place, part in enumerate(parts):
+            if found is None:
+                unset.add(".".join(parts[:place]))
+                break
+            found = found[part]
+    assert unset <= {
+        "actors",
+        "algorithm.categorical",
+        "algorithm.noisy",
+        "algorithm.quantile",
+        "league",
+        "evolution.schedule",
+    }
 
 
 def test_a_key_of_a_file_is_named_without_a_value():

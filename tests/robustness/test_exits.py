@@ -370,14 +370,25 @@ def test_who_was_refused_is_not_noted_as_the_owner(tmp_path):
     lock.release()
 
 
+def test_the_elite_is_measured_anew_under_another_limit_of_episodes(in_directory):
+    settings = "run.name=a", "evaluation.episodes=2", "evaluation.confirmation_episodes=4"
+    assert train(*settings, "training.max_steps=80", "evaluation.max_steps=5") == 0
+    with pytest.warns(EvorlWarning, match="not bit-exact: evaluation.max_steps changed from 5 to 9"):
+        assert train(*settings, "training.max_steps=120", "evaluation.max_steps=9", "run.resume=auto") == 0
+    rows = lines(in_directory / "runs" / "a" / "metrics.jsonl")
+    assert {rows[1]["elite_fitness"], rows[-1]["elite_fitness"]} == {5.0, 9.0}, "CartPole gives 1 for each step"
+
+
 def test_what_a_run_was_made_with_is_compared_when_it_goes_on(in_directory, monkeypatch):
     assert train("run.name=a", "training.max_steps=40") == 0
     newest = max((in_directory / "runs" / "a" / "checkpoints").iterdir())
     assert json.loads((newest / "state.json").read_text())["made_with"].keys() >= {"torch", "numpy", "cpu", "threads"}
     from evorl.runs import checkpoint
 
+    with pytest.warns(EvorlWarning, match="not bit-exact: training.compile changed from auto to false"):
+        assert train("run.name=a", "run.resume=auto", "training.max_steps=60", "training.compile=false") == 0
     here = checkpoint.made_with
     monkeypatch.setattr(checkpoint, "made_with", lambda device: here(device) | {"torch": "9.9"})
     with pytest.warns(EvorlWarning, match="this resume is not bit-exact: torch changed from .* to 9.9"):
-        assert train("run.name=a", "run.resume=auto", "training.max_steps=80") == 0
+        assert train("run.name=a", "run.resume=auto", "training.max_steps=80", "training.compile=false") == 0
     assert len(lines(in_directory / "runs" / "a" / "metrics.jsonl")) >= 2

@@ -20,6 +20,7 @@ from evorl.commands import train as train_commands
 from evorl.commands.command import run_command
 from evorl.commands.inspect import clean
 from evorl.commands.train import resume_command
+from evorl.distributed import Ranks
 from evorl.population import check_agents
 from evorl.runs.directory import Checkpoints, JsonLines, RunDirectory
 from evorl.system.files import Lock, is_locked, read_owner, settle
@@ -121,9 +122,8 @@ def full_disk(*arguments):
 
 
 @pytest.mark.slow
-def test_training_goes_on_over_a_full_disk_and_resumes_from_before_it(in_directory, monkeypatch):
+def test_training_goes_on_over_a_full_disk_and_resumes_from_before_it(in_directory, mutated_run, monkeypatch):
     settings = (*EVERY_MUTATION, "training.max_steps=200")
-    assert train("run.name=whole", *settings) == 0
     write = Checkpoints.write
 
     def sometimes(self, generation, name, payload):
@@ -141,9 +141,7 @@ def test_training_goes_on_over_a_full_disk_and_resumes_from_before_it(in_directo
     monkeypatch.chdir(in_directory)
     assert train("run.name=a", *settings, "run.resume=auto") == 0
     for name in ("lineage.jsonl", "elite/agent.safetensors"):
-        assert (in_directory / "runs" / "a" / name).read_bytes() == (
-            in_directory / "runs" / "whole" / name
-        ).read_bytes()
+        assert (in_directory / "runs" / "a" / name).read_bytes() == (mutated_run / name).read_bytes()
 
 
 def test_lines_that_could_not_be_written_come_later_and_only_once(tmp_path, monkeypatch):
@@ -216,8 +214,28 @@ def test_a_replay_above_the_limit_is_not_kept_and_both_ends_say_so(in_directory)
         assert train("run.name=a", small, "run.resume=auto", "training.max_steps=200") == 0
 
 
-def test_another_placement_takes_a_run_up_and_says_so(in_directory):
-    assert train("run.name=a") == 0
+def test_a_checkpoint_counts_where_an_older_one_cannot_be_removed(in_directory, monkeypatch):
+    def prune(self, best):
+        raise OSError(errno.EXDEV, "Invalid cross-device link", "some/directory")
+
+    monkeypatch.setattr("evorl.runs.directory.Checkpoints.prune", prune)
+    with pytest.warns(EvorlWarning) as caught:
+        assert train("run.name=a", "checkpoint.keep=1") == 0
+    told = [str(each.message) for each in caught if "could not" in str(each.message)]
+    assert told == ["old checkpoints could not be removed: some/directory: Invalid cross-device link"]
+    assert len(list((in_directory / "runs" / "a" / "checkpoints").glob("generation-*"))) == 4
+
+
+def test_a_configuration_that_could_not_be_read_again_is_refused(tmp_path):
+    numbers = [value + 0.1234567890123456 for value in range(6000)]
+    large = config(f"environment.kwargs={{prices: {numbers}}}")
+    with pytest.raises(UserError, match=r"^config\.yaml: .* more than 131072 bytes; let the environment read large"):
+        RunDirectory(tmp_path, keep=1).begin(large, Ranks())
+    assert not (tmp_path / "config.yaml").exists()
+
+
+def test_another_placement_takes_a_run_up_and_says_so(trained_run, in_directory):
+    shutil.copytree(trained_run, in_directory / "runs" / "a")
     sharded = "population.placement=sharded"
     with pytest.warns(EvorlWarning, match="not bit-exact: the placement changed from replicated to sharded"):
         assert train("run.name=a", sharded, "run.resume=auto", "training.max_steps=200") == 0
@@ -341,27 +359,6 @@ def check_ended_in_order(run, number, error):
     kept.verify(kept.generations()[-1])
 
 
-def test_a_signal_ends_a_program_in_order(tmp_path):
-    command = [
-        sys.executable, str(ROOT / "demos" / "online.py"), "--config", str(SMALL),
-        "run.name=a", "training.max_steps=1000000",
-    ]  # fmt: skip
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    run = tmp_path / "runs" / "a"
-    process = subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True,
-        # Under nohup the tests inherit a signal that is ignored, which a run rightly leaves so.
-        preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL),
-    )  # fmt: skip
-    while not (run / "checkpoints" / "generation-000002").is_dir():
-        assert process.poll() is None
-        time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
-    _, error = process.communicate(timeout=30)
-    assert process.returncode == 143
-    check_ended_in_order(run, signal.SIGTERM, error)
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_other_signals_end_a_run_in_order(number, code, tmp_path, forked_launch):
     done = forked_launch(
@@ -418,7 +415,7 @@ def test_more_processes_than_cores_are_only_started_when_asked_for(trained_run, 
 
 
 @pytest.mark.parametrize(("how", "code"), [("signal", 143), ("error", 2)])
-def test_processes_of_environments_do_not_hold_up_the_end(how, code, tmp_path):
+def test_a_program_ends_in_order_and_processes_of_environments_do_not_hold_it_up(how, code, tmp_path):
     kwargs = "{how: step, seeds: all, episode: 0}" if how == "error" else "{how: nothing}"
     environment = f"{{id: 'helpers.faults:Failing-v0', vectorization: async, max_restarts: 1, kwargs: {kwargs}}}"
     command = [
@@ -426,10 +423,15 @@ def test_processes_of_environments_do_not_hold_up_the_end(how, code, tmp_path):
         "run.name=a", "training.max_steps=1000000", f"environment={environment}",
     ]  # fmt: skip
     variables = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, cwd=tmp_path, env=variables, stderr=subprocess.PIPE, text=True)
+    run = tmp_path / "runs" / "a"
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=variables, stderr=subprocess.PIPE, text=True,
+        # Under nohup the tests inherit a signal that is ignored, which a run rightly leaves so.
+        preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL),
+    )  # fmt: skip
     try:
-        sign = "checkpoints/generation-000001" if how == "signal" else "config.yaml"
-        while not (tmp_path / "runs" / "a" / sign).exists():
+        sign = "checkpoints/generation-000002" if how == "signal" else "config.yaml"
+        while not (run / sign).exists():
             assert process.poll() is None
             time.sleep(0.02)
         if how == "signal":
@@ -439,6 +441,8 @@ def test_processes_of_environments_do_not_hold_up_the_end(how, code, tmp_path):
         process.kill()
     assert process.returncode == code
     assert ("error: environment.max_restarts: " in error) == (how == "error")
+    if how == "signal":
+        check_ended_in_order(run, signal.SIGTERM, error)
 
 
 def test_a_run_whose_reader_has_left_goes_on(tmp_path):

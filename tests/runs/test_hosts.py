@@ -28,9 +28,10 @@ def with_checkpoints(path, *numbers, stem="generation"):
 
 def test_nothing_is_removed_before_all_hosts_have_the_new_one(tmp_path):
     run = RunDirectory(tmp_path, keep=1)
-    write = {"files": {"state.json": b"{}"}, "best": None}
+    files = {"state.json": b"{}"}
     for number in (1, 2):
-        assert run.write_checkpoint(ranks_of_main(), run.checkpoints, number, **write) == ""
+        assert run.write_checkpoint(ranks_of_main(), run.checkpoints, number, files) == ""
+        assert run.prune(run.checkpoints) == ""
     assert run.checkpoints.generations() == [2]
 
     def killed(payload, what):
@@ -39,7 +40,7 @@ def test_nothing_is_removed_before_all_hosts_have_the_new_one(tmp_path):
         return [payload]
 
     with pytest.raises(Killed):
-        run.write_checkpoint(ranks_of_main(gather_bytes=killed), run.checkpoints, 3, **write)
+        run.write_checkpoint(ranks_of_main(gather_bytes=killed), run.checkpoints, 3, files)
     assert run.checkpoints.generations() == [2, 3], "another host may have 2 alone"
 
 

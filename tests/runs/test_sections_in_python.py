@@ -139,7 +139,7 @@ def test_keyword_arguments_of_the_environment_are_kept(configured, kwargs, in_co
 def test_keys_that_are_no_text_are_refused_as_in_files(configured, kwargs, in_config):
     environment = {"id": "CartPole-v1", "kwargs": kwargs}
     where = rf"{'config.' if in_config else ''}environment\.kwargs.*"
-    with pytest.raises(UserError, match=rf"^{where}: key 0 is no text$"):
+    with pytest.raises(UserError, match=rf"^{where}: key 0 is not a string$"):
         configured({"environment": environment}) if in_config else configured(environment=environment)
 
 

@@ -157,7 +157,7 @@ def test_what_a_configuration_cannot_name_is_refused_in_one_line(registry):
     gym.register("Wrapped-v0", entry_point=f"{__name__}:FiveSteps", additional_wrappers=(wrapper,))
     wanted = "give a class, a function or an id"
     for environment, message in (
-        (FiveSteps(), f"environment: this FiveSteps does not say how to make more of it; {wanted}"),
+        (FiveSteps(), f"environment: this FiveSteps has no `spec`, by which copies could be made; {wanted}"),
         (gym.make("Local-v0"), "does not stand at the top of a module or script"),
         (gym.make("CartPole-v1", max_episode_steps=-1), f"cannot take the time limit off CartPole-v1; {wanted}"),
         (
@@ -206,7 +206,7 @@ def test_what_a_script_alone_knows_no_command_evaluates(in_directory, monkeypatc
 
 
 def test_actors_do_not_run_the_script():
-    with pytest.raises(UserError, match="Walk stands in the script or notebook itself, which the processes of actors"):
+    with pytest.raises(UserError, match="Walk is defined in the script or notebook itself, which the processes of"):
         evorl.train("impala", environment="__main__:Walk")
 
 
@@ -280,7 +280,7 @@ def test_what_a_callback_may_not_do_is_said(in_directory):
 
     with pytest.raises(UserError, match=r"callbacks: yes returned True; return evorl\.Stop"):
         evorl.train(SMALL, callbacks=[yes], run={"name": "a"})
-    with pytest.raises(UserError, match="callbacks: <lambda> stops because of 3, which is no text"):
+    with pytest.raises(UserError, match="callbacks: <lambda> stops because of 3, which is not a string"):
         evorl.train(SMALL, callbacks=[lambda generation: evorl.Stop(3)], run={"name": "d"})
     with pytest.raises(UserError, match=r"x is logged as 1000.*, which is no number"):
         evorl.train(SMALL, callbacks=[lambda generation: generation.log("x", 10**400)], run={"name": "e"})
