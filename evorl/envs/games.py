@@ -1,4 +1,4 @@
-"""Games of two seats (PettingZoo, arXiv 2009.14471; OpenSpiel) as vector environments of the learner's seat.
+"""Two-player games (PettingZoo, arXiv 2009.14471; OpenSpiel) as vector environments of the learner's seat.
 
 Axes: N copies of a game, A actions of all choices concatenated.
 

@@ -50,7 +50,7 @@ def space_to_json(space: gym.Space[Any]) -> Json:
     for kind, (write, _) in KINDS.items():
         if isinstance(space, getattr(gym.spaces, kind)):
             return {"kind": kind, **write(space)}
-    raise UserError(f"environment.id: {space} has no description")
+    raise UserError(f"environment.id: {space} cannot be written as JSON")
 
 
 def space_from_json(data: Any) -> gym.Space[Any]:

@@ -1,4 +1,4 @@
-"""A game of two seats, as its families implement it, and what a seat sees of it. A: actions of all choices."""
+"""A two-player game, as its families implement it, and what a seat sees of it. A: actions of all choices."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Turn(NamedTuple):
 
 
 class Game(Protocol):
-    """One game of two seats. `acting` are the seats that are to move; `seen` has each seat's newest turn."""
+    """One two-player game. `acting` are the seats that are to move; `seen` has each seat's newest turn."""
 
     acting: tuple[int, ...]
     seen: dict[int, Turn]

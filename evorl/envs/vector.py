@@ -55,6 +55,7 @@ Flags = NDArray[np.bool_]
 Start = tuple[Any, dict[str, Any]]
 """The first observation of an episode, or of N of them, and the info of the reset."""
 
+LIVES = "environment.life_loss_ends: only Atari's image environments report lives"
 FINAL = "final_info"
 """Info key under which a same-step autoreset stores the info of episodes that ended in this step."""
 FINDING = "evorl.finding"
@@ -432,7 +433,7 @@ def make_vector(settings: Environment, copies: int, differing: Sequence[Mapping[
             mode = _mode(settings, name)
             _check_limit(settings)
             if settings.life_loss_ends and not (name.startswith(ATARI) and mode == "native"):
-                raise UserError(f"environment.life_loss_ends: only Atari's images tell of lives, not {settings.id}")
+                raise UserError(f"{LIVES}, not {settings.id}")
             if mode == "native":
                 options = _atari_options(settings) if name.startswith(ATARI) else _native_options(settings)
                 return gym.make_vec(name, copies, vectorization_mode="vector_entry_point", **options)
@@ -481,7 +482,7 @@ def _game_vector(settings: Environment, copies: int, differing: bool) -> Vector:
             "episodes; take auto"
         )
     if settings.life_loss_ends:
-        raise UserError(f"environment.life_loss_ends: only Atari's images tell of lives, not {settings.id}")
+        raise UserError(f"{LIVES}, not {settings.id}")
     return GameVector(settings, copies)
 
 

@@ -1,4 +1,4 @@
-"""A league: agents of the population and frozen past agents that play each other in games of two seats."""
+"""A league: agents of the population and frozen past agents that play each other in two-player games."""
 
 from evorl.league.league import League, league_of
 

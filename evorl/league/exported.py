@@ -75,9 +75,9 @@ class ExportedAgent:
             state = np.zeros((1, *map(int, self.state_shape)), dtype=np.float32)
             moves, _ = self.act(create_empty_array(space, 1), mask, state)
         except Exception as error:  # onnxruntime's errors have no common base class.
-            raise UserError(f"{self.name}: takes other observations than {self.interface.environment} has") from error
+            raise UserError(f"{self.name}: its observations are not those of {self.interface.environment}") from error
         if len(moves) != 1 or not is_allowed(moves[0], None, self.interface.action):
-            raise UserError(f"{self.name}: makes other moves than {self.interface.environment} has")
+            raise UserError(f"{self.name}: its moves are not those of {self.interface.environment}")
 
 
 class ExportedPlayers:

@@ -127,7 +127,7 @@ def settle(*directories: Path) -> None:
 
 def reason(error: OSError, path: Path) -> str:
     """The path and the reason of an OSError; lock errors do not name the path themselves."""
-    return f"{error.filename or path}: {error.strerror}"
+    return f"{error.filename or path}: {error.strerror or error}"
 
 
 def sync_directory(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Small games of two seats by PettingZoo's interfaces, without PettingZoo."""
+"""Small two-player games by PettingZoo's interfaces, without PettingZoo."""
 
 from typing import ClassVar
 

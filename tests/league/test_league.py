@@ -314,10 +314,10 @@ def test_only_games_have_a_league():
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        (("league.games=4",), "league: CartPole-v1 is no game of two seats; leave it out"),
+        (("league.games=4",), "league: CartPole-v1 is not a two-player game; leave it out"),
         (
             ("evolution.fitness=rating",),
-            "evolution.fitness: CartPole-v1 is no game of two seats, so nobody has a rating",
+            "evolution.fitness: CartPole-v1 is not a two-player game, so nobody has a rating",
         ),
         ((GAME, "league.matchmaking=pfps"), "league.matchmaking: there is no 'pfps'; did you mean 'pfsp'?"),
     ],
@@ -521,7 +521,7 @@ def test_a_match_needs_the_same_game_of_two_seats(in_directory):
     assert train("run.name=pole", "training.max_steps=40") == 0
     with pytest.raises(UserError, match=r"runs/pole: plays CartPole-v1, and the game is helpers\.games:ThreeMoves"):
         run_command(["match", "runs/game", "runs/pole"])
-    with pytest.raises(UserError, match="runs/pole: CartPole-v1 is no game of two seats"):
+    with pytest.raises(UserError, match="runs/pole: CartPole-v1 is not a two-player game"):
         run_command(["match", "runs/pole", "runs/game"])
     with pytest.raises(UserError, match=r"watch: helpers.games:ThreeMoves is a game, and those are not shown"):
         run_command(["watch", "runs/game", "--video", "a.mp4"])
