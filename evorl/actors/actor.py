@@ -47,7 +47,7 @@ def run(context: Mapping[str, Any], index: int, attempt: int, descriptors: Seque
     board, lock, memory, reader, writer = descriptors
     try:
         with (
-            warnings_on_one_line(f" (in actor {index})"),
+            warnings_on_one_line(f" (in actor {context['first_actor'] + index})"),
             Actor(context, index, attempt, board, lock, memory) as actor,
         ):
             actor.work(reader, writer)
@@ -181,7 +181,7 @@ class Actor:
         version = self._board.fetch(flat, states, self._generation)
         if version is None:
             return
-        self._since_fetch = self._steps
+        self._since_fetch = 0
         generator = torch.Generator().manual_seed(seed("acting"))
         policy = Policy(described.agents, self._algorithm, generator, lambda size: flat[:size])
         kind = KINDS[config.algorithm.sends]
@@ -199,3 +199,5 @@ class Actor:
             self._max_staleness,
         )
         self._collector = kind.collector(self._acting)
+        # The seeds of later generations are those of an actor that replaced none, as after a resume.
+        self._attempt = 0

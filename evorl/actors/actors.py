@@ -5,6 +5,7 @@ Axes: P agents, A actors, R ranks.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 import warnings
@@ -185,20 +186,26 @@ class Actors(Closing):
         self.sent_steps: int = config.algorithm.sent_steps
         self._bound = max_staleness(config, algorithm, placement.copies)
         warn_of_cores(self._settings.count, placement.ranks)
-        with explaining_open_files(self._settings.count):
+        self._memories: list[SharedMemory] = []
+        with explaining_open_files(self._settings.count), contextlib.ExitStack() as opened:
             self._board = Board(self._settings.count)
-            self._memories = [SharedMemory() for _ in range(self._settings.count)]
+            opened.callback(self._board.close)
+            for _ in range(self._settings.count):
+                self._memories.append(SharedMemory())
+                opened.callback(self._memories[-1].close)
+            opened.pop_all()
         context = {
             "config": config.to_yaml(),
             "agents": placement.local_size,
             "rank": placement.ranks.rank,
+            "first_actor": (first := placement.ranks.rank * self._settings.count),
             "copies": placement.copies,
             "max_staleness": self._bound,
         }
         self._kind = KINDS[config.algorithm.sends]
         slots = [memory.descriptor for memory in self._memories]
         with explaining_open_files(self._settings.count):
-            self._supervisor = Supervisor(self._settings, context, self._board, slots)
+            self._supervisor = Supervisor(self._settings, context, self._board, slots, first)
         self._slots: dict[int, Any] = {}
         self._generation, self._published, self._turn = 0, 0, 0
         self._left = 0

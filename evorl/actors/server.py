@@ -90,6 +90,9 @@ class ActorServer:
 
     def close(self) -> None:
         """Stop the server and its actors, which are given time to close their environments."""
+        # Processes that were forked since, such as those of environments, hold the socket open.
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         try:
             # Before the server is ready there are no actors to wait for.

@@ -68,7 +68,7 @@ class ActorProcess:
     """An actor's process, our ends of its pipes, and the slots that it has to fill.
 
     `began` is the time of its start, `asked` that of the last slot handed to it. `attempt` counts its predecessors,
-    `failures` the most recent of them, in a row, that sent nothing.
+    `failures` those of them that have ended since the last message.
     """
 
     index: int
@@ -105,11 +105,20 @@ class Supervisor:
     """Starts a rank's actors and replaces those that die or hang; a replacement takes over the slots."""
 
     def __init__(
-        self, settings: ActorSettings, context: Mapping[str, object], board: Board, slots: Sequence[int]
+        self,
+        settings: ActorSettings,
+        context: Mapping[str, object],
+        board: Board,
+        slots: Sequence[int],
+        first: int,
     ) -> None:
-        """Start the server, which is sent `context`; `slots` are the descriptors of each actor's slot memory."""
+        """Start the server, which is sent `context`.
+
+        `slots` are the descriptors of each actor's slot memory, `first` is the number of the first one over all ranks.
+        """
         self._settings = settings
         self._context = context
+        self._first = first
         self._server = ActorServer(context, settings.timeout)
         self._server_failures = 0
         """Consecutive servers that ended before any actor sent a message."""
@@ -150,7 +159,8 @@ class Supervisor:
     def start(self) -> None:
         """Start all actors, without slots. Raises UserError if they need too many open files."""
         with explaining_open_files(self._settings.count):
-            self._actors = [self._start_actor(index) for index in range(self._settings.count)]
+            for index in range(self._settings.count):
+                self._actors.append(self._start_actor(index))
 
     def close(self) -> None:
         """Stop all actors and the server."""
@@ -179,12 +189,12 @@ class Supervisor:
             answered, size, _ = MESSAGE.unpack(_read(actor.reader, MESSAGE.size, patience))
             answer = _read(actor.reader, size, patience)
             if answered == FAILED:
-                raise _mistake(answer, actor)
+                raise self._mistake(answer, actor)
             return answer
         # The end of its pipe leads to its replacement, which must not be preceded by the rest of a late answer.
         self._end(actor)
         read_all(actor.reader, _unread(actor.reader))
-        raise RunFailed(f"actor {index} has ended, or hangs, and does not go on with its episodes")
+        raise RunFailed(f"actor {self._number(actor)} has ended, or hangs, and does not go on with its episodes")
 
     def receive(self) -> Message:
         """Wait for a message. Raises UserError if an actor reports one, RunFailed if actors cannot be kept alive."""
@@ -197,7 +207,7 @@ class Supervisor:
             slot, generation, version = MESSAGE.unpack(message)
             if slot == FAILED:
                 # Its pipe need not end then: processes that its environments forked hold it, too.
-                raise _mistake(read_all(actor.reader, generation), actor)
+                raise self._mistake(read_all(actor.reader, generation), actor)
             actor.slots.discard(slot)
             actor.failures = self._server_failures = 0
             return Message(actor.index, slot, generation, version)
@@ -206,9 +216,11 @@ class Supervisor:
         """An actor that has sent a message or has ended; in lockstep, the first that has a slot to fill."""
         if self._settings.lockstep:
             first = next(actor for actor in self._actors if actor.slots)
-            while not any(key.data is first for key, _ in self._selector.select(LOOK_EVERY)):
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    _wait(first.reader, selectors.EVENT_READ, LOOK_EVERY)
+                    return first
                 self.look()
-            return first
         while not self._ready:
             self._ready.extend(key.data for key, _ in self._selector.select(LOOK_EVERY))
             self.look()
@@ -222,11 +234,18 @@ class Supervisor:
         self._looked = now
         if self._server.has_ended:
             self._renew_server("has ended")
-        # An actor with unread messages may be idle because the learner was busy, so it is not late.
-        heard = [key.data for key, _ in self._selector.select(0)]
         for actor in self._actors:
-            if actor not in heard and actor.is_late(now, float(self._board.beats[actor.index]), self._settings.timeout):
+            # One that has filled all of its slots may be idle because the learner was busy, so it is not late.
+            is_idle = _unread(actor.reader) >= len(actor.slots) * MESSAGE.size
+            if not is_idle and actor.is_late(now, float(self._board.beats[actor.index]), self._settings.timeout):
                 self._end(actor)
+
+    def _number(self, actor: ActorProcess) -> int:
+        """The number of an actor among those of all ranks, as in metrics."""
+        return self._first + actor.index
+
+    def _mistake(self, text: bytes, actor: ActorProcess) -> UserError:
+        return UserError(f"{text.decode(errors='replace')} (in actor {self._number(actor)})")
 
     def _end(self, actor: ActorProcess) -> None:
         """Kill an actor if it is alive; what it has already sent can still be received."""
@@ -252,16 +271,17 @@ class Supervisor:
         for actor in self._actors:
             actor.failures -= bool(actor.process)
             actor.process = 0
-        self._server = ActorServer(self._context, self._settings.timeout)
+        with explaining_open_files(self._settings.count):
+            self._server = ActorServer(self._context, self._settings.timeout)
 
     def _replace(self, actor: ActorProcess) -> None:
-        """Replace an actor that has ended. Raises RunFailed if several in a row sent nothing."""
+        """Replace an actor that has ended. Raises RunFailed if several did without a message in between."""
         self._selector.unregister(actor.reader)
         actor.close()
         self._end(actor)
         if actor.failures >= self._settings.max_restarts:
             raise RunFailed(
-                f"actor {actor.index} ended {actor.failures + 1} times without having sent anything "
+                f"actor {self._number(actor)} ended {actor.failures + 1} times without a rollout in between "
                 "(actors.max_restarts); what it printed stands above"
             )
         self.restarts += 1
@@ -273,7 +293,12 @@ class Supervisor:
 
     def _start_actor(self, index: int, slots: Iterable[int] = (), attempt: int = 0, failures: int = 0) -> ActorProcess:
         theirs_in, writer = os.pipe()
-        reader, theirs_out = os.pipe()
+        try:
+            reader, theirs_out = os.pipe()
+        except OSError:
+            os.close(theirs_in)
+            os.close(writer)
+            raise
         descriptors = [self._board.memory.descriptor, self._board.lock, self._slots[index], theirs_in, theirs_out]
         process = 0
         try:
@@ -307,10 +332,6 @@ def _unread(reader: int) -> int:
     """The number of unread bytes in a pipe."""
     (count,) = COUNT.unpack(fcntl.ioctl(reader, termios.FIONREAD, bytes(COUNT.size)))
     return int(count)
-
-
-def _mistake(text: bytes, actor: ActorProcess) -> UserError:
-    return UserError(f"{text.decode(errors='replace')} (in actor {actor.index})")
 
 
 def _write(writer: int, payload: bytes, patience: float) -> None:

@@ -227,8 +227,8 @@ class ActorSettings(Section):
     lockstep: bool = False
     """For tests and debugging: actors take turns with the learner and each other, so that a run can be repeated."""
     timeout: Seconds = 60.0
-    """Seconds without a step after which an actor that has something to do is replaced, and seconds without an answer
-    after which the process that starts actors is."""
+    """Seconds without a step after which an actor that has something to do is replaced (at least 60 before its first
+    step), and seconds without an answer after which the process that starts actors is."""
     max_restarts: Annotated[int, Field(ge=0, le=10**6)] = 3
     """Replacements of an actor, or of the process that starts them, one after the other without a rollout in between,
     before the run gives up."""

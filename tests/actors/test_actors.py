@@ -17,9 +17,9 @@ from helpers import faults
 from helpers.learning import SETTINGS, Learning, all_gone, descendants
 from helpers.support import config, error_line, train
 
-from evorl.actors import Actors, server, supervisor
+from evorl.actors import server, supervisor
 from evorl.actors.actor import RESTORE, SAVE
-from evorl.actors.actors import warn_of_cores
+from evorl.actors.actors import Actors, warn_of_cores
 from evorl.actors.collectors import slot_size, slots
 from evorl.actors.memory import SharedMemory
 from evorl.distributed import Ranks
@@ -283,6 +283,36 @@ def test_settings_that_mean_nothing_with_actors_are_refused(settings, message):
         config(*settings)
 
 
+def test_actors_are_let_go_although_another_process_holds_their_socket():
+    """As the processes of environments do, which evaluation forks after the server has begun."""
+    with Learning() as learning:
+        learning.learn(1)
+        holder = os.fork()
+        if holder == 0:
+            time.sleep(60)
+            os._exit(0)
+        began = time.monotonic()
+    took = time.monotonic() - began
+    os.kill(holder, signal.SIGKILL)
+    os.waitpid(holder, 0)
+    assert took < server.CLOSING
+
+
+def test_an_actor_that_hangs_is_ended_although_what_it_sent_is_unread(monkeypatch):
+    with Learning("actors={count: 1, queue: 2, timeout: 1}") as learning:
+        learning.learn(1)
+        own, until = learning.actors._supervisor, time.monotonic() + 20
+        while own.waiting < 2 and time.monotonic() < until:
+            time.sleep(0.01)
+        time.sleep(1.1)
+        own.look()
+        assert all(own.processes), "it has filled all that it was given"
+        monkeypatch.setattr(supervisor, "_unread", lambda reader: supervisor.MESSAGE.size)
+        own._looked = 0.0
+        own.look()
+        assert own.processes == [0], "it has filled one of two"
+
+
 def test_an_actor_that_cannot_live_is_given_up():
     with Learning("actors={max_restarts: 1}") as learning:
         learning.learn(1)
@@ -297,7 +327,7 @@ def test_an_actor_that_cannot_live_is_given_up():
         killer = threading.Thread(target=kill_all)
         killer.start()
         try:
-            with pytest.raises(RunFailed, match="actor 0 ended 2 times without"):
+            with pytest.raises(RunFailed, match="actor 0 ended 2 times without a rollout in between"):
                 learning.learn(1000)
         finally:
             over.set()

@@ -110,7 +110,7 @@ def test_clean_deletes_checkpoints_when_told_to_and_nothing_else(run, capsys):
     assert {path.name for path in run.iterdir()} == before
     run_command(["clean", "runs/a", "--yes"])
     assert {path.name for path in run.iterdir()} == before - {"checkpoints"}
-    assert "MB of checkpoints; the run can still be evaluated" in capsys.readouterr().out
+    assert "MB of checkpoints; only the best agent is left" in capsys.readouterr().out
     assert evaluate_elite(run, 1, 0)["episodes"] == 1
     assert run_program(run_command, ["clean", "runs"]) == 2
     (run / "checkpoints").symlink_to(run.parent)

@@ -170,7 +170,7 @@ def test_a_spoiled_run_is_read_by_python_or_refused(spoil, run):
     [
         (f"seed: {HUGE}", "a whole number is beyond 64 bits"),
         ("seed: " + "9" * 30, "a whole number is beyond 64 bits"),
-        ('run: {name: "\\ud800"}', "text has a lone surrogate"),
+        ('run: {name: "\\ud800"}', "text has an unpaired surrogate"),
         ("environment: {kwargs: {1: 2}}", "key 1 is not a string"),
         ("{environment: {kwargs: {map: {on: 2}}}}", "key True is not a string"),
     ],

@@ -5,7 +5,7 @@ import time
 import gymnasium as gym
 import psutil
 
-from evorl.actors import Actors
+from evorl.actors.actors import Actors
 from evorl.algorithms import make_algorithm
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments

@@ -370,11 +370,22 @@ def test_who_was_refused_is_not_noted_as_the_owner(tmp_path):
     lock.release()
 
 
-def test_the_elite_is_measured_anew_under_another_limit_of_episodes(in_directory):
+def test_the_elite_is_measured_anew_under_another_limit_of_episodes(in_directory, monkeypatch):
+    from evorl.runs.champion import Champion
+
+    forget, forgotten = Champion.forget, []
+
+    def noted(champion):
+        forgotten.append(champion.returns)
+        forget(champion)
+        assert champion.score is None
+
+    monkeypatch.setattr(Champion, "forget", noted)
     settings = "run.name=a", "evaluation.episodes=2", "evaluation.confirmation_episodes=4"
     assert train(*settings, "training.max_steps=80", "evaluation.max_steps=5") == 0
     with pytest.warns(EvorlWarning, match="not bit-exact: evaluation.max_steps changed from 5 to 9"):
         assert train(*settings, "training.max_steps=120", "evaluation.max_steps=9", "run.resume=auto") == 0
+    assert forgotten == [(5.0,) * len(forgotten[0])]
     rows = lines(in_directory / "runs" / "a" / "metrics.jsonl")
     assert {rows[1]["elite_fitness"], rows[-1]["elite_fitness"]} == {5.0, 9.0}, "CartPole gives 1 for each step"
 

@@ -5,7 +5,7 @@ import re
 import sys
 
 import pytest
-from helpers.support import ROOT
+from helpers.support import ROOT, lines
 
 import evorl
 
@@ -17,6 +17,12 @@ TEXT = (ROOT / "docs" / "api.md").read_text()
 
 def blocks(language):
     return re.findall(rf"^```{language}\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize(("file", "begins"), [("metrics", "A line of `metrics"), ("lineage", "A line of `lineage")])
+def test_every_field_of_a_runs_files_is_described(file, begins, trained_run):
+    described = set(re.findall(r"`(\w+)`", TEXT[TEXT.index(begins) : TEXT.index("## Environments")]))
+    assert lines(trained_run / f"{file}.jsonl")[-1].keys() <= described
 
 
 def test_the_examples_run(in_directory, monkeypatch):
