@@ -20,7 +20,7 @@ from evorl.envs import Environments
 from evorl.runs.launch import load_config
 from evorl.runs.program import run_program
 from evorl.runs.run import Run
-from evorl.system.console import Stopwatch
+from evorl.system.stopwatch import Stopwatch
 from evorl.types import PolicyOutput, Transition
 
 DEFAULT_CONFIG = Path(__file__).parent.parent / "configs" / "training" / "dqn.yaml"

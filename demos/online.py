@@ -29,7 +29,7 @@ from evorl.runs.launch import load_config
 from evorl.runs.metrics import gather_metrics
 from evorl.runs.program import run_program
 from evorl.runs.run import Run
-from evorl.system.console import Stopwatch
+from evorl.system.stopwatch import Stopwatch
 
 DEFAULT_CONFIG = Path(__file__).parent.parent / "configs" / "training" / "dqn.yaml"
 

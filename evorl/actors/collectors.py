@@ -24,7 +24,7 @@ from evorl.replay.rollouts import RolloutLayout, RolloutMemory
 from evorl.replay.storage import Empty, Field
 from evorl.replay.transitions import ERROR
 from evorl.replay.windows import make_windows
-from evorl.system.console import Stopwatch
+from evorl.system.stopwatch import Stopwatch
 from evorl.types import Batch, PolicyOutput, Tensors
 
 

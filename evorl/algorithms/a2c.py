@@ -46,7 +46,7 @@ from evorl.networks.distributions import BOX_DISTRIBUTIONS, DISTRIBUTIONS, Distr
 from evorl.networks.stack import Architectures, Stack, TargetRule
 from evorl.replay import Experience, Pace
 from evorl.replay.rollouts import RolloutExperience, RolloutSettings, check_rollout
-from evorl.system.console import Stopwatch
+from evorl.system.stopwatch import Stopwatch
 from evorl.types import Agent, Batch, Head, Loss, Observation, RecurrentInput, Segment, Streams, Tensors, UserError
 
 

@@ -24,7 +24,7 @@ from evorl.networks.distributions import Likelihood
 from evorl.networks.stack import Stack
 from evorl.replay import Experience, Pace
 from evorl.replay.received import GradientSettings, ReceivedGradients
-from evorl.system.console import Stopwatch
+from evorl.system.stopwatch import Stopwatch
 from evorl.types import Batch, Segment, Tensors, UserError
 
 SCALE = "entropy_scale"

@@ -17,7 +17,7 @@ from evorl.distributed import Placement
 from evorl.replay import Experience, Pace
 from evorl.replay.received import ReceivedRollouts, ReceivedSettings
 from evorl.replay.statistics import normalized
-from evorl.system.console import Stopwatch
+from evorl.system.stopwatch import Stopwatch
 from evorl.types import Batch
 
 

@@ -20,7 +20,7 @@ from evorl.envs.spaces import EnvSpec, ObservationSpecs
 from evorl.networks import CELLS, NETWORKS, initial_architecture
 from evorl.networks.stack import Architectures, NetworkSpec, Stack, TargetRule
 from evorl.replay import Experience, Pace
-from evorl.system.console import Stopwatch
+from evorl.system.stopwatch import Stopwatch
 from evorl.types import (
     Agent,
     Batch,

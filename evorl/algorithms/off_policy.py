@@ -21,7 +21,7 @@ from evorl.networks.stack import Stack
 from evorl.replay import Experience, Pace
 from evorl.replay.storage import Field as StoredField
 from evorl.replay.transitions import replay_experience
-from evorl.system.console import Stopwatch
+from evorl.system.stopwatch import Stopwatch
 from evorl.types import Loss, UserError
 
 TWIN_CRITICS = ("first", "second")

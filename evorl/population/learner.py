@@ -20,8 +20,8 @@ from evorl.population.compiled import CompiledLoss, Compiler
 from evorl.population.initial import not_finite
 from evorl.population.policy import Policy
 from evorl.replay.received import gradient_batch
-from evorl.system.console import Stopwatch
 from evorl.system.formats import check_numbers, load_like
+from evorl.system.stopwatch import Stopwatch
 from evorl.types import (
     EXP_AVG,
     EXP_AVG_SQ,

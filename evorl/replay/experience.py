@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evorl.replay.statistics import Gather, Moments
-from evorl.system.console import Stopwatch
+from evorl.system.stopwatch import Stopwatch
 from evorl.types import Agent, Batch, Observation, PolicyOutput, Tensors, Transition, UpdateResult
 
 

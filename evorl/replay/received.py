@@ -21,7 +21,7 @@ from evorl.replay.rollouts import Minibatches, RolloutMemory
 from evorl.replay.statistics import Gather, RolloutStatistics
 from evorl.replay.storage import Empty
 from evorl.seeding import numpy_generator, torch_generator
-from evorl.system.console import Stopwatch
+from evorl.system.stopwatch import Stopwatch
 from evorl.types import Batch, RecurrentInput, Tensors
 
 TINY = 1e-12

@@ -21,8 +21,8 @@ from evorl.replay.experience import Experience, Population
 from evorl.replay.statistics import Gather, RolloutStatistics, normalized
 from evorl.replay.storage import Empty, Field, Found, Storage
 from evorl.seeding import torch_generator
-from evorl.system.console import Stopwatch
 from evorl.system.formats import load_like, set_generator
+from evorl.system.stopwatch import Stopwatch
 from evorl.types import (
     Agent,
     Batch,

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evorl.system.console import Stopwatch
 from evorl.system.formats import load_like
+from evorl.system.stopwatch import Stopwatch
 from evorl.types import Agent, RewardStats, Tensors, UserError
 
 Array = NDArray[np.float64]

@@ -26,9 +26,9 @@ from evorl.replay.samplers import Agreement, Sampler, SamplerSettings, UniformSa
 from evorl.replay.statistics import Gather, Moments
 from evorl.replay.storage import WHERE, Field, Storage, memory_at_first
 from evorl.replay.windows import Returns, Sequences, Windows, make_windows
-from evorl.system.console import Stopwatch
 from evorl.system.formats import check_numbers, check_tensors, load_like
 from evorl.system.processes import check_room
+from evorl.system.stopwatch import Stopwatch
 from evorl.types import Agent, Batch, PolicyOutput, Tensors, Transition, UpdateResult, UserError
 
 GATHERED_BYTES = 2**28

@@ -22,14 +22,12 @@ from evorl.evolution.selection import TRUSTED_CORRELATION
 from evorl.population.evaluation import RANDOM
 from evorl.replay import Pace
 from evorl.runs.champion import Score
-from evorl.runs.checkpoint import Progress
 from evorl.runs.directory import FINISHED, STOPPED, from_here, is_own, names_code
 from evorl.system.console import compact, digits, say
-from evorl.system.plugins import SCRIPT, described
+from evorl.system.plugins import SCRIPT
 from evorl.system.processes import multiplies_bfloat16
-from evorl.system.signals import Interrupted
 from evorl.tracking import announcements
-from evorl.types import Mutation, RunFailed, UserError
+from evorl.types import Mutation
 
 Row = Mapping[str, Any]
 STEPS = "training.max_steps"
@@ -245,49 +243,3 @@ def _best(summary: Row, config: AnyConfig) -> str:
 def _change(agent: Row, config: AnyConfig) -> str:
     mutation = Mutation(**agent["mutation"]).as_used(config.as_used)
     return str(mutation).removeprefix(f"{mutation.kind} (").removesuffix(")") if mutation.target else mutation.kind
-
-
-def summary_of(progress: Progress, config: AnyConfig, ranks: int, ended: str, because: str) -> dict[str, Any]:
-    """The summary for `summary.json` and the trackers.
-
-    `progress` is that of the last recorded generation. `ended` is one word from `end_of`, `because` the reason or "".
-    """
-    score = progress.elite.score
-    return {
-        "solved": None if config.training.target_fitness is None else progress.solved,
-        "best_fitness": score.mean if score else None,
-        "best_fitness_std": score.std if score else None,
-        "best_fitness_episodes": score.episodes if score else 0,
-        "best_fitness_lower_bound": progress.elite.lower_bound,
-        "generations": progress.generation,
-        "global_steps": progress.global_steps,
-        "agent_steps": progress.agent_steps,
-        "evaluation_steps": progress.evaluation_steps,
-        "wall_clock_seconds": progress.wall_clock_seconds,
-        "ranks": ranks,
-        "ended": ended,
-        "because": because or None,
-    }
-
-
-def end_of(error: BaseException | None, unsaved: str, stopped: str = "") -> str:
-    """The end of a run: `finished`, `stopped`, `unsaved`, or the name of the signal or exception."""
-    if error is None:
-        return "unsaved" if unsaved else STOPPED if stopped else FINISHED
-    if isinstance(error, KeyboardInterrupt):
-        return "SIGINT"
-    return error.name if isinstance(error, Interrupted) else type(error).__name__
-
-
-def exchange_reasons(error: BaseException, ranks: Ranks) -> str:
-    """Say in one line why a run ends, and publish this rank's reason unless another rank reports the error."""
-    if isinstance(error, Interrupted | KeyboardInterrupt):
-        # A launcher kills all ranks once one has exited, so the reason may be another rank's.
-        return ranks.last_words()
-    known = isinstance(error, UserError | RunFailed)
-    because = on_one_line(str(error) if known else described(error))
-    if not (isinstance(error, UserError) and error.reported_elsewhere):
-        ranks.end(because)
-    if isinstance(error, UserError) and error.reported_elsewhere is None and ranks.wait_for_same(because):
-        error.reported_elsewhere = True
-    return because

@@ -32,7 +32,7 @@ from evorl.population.evaluation import Evaluator
 from evorl.replay import Experience
 from evorl.runs.callbacks import Callback
 from evorl.runs.checkpoint import CheckpointManager, InterimCheckpoints, Part, Progress
-from evorl.runs.console import details, end_of, exchange_reasons, header, summary_of
+from evorl.runs.console import details, header
 from evorl.runs.directory import RunDirectory
 from evorl.runs.fitness import Fitness, generation_fitness
 from evorl.runs.launch import use_threads
@@ -40,12 +40,14 @@ from evorl.runs.lineage import stage_of
 from evorl.runs.logger import EVALUATION, Logger, NullLogger
 from evorl.runs.metrics import Counts, RecentEpisodes
 from evorl.runs.opponents import Opponent, Task, keep_benchmark
+from evorl.runs.summary import end_of, exchange_reasons, summary_of
 from evorl.runs.transfer import first_agents
 from evorl.seeding import derive_seed, numpy_generator, torch_generator
-from evorl.system.console import Stopwatch, WarnOnce, say
+from evorl.system.console import WarnOnce, say
 from evorl.system.files import digest, reason
 from evorl.system.formats import decode_agents, encode_agents
 from evorl.system.signals import Interrupted, defer_signals, heed_signals, held_signal, signals_wait
+from evorl.system.stopwatch import Stopwatch
 from evorl.types import Agent, EvorlWarning, RunFailed, UserError
 
 

@@ -1,4 +1,4 @@
-"""Terminal output that survives a reader who leaves early, and a stopwatch."""
+"""Terminal output that survives a reader who leaves early."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ import errno
 import io
 import os
 import sys
-import time
 import warnings
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 from evorl.config.errors import on_one_line
@@ -117,29 +114,3 @@ class WarnOnce:
     def reset(self, subject: str) -> None:
         """Clear the subject, so that its next occurrence is reported again."""
         self._reported.discard(subject)
-
-
-class Stopwatch:
-    """Accumulates the seconds spent in named blocks; an inner block's time does not count in the outer one."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
-        self._inner = [0.0]
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        started = time.perf_counter()
-        self._inner.append(0.0)
-        try:
-            yield
-        finally:
-            elapsed = time.perf_counter() - started
-            self.seconds[name] += elapsed - self._inner.pop()
-            self._inner[-1] += elapsed
-
-    def shares(self, total: float) -> dict[str, float]:
-        """Each block's fraction of `total` seconds."""
-        return {name: seconds / total for name, seconds in self.seconds.items()} if total > 0 else {}
-
-    def clear(self) -> None:
-        self.seconds.clear()

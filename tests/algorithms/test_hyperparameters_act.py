@@ -15,8 +15,8 @@ from evorl.population import Learner, Policy, initial_population
 from evorl.replay.rollouts import Minibatches
 from evorl.replay.samplers import SamplerSettings
 from evorl.seeding import torch_generator
-from evorl.system.console import Stopwatch
 from evorl.system.formats import decode_agents, encode_agents
+from evorl.system.stopwatch import Stopwatch
 from evorl.types import Mutation
 
 BOX = ("environment.id=Pendulum-v1",)

@@ -19,7 +19,7 @@ from evorl.export.network import ActingAgent
 from evorl.networks.dense import Tape
 from evorl.networks.distributions import Gaussian, SquashedGaussian
 from evorl.networks.parameters import importance
-from evorl.system.console import Stopwatch
+from evorl.system.stopwatch import Stopwatch
 from evorl.types import FEATURES, UserError
 
 BOX = gym.spaces.Box(-2.0, 2.0, (2,))

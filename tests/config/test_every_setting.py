@@ -18,8 +18,8 @@ from evorl.evolution import Context
 from evorl.evolution.selection import evolve
 from evorl.population import Learner, Policy, initial_population
 from evorl.seeding import torch_generator
-from evorl.system.console import Stopwatch
 from evorl.system.formats import encode_agents
+from evorl.system.stopwatch import Stopwatch
 
 REPLAYED = "batch_size: 8, learn_step: 2"
 BOX = ("environment.id=Pendulum-v1", "replay.learning_starts=16")

@@ -18,7 +18,7 @@ from evorl.envs.games import RESULT, GameVector, is_game
 from evorl.envs.generation import generation_length
 from evorl.envs.vector import make_vector
 from evorl.runs.launch import check
-from evorl.system.console import Stopwatch
+from evorl.system.stopwatch import Stopwatch
 from evorl.types import EvorlWarning, UserError
 
 HERE = "helpers.games:"

@@ -11,7 +11,7 @@ from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
 from evorl.population import Learner, Policy, initial_population
 from evorl.seeding import torch_generator
-from evorl.system.console import Stopwatch
+from evorl.system.stopwatch import Stopwatch
 from helpers.support import config
 
 SETTINGS = (

@@ -38,7 +38,7 @@ from evorl.runs.directory import sign_code
 from evorl.runs.launch import read_config
 from evorl.runs.program import run_program
 from evorl.seeding import torch_generator
-from evorl.system.console import Stopwatch
+from evorl.system.stopwatch import Stopwatch
 from evorl.types import Agent, AgentState, Batch, PolicyOutput, UserError
 
 ROOT = Path(__file__).parent.parent.parent

@@ -9,7 +9,7 @@ import torch
 from evorl.algorithms.a2c import estimates
 from evorl.envs.spaces import ObservationSpec
 from evorl.replay.rollouts import RolloutExperience, RolloutSettings
-from evorl.system.console import Stopwatch
+from evorl.system.stopwatch import Stopwatch
 from evorl.types import AgentState, Transition
 from helpers.support import fields_of, interface, output_of
 

@@ -26,7 +26,7 @@ from evorl.algorithms.functional import bootstrapped_return, n_step_return
 from evorl.distributed import Placement, Ranks
 from evorl.replay.storage import Storage
 from evorl.replay.windows import NStep, OneStep, make_windows
-from evorl.system.console import Stopwatch
+from evorl.system.stopwatch import Stopwatch
 from evorl.types import Transition, UserError
 
 CPU = torch.device("cpu")

@@ -10,8 +10,8 @@ from helpers.support import agent, algorithm, lines, population, seen, train, ve
 
 from evorl.replay.statistics import Moments
 from evorl.replay.transitions import EVERY, ObservationStatistics
-from evorl.system.console import Stopwatch
 from evorl.system.formats import decode_agents
+from evorl.system.stopwatch import Stopwatch
 from evorl.types import Transition
 
 P, E, D = 2, 3, 2

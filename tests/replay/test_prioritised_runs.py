@@ -12,7 +12,7 @@ from helpers.support import algorithm, lines, output_of, replay_experience, repl
 from evorl.distributed import Placement, Ranks
 from evorl.replay.prioritised import PrioritisedSampler
 from evorl.replay.samplers import SamplerSettings
-from evorl.system.console import Stopwatch
+from evorl.system.stopwatch import Stopwatch
 from evorl.types import Transition, UpdateResult, UserError
 
 

@@ -8,7 +8,7 @@ import torch
 
 from evorl.envs.spaces import ObservationSpec
 from evorl.replay.received import ReceivedRollouts, ReceivedSettings
-from evorl.system.console import Stopwatch
+from evorl.system.stopwatch import Stopwatch
 
 T, P, E = 3, 2, 2
 

@@ -10,7 +10,7 @@ from helpers.support import fields_of
 from helpers.worlds import GAMMA, PLAIN, E, Group, P, T, World, check, flat, members, play, played, rollout_experience
 
 from evorl.replay.statistics import RolloutStatistics
-from evorl.system.console import Stopwatch
+from evorl.system.stopwatch import Stopwatch
 from evorl.types import AgentState
 
 

@@ -28,7 +28,7 @@ from helpers.worlds import PLAIN, E, Group, P, T, World, members, play, rollout_
 
 from evorl.replay.rollouts import Minibatches, check_rollout
 from evorl.runs.launch import load_config
-from evorl.system.console import Stopwatch
+from evorl.system.stopwatch import Stopwatch
 from evorl.types import Transition, UserError
 
 

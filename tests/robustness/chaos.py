@@ -31,7 +31,7 @@ import numpy as np
 import psutil
 
 from evorl.runs.program import run_program
-from evorl.system.console import Stopwatch
+from evorl.system.stopwatch import Stopwatch
 
 ROOT = Path(__file__).parent.parent.parent
 PHASES = ("collection", "learning", "evaluation", "evolution", "checkpoint")

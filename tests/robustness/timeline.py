@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from evorl.runs.program import run_program
-from evorl.system.console import Stopwatch
+from evorl.system.stopwatch import Stopwatch
 
 ROOT = Path(__file__).parent.parent.parent
 PHASES = ("start", "collection", "learning", "evaluation", "evolution", "checkpoint", "between")
