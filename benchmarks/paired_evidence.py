@@ -94,7 +94,7 @@ def adjusted_p(
     enough = 2 if count is None else count
     p = {name: tested(found[name][:count]) for name in PRIMARY if name in found and len(found[name]) >= enough}
     others = {("", str(index)): tested(each[:count]) for index, each in enumerate(elsewhere) if len(each) >= enough}
-    adjusted = holm({**p, **others}, FAMILY)
+    adjusted = holm({**p, **others}, max(FAMILY, len(p) + len(others)))
     return {name: (value, adjusted[name]) for name, value in p.items()}
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from evidence import HELD_OUT, course
-from records import EVORL, ROOT, append, evaluated, read_lines, revision
+from records import DATA, EVORL, append, evaluated, read_lines, revision
 
-DATA = ROOT / "benchmarks" / "data" / "replays.jsonl"
+LINES = DATA / "replays.jsonl"
 KINDS = {"schedule": (), "constant": ("--constant",)}
 
 
@@ -42,7 +42,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("winners", type=Path, nargs="+", help="directories of runs")
     parser.add_argument("--seeds", type=int, nargs="+", default=[101, 102, 103, 104, 105])
-    parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--data", type=Path, default=LINES)
     parsed = parser.parse_intermixed_args()
     done = {(line["winner"], line["kind"], line["seed"]) for line in read_lines(parsed.data)}
     for seed in parsed.seeds:

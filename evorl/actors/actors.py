@@ -187,25 +187,26 @@ class Actors(Closing):
         self._bound = max_staleness(config, algorithm, placement.copies)
         warn_of_cores(self._settings.count, placement.ranks)
         self._memories: list[SharedMemory] = []
+        self._first = placement.ranks.rank * self._settings.count
+        """The number of this rank's first actor among those of all ranks."""
+        context = {
+            "config": config.to_yaml(),
+            "agents": placement.local_size,
+            "rank": placement.ranks.rank,
+            "first_actor": self._first,
+            "copies": placement.copies,
+            "max_staleness": self._bound,
+        }
+        self._kind = KINDS[config.algorithm.sends]
         with explaining_open_files(self._settings.count), contextlib.ExitStack() as opened:
             self._board = Board(self._settings.count)
             opened.callback(self._board.close)
             for _ in range(self._settings.count):
                 self._memories.append(SharedMemory())
                 opened.callback(self._memories[-1].close)
+            slots = [memory.descriptor for memory in self._memories]
+            self._supervisor = Supervisor(self._settings, context, self._board, slots, self._first)
             opened.pop_all()
-        context = {
-            "config": config.to_yaml(),
-            "agents": placement.local_size,
-            "rank": placement.ranks.rank,
-            "first_actor": (first := placement.ranks.rank * self._settings.count),
-            "copies": placement.copies,
-            "max_staleness": self._bound,
-        }
-        self._kind = KINDS[config.algorithm.sends]
-        slots = [memory.descriptor for memory in self._memories]
-        with explaining_open_files(self._settings.count):
-            self._supervisor = Supervisor(self._settings, context, self._board, slots, first)
         self._slots: dict[int, Any] = {}
         self._generation, self._published, self._turn = 0, 0, 0
         self._left = 0
@@ -250,7 +251,7 @@ class Actors(Closing):
             except RunFailed:  # The actor has ended or hangs, and will be replaced.
                 names = "any environment"
             if names:
-                failed.append(f"{names} of actor {index}")
+                failed.append(f"{names} of actor {self._first + index}")
         return "; ".join(failed)
 
     def close(self) -> None:

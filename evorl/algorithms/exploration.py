@@ -21,7 +21,7 @@ class EpsilonGreedy(Section):
     start: Fraction = 1.0
     """The probability at first."""
     end: Fraction = 0.05
-    """The least probability."""
+    """The least probability, from the first update on also where `start` is lower."""
     decay: Rate = 0.9995
     """The factor for each step of each of an agent's environments, over all ranks."""
     steps: Count | None = None
@@ -31,8 +31,6 @@ class EpsilonGreedy(Section):
     def _has_steps_where_they_count(self) -> Self:
         if (self.schedule == "linear") != (self.steps is not None):
             raise ValueError("`schedule: linear` and `steps` go together")
-        if self.end > self.start:
-            raise ValueError(f"`end` {self.end:g} is above `start` {self.start:g}, and the probability falls")
         return self
 
     def after(self, epsilon: Tensor, steps: Tensor | float) -> Tensor:

@@ -255,8 +255,13 @@ def _check_begun(path: Path, config: AnyConfig) -> None:
         check_same_run(path, config)
     except UserError as error:
         raise UserError(f"{error}; choose another --name") from error
-    if bool(read_config(path / CONFIG, ()).network.bf16) != bool(config.network.bf16):
-        raise UserError(f"run.resume: {path} was begun with another network.bf16; choose another --name")
+    begun = read_config(path / CONFIG, ())
+    for key, was, now in (
+        ("network.bf16", bool(begun.network.bf16), bool(config.network.bf16)),
+        ("evaluation.max_steps", begun.evaluation.max_steps, config.evaluation.max_steps),
+    ):
+        if was != now:
+            raise UserError(f"run.resume: {path} was begun with another {key}; choose another --name")
 
 
 @dataclass

@@ -726,15 +726,14 @@ class Config(Section, Generic[Settings]):
             raise ValueError(
                 "population.from: an agent that follows evolution.schedule begins as it says; leave it out"
             )
-        if self.evolution.initial != "configured":
-            if self.population.from_ is not None:
-                raise ValueError(
-                    "evolution.initial: the agents of population.from keep their own settings; leave one of them out"
-                )
-            if self.evolution.schedule is not None:
-                raise ValueError(
-                    "evolution.initial: an agent that follows evolution.schedule begins as it says; leave it out"
-                )
+        if self.evolution.earlier_runs and self.evolution.schedule is not None:
+            raise ValueError(
+                "evolution.initial: an agent that follows evolution.schedule begins as it says; leave the runs out"
+            )
+        if self.evolution.earlier_runs and self.population.from_ is not None:
+            raise ValueError(
+                "evolution.initial: the agents of population.from keep their own settings; leave one of them out"
+            )
         self._check_strategy()
         if size * self.environment.num_envs > MAX_COPIES:
             raise ValueError(

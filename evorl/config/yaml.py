@@ -22,7 +22,7 @@ MAX_WHOLE = 2**63
 
 
 def check_text(text: str) -> None:
-    """Raise ValueError for text with a lone surrogate, which no file or terminal accepts."""
+    """Raise ValueError for text with a unpaired surrogate, which no file or terminal accepts."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -406,15 +406,18 @@ class PrioritisedSampler(Sampler):
             before = np.zeros((storage.written - self._newest - len(priority), storage.streams))
             flat = np.concatenate([before, priority]).reshape(-1)
             known = np.isfinite(flat)
+            place = 0
+            for start, stop, mask in self._rows(self._newest, storage.written):
+                rows = slice(place, place + stop - start)
+                own, counts = np.broadcast_to(flat[rows], mask.shape), mask & known[rows]
+                self.maximum = np.maximum(self.maximum, np.max(own, 1, where=counts, initial=0.0))
+                place = rows.stop
         place = 0
         for start, stop, mask in self._rows(self._newest, storage.written):
-            given: Floats = self.maximum[:, None]
+            given = largest = self.maximum[:, None]
             if priority is not None:
                 rows = slice(place, place + stop - start)
-                may_count = mask & known[rows]
-                own = np.broadcast_to(flat[rows], mask.shape)
-                self.maximum = np.maximum(self.maximum, np.max(own, 1, where=may_count, initial=0.0))
-                given = np.where(known[rows], flat[rows], self.maximum[:, None])
+                given = np.where(known[rows], flat[rows], largest)
             self.tree.fill(start, stop, mask * given)
             place += stop - start
         self._newest = storage.written

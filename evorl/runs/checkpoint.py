@@ -33,6 +33,7 @@ from evorl.runs.directory import (
     RunDirectory,
     environments_file,
     part_file,
+    read_config,
     replay_file,
 )
 from evorl.seeding import derive_seed
@@ -98,6 +99,10 @@ class Progress:
         target, bound = config.training.target_fitness, self.elite.lower_bound
         return self.solved and target is not None and bound is not None and bound >= target
 
+    def measured_otherwise(self, config: AnyConfig) -> bool:
+        """True if the elite's returns are of episodes with another `evaluation.max_steps`."""
+        return self.made_with.get(LIMIT, now := json.dumps(config.evaluation.max_steps)) != now
+
     def moved(self, config: AnyConfig, placement: Placement) -> bool:
         """True if ranks, placement or vectorisation of the environments differ from the recorded setup."""
         here = placement.ranks.size, placement.kind, config.environment.vectorization
@@ -140,7 +145,7 @@ def _made_with(config: AnyConfig, placement: Placement) -> dict[str, str]:
     return made_with(placement.ranks.device) | {
         "precision": "bfloat16" if config.network.bf16 else "float32",
         "training.compile": str(config.training.compile).lower(),
-        LIMIT: str(config.evaluation.max_steps),
+        LIMIT: json.dumps(config.evaluation.max_steps),
     }
 
 
@@ -484,9 +489,13 @@ class CheckpointManager:
             self._warn_once("checkpoint", f"{lost} if the run ends before a later one succeeds")
         else:
             self._warn_once.reset("checkpoint")
-            if left := self._directory.prune(self._checkpoints, best):
-                self._warn_once("prune", left)
+            self._prune(best)
         return problem
+
+    def _prune(self, best: int | None) -> None:
+        """Remove older checkpoints but that of generation `best`; warn where that fails."""
+        if left := self._directory.prune(self._checkpoints, best):
+            self._warn_once("prune", left)
 
     def reload(self, payload: bytes, generation: int) -> list[Agent]:
         """The main process's agents on all ranks, from the checkpoint where accessible, else by broadcast."""
@@ -551,7 +560,8 @@ class CheckpointManager:
                 known = self.interim.progress if going_on else None
                 self._warn_where_inexact(known or progress, missing, lost)
                 why, elite = self._announce(again), progress.elite
-                self._directory.rollback(ranks, generation, elite.payload, elite.generation, why)
+                self._directory.rollback(ranks, generation, elite.payload, why)
+                self._prune(elite.generation)
                 return progress, agents
             if ranks.is_main:
                 self._warn_once(problem, f"{problem}; looking at the checkpoint before it")
@@ -561,7 +571,7 @@ class CheckpointManager:
                 "another run.name training begins anew",
                 reported_elsewhere=not ranks.is_main,
             )
-        self._directory.rollback(ranks, 0, b"", None, self._announce(again))
+        self._directory.rollback(ranks, 0, b"", self._announce(again))
         return None
 
     def restore_first(self, agents: Sequence[Agent]) -> None:
@@ -625,11 +635,15 @@ class CheckpointManager:
         progress = progress_of(state, str(where))
         agents = ranks.from_main(lambda: self._read_agents(progress, AGENTS, size), "the checkpoint's agents")
         progress.elite.payload = ranks.from_main(lambda: self._read_elite(progress), "the checkpoint's elite")
-        if progress.made_with.get(LIMIT, limit := str(self._config.evaluation.max_steps)) != limit:
-            progress.elite.forget()
+        if LIMIT not in progress.made_with:
+            progress.made_with[LIMIT] = ranks.from_main(self._limit_before, "the run's configuration").decode()
         if progress.league is not None and progress.league.archive:
             progress.archive = ranks.from_main(lambda: self._read_archive(progress), "the checkpoint's archive")
         return progress, decode_agents(agents, str(where))
+
+    def _limit_before(self) -> bytes:
+        """`evaluation.max_steps` of a run whose checkpoints do not have it, from its configuration."""
+        return json_bytes(read_config(self._directory.path).get("evaluation", {}).get("max_steps"))
 
     def _read_state(self, generation: int) -> bytes:
         """The contents of `state.json`. Raises UserError if it belongs to another generation."""

@@ -1,4 +1,4 @@
-"""Console output of a run: its header, a line per generation, its summary and the closing lines."""
+"""Console output of a run: its header, a line per generation and the closing lines."""
 
 from __future__ import annotations
 

@@ -94,7 +94,12 @@ def is_function(name: str) -> bool:
 
 def is_own(run: Path, config: AnyConfig) -> bool:
     """True if this user launched the run here, with the code that its `config` names (`evorl.system.proof`)."""
-    return names_code(config) and is_signed(run, _code_of(config))
+    if not names_code(config):
+        return False
+    code = _code_of(config)
+    # Proofs of earlier revisions also named benchmarks that are no code but have a colon in their name.
+    benchmark = {} if config.league is None else {"league.benchmark": config.league.benchmark}
+    return is_signed(run, code) or is_signed(run, benchmark | code)
 
 
 def sign_code(run: Path, config: AnyConfig) -> None:
@@ -435,9 +440,7 @@ FREE_TO_CHANGE = (
     "environment.max_restarts",
     "environment.vectorization",
     "evaluation.max_steps",
-    "evolution.initial",
     "network.bf16",
-    "population.from",
 )
 """Settings, or prefixes of settings, that may change on resume."""
 NOT_SET = "not set"
@@ -590,7 +593,8 @@ class RunDirectory:
             try:
                 parse_settings(payload, CONFIG)
             except UserError as error:
-                raise UserError(f"{error}; let the environment read large data, such as arrays, from a file") from error
+                advice = "the run could not read it again; let the environment read large data from a file"
+                raise UserError(f"{error}; {advice}") from error
             try:
                 write_atomically(self.path / CONFIG, payload)
                 sign_code(self.path, config)
@@ -687,8 +691,8 @@ class RunDirectory:
             mine["problem"] = reason(error, self.path)
         return [json.loads(part) for part in ranks.gather_bytes(json_bytes(mine), "the other ranks' checkpoint files")]
 
-    def rollback(self, ranks: Ranks, generation: int, elite: bytes, best: int | None, why: str = "damaged") -> None:
-        """Roll every host's directory back to the end of `generation`, when the elite was that of generation `best`.
+    def rollback(self, ranks: Ranks, generation: int, elite: bytes, why: str = "damaged") -> None:
+        """Roll every host's directory back to the end of `generation`.
 
         Newer checkpoints are set aside under names that begin with `why`. Raises UserError on all ranks.
         """
@@ -696,7 +700,6 @@ class RunDirectory:
         try:
             if self.leads:
                 self.checkpoints.set_aside(generation + 1, why)
-                self.checkpoints.prune(best)
             if ranks.is_main:
                 self.cut_back(generation, elite)
         except OSError as error:
@@ -723,12 +726,13 @@ class RunDirectory:
         make_directory(directory)
         agent = decode_agents(payload, str(directory))[0]
         file = directory / "agent.safetensors"
-        # Left as it is where nothing changes: a push compares its time with the exported agent's.
+        described = json_bytes(agent.describe())
+        # Left as they are where nothing changes: a push compares their time with the exported agent's.
         with contextlib.suppress(OSError):
-            if read_bounded(file) == payload and (directory / "agent.json").is_file():
+            if (read_bounded(file), read_bounded(directory / "agent.json")) == (payload, described):
                 return
         write_atomically(file, payload)
-        write_json(directory / "agent.json", agent.describe())
+        write_atomically(directory / "agent.json", described)
 
     def write_interface(self, interface: Mapping[str, Any]) -> None:
         """Write the description of the spaces, for use of an agent without its environment. Raises OSError."""

@@ -201,6 +201,14 @@ def load_config(arguments: Sequence[str], default: Path, asynchronous: bool | No
         raise UserError(f"algorithm.name: {config.algorithm.name} is trained by {other}")
     if os.environ.get("RANK", "0") == "0" and (told := replaced_ranges(parsed.config, parsed.overrides, config)):
         warnings.warn(told, EvorlWarning, stacklevel=2)
+    if config.evolution.initial == "sampled" and os.environ.get("RANK", "0") == "0":
+        for key, is_set in (
+            ("population.from", config.population.from_ is not None),
+            ("evolution.schedule", config.evolution.schedule is not None),
+        ):
+            if is_set:
+                told = f"evolution.initial: sampled changes nothing beside {key}, whose agents keep their own settings"
+                warnings.warn(told, EvorlWarning, stacklevel=2)
     weights = config.evolution.mutation.weights()
     share = weights["hyperparameters"] / sum(weights.values())
     changes = share > 0 and config.population.size > 1

@@ -163,6 +163,7 @@ class Run:
             self.progress.solved = self.progress.is_solved(config)
         directory.begin(config, self.ranks)
         self.generation = self.progress.generation + 1
+        measured_otherwise = self.progress.measured_otherwise(config)
         self.progress.note_setup(config, placement)
         self._recorded = self.progress.copy()
         self._logger = NullLogger()
@@ -170,6 +171,8 @@ class Run:
         self._training_seconds = 0.0
         self._saved_steps, self._steps_within = self.progress.agent_steps, 0
         self._within = self._unsaved = self._stopped = ""
+        if measured_otherwise and not self.finished:
+            self.progress.elite.forget()
         self._pauses = self.ranks.pauses(together=not placement.is_sharded)
         self._before = (self._interim.progress or self.progress).wall_clock_seconds
         self._began = time.perf_counter()

@@ -11,6 +11,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import paired_evidence
 from paired_evidence import (
     LOOKS,
+    adjusted_p,
     analysis,
     comparisons,
     look_table,
@@ -98,6 +99,16 @@ def test_a_look_takes_the_first_pairs_and_its_own_level():
     assert float(rows[0][4]) == pytest.approx(min(1, 2 * first), abs=2e-4)
     assert [float(row[5]) for row in rows] == list(LOOKS.values())
     assert [row[6] for row in rows] == ["no", "yes"]
+
+
+def test_a_protocol_of_two_tasks_is_corrected_over_both():
+    """Three differences of one sign have p = 2 / 8; those of the other task, two of them, p = 2 / 4."""
+    found = comparisons(arms(pool=[0, 0, 0], pbt_late=[1, 2, 3]))
+    (other,) = comparisons(arms(pool=[0, 0], pbt_late=[1, 2])).values()
+    assert adjusted_p(found, []) == {("pbt_late", "pool"): (0.25, 0.5)}
+    assert adjusted_p(found, [other]) == {("pbt_late", "pool"): (0.25, 0.5)}
+    (smaller,) = comparisons(arms(pool=[0] * 4, pbt_late=[1] * 4)).values()
+    assert adjusted_p(found, [smaller]) == {("pbt_late", "pool"): (0.25, 0.25)}
 
 
 def test_no_look_is_taken_before_half_of_the_pairs():

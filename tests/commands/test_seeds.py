@@ -165,6 +165,7 @@ def test_seeds_train_and_are_taken_up_again(in_directory, capsys):
     for other, message in (
         ("algorithm.gamma=0.5", "was begun with another configuration: algorithm.gamma was"),
         ("network.bf16=true", "was begun with another network.bf16"),
+        ("evaluation.max_steps=7", "was begun with another evaluation.max_steps"),
     ):
         assert run_program(run_command, [*words, other]) == 2
         told = capsys.readouterr()

@@ -198,13 +198,6 @@ def test_an_evaluation_without_end_may_get_a_limit_on_resume():
     assert "evaluation.error" in _first_difference(config(), config("evaluation.error=0.1"))
 
 
-def test_where_first_agents_come_from_may_change_on_resume():
-    before, after = (config(f"population.from=/{place}/runs/x") for place in "ab")
-    assert _first_difference(before, after) is None
-    before, after = (config(f"evolution.initial=[/{place}/runs/x]") for place in "ab")
-    assert _first_difference(before, after) is None
-
-
 def test_patience_with_actors_may_change_on_resume():
     given = "algorithm={name: impala}", "network.hidden_sizes=[8]"
     before = config(*given, "actors={count: 2, timeout: 60, max_restarts: 3}")
@@ -290,7 +283,6 @@ def test_it_cannot_be_changed():
         ),
         ("algorithm.exploration.decai=1", "did you mean 'algorithm.exploration.decay'?"),
         ("algorithm.exploration.schedule=linear", "algorithm.exploration: `schedule: linear` and `steps` go together"),
-        ("algorithm.exploration={start: 0.01}", "algorithm.exploration: `end` 0.05 is above `start` 0.01, and the"),
         ("algorithm.exploration.steps=9", "algorithm.exploration: `schedule: linear` and `steps` go together"),
         ("algorithm.target=periodic", "algorithm: `target: periodic` and `target_period` go together"),
         ("algorithm.target_period=100", "algorithm: `target: periodic` and `target_period` go together"),
@@ -463,6 +455,11 @@ def test_default_ranges_hold_what_is_configured_and_leave_out_what_is_off():
     assert "entropy_coefficient" not in off
     given = config("algorithm={name: ppo}", "evolution.hyperparameters={clip: {min: 0.1, max: 0.2}}")
     assert set(given.evolution.hyperparameters) == {"clip"}
+
+
+def test_a_run_says_that_sampling_changes_nothing_of_agents_of_another_run():
+    with pytest.warns(EvorlWarning, match=r"evolution.initial: sampled changes nothing beside population.from, whose"):
+        load_config(["evolution.initial=sampled", "population.from=runs/x"], DQN)
 
 
 def test_a_run_says_that_its_mutations_of_hyperparameters_change_nothing():

@@ -198,6 +198,16 @@ def test_what_an_overflowing_actor_did_gets_the_largest_priority_and_ends_no_run
     assert part.sampler.maximum == pytest.approx([largest] * P)
 
 
+def test_what_cannot_be_drawn_does_not_raise_the_largest_priority():
+    part = Part()
+    part.write()
+    part.write(valid=0.0)
+    errors = np.full((2, P * E), 3.0)
+    errors[1] = 99.0
+    part.sampler.insert(errors)
+    assert part.sampler.maximum == pytest.approx([3.01**0.7] * P)
+
+
 def test_importance_goes_to_its_end_with_the_steps_of_a_run():
     steps = np.array([0.0, 50.0])
     assert SETTINGS.importance(1, steps) == pytest.approx([0.4, 0.43])

@@ -215,10 +215,14 @@ def test_a_replay_above_the_limit_is_not_kept_and_both_ends_say_so(in_directory)
 
 
 def test_a_checkpoint_counts_where_an_older_one_cannot_be_removed(in_directory, monkeypatch):
-    def prune(self, best):
-        raise OSError(errno.EXDEV, "Invalid cross-device link", "some/directory")
+    prune = Checkpoints.prune
 
-    monkeypatch.setattr("evorl.runs.directory.Checkpoints.prune", prune)
+    def fails(self, best):
+        if len(self.generations()) > 1:
+            raise OSError(errno.EXDEV, "Invalid cross-device link", "some/directory")
+        prune(self, best)
+
+    monkeypatch.setattr(Checkpoints, "prune", fails)
     with pytest.warns(EvorlWarning) as caught:
         assert train("run.name=a", "checkpoint.keep=1") == 0
     told = [str(each.message) for each in caught if "could not" in str(each.message)]
@@ -229,7 +233,9 @@ def test_a_checkpoint_counts_where_an_older_one_cannot_be_removed(in_directory, 
 def test_a_configuration_that_could_not_be_read_again_is_refused(tmp_path):
     numbers = [value + 0.1234567890123456 for value in range(6000)]
     large = config(f"environment.kwargs={{prices: {numbers}}}")
-    with pytest.raises(UserError, match=r"^config\.yaml: .* more than 131072 bytes; let the environment read large"):
+    with pytest.raises(
+        UserError, match=r"^config\.yaml: .* more than 131072 bytes; the run could not read it again; let"
+    ):
         RunDirectory(tmp_path, keep=1).begin(large, Ranks())
     assert not (tmp_path / "config.yaml").exists()
 

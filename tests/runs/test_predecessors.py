@@ -178,10 +178,6 @@ def test_what_is_no_run_or_empty_or_damaged_is_refused(before):
     [
         (("evolution.schedule={hyperparameters: {}, architectures: {}}",), "an agent that follows evolution.schedule"),
         (("population.from=runs/y",), "the agents of population.from keep their own settings"),
-        (
-            ("population.from=runs/y", "evolution.initial=sampled"),
-            "the agents of population.from keep their own settings",
-        ),
     ],
 )
 def test_first_agents_have_one_origin(overrides, message):

@@ -74,6 +74,14 @@ def test_wandb_takes_from_its_own_variables_what_organises_runs(tmp_path, monkey
     assert list(run.tags) == ["one", "two"]
 
 
+@pytest.mark.parametrize("excluded", ["", "environment.kwargs"])
+def test_settings_that_are_left_out_keep_the_command_line_from_wandb_too(excluded, tmp_path, monkeypatch):
+    seen, settings = [], wandb.Settings
+    monkeypatch.setattr(wandb, "Settings", lambda **given: seen.append(given) or settings(**given))
+    finish(logged("wandb", tmp_path, (), 1, exclude=f"[{excluded}]"))
+    assert [given["x_disable_meta"] for given in seen] == [bool(excluded)]
+
+
 def finish(trackers):
     trackers.finish({"solved": False}, [])
 
