@@ -35,7 +35,7 @@ def written_carelessly(path, payload):
     ("name", "instead", "unsynced", "kind", "problem"),
     [
         ("sync_directory", lambda path: None, "rename", "kept", "it (lives generation [12] again|ends with 2)"),
-        ("write_through", written_carelessly, "write", "lost", "it ends with 2: .* no checkpoint in .* is whole"),
+        ("write_through", written_carelessly, "write", "lost", "it ends with 2: .* every checkpoint in .* is damaged"),
     ],
 )
 def test_an_fsync_that_is_missing_is_noticed(played, tmp_path, monkeypatch, name, instead, unsynced, kind, problem):
