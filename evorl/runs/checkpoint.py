@@ -141,7 +141,7 @@ class Progress:
 
 
 def _made_with(config: AnyConfig, placement: Placement) -> dict[str, str]:
-    """What bit-exact results depend on, by name: versions, the machine, the precision of products and compilation."""
+    """The conditions of bit-exact results, by name: versions, machine, precision, compilation, limit of evaluation."""
     return made_with(placement.ranks.device) | {
         "precision": "bfloat16" if config.network.bf16 else "float32",
         "training.compile": str(config.training.compile).lower(),
@@ -150,6 +150,7 @@ def _made_with(config: AnyConfig, placement: Placement) -> dict[str, str]:
 
 
 LIMIT = "evaluation.max_steps"
+"""The setting in `made_with` that tells of which episodes the elite's returns are."""
 PROGRESS = TypeAdapter(Progress)
 SINCE = ("league", "evaluation_steps", "training_fitness")
 """Fields that checkpoints of earlier revisions lack."""
