@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers import forked_servers
 from helpers.forked_launches import ForkedLaunches
-from helpers.support import EVERY_MUTATION, train
+from helpers.support import EVERY_MUTATION, train_below
 
 from evorl.actors import server
 
@@ -74,21 +74,13 @@ def in_directory(tmp_path, monkeypatch):
 @pytest.fixture(scope="session")
 def trained_run(tmp_path_factory):
     """A run of three generations, none of them cut short, to be copied and not to be changed."""
-    directory = tmp_path_factory.mktemp("trained")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(directory)
-        assert train("run.name=a", "training.max_steps=116") == 0
-    return directory / "runs" / "a"
+    return train_below(tmp_path_factory.mktemp("trained"), "training.max_steps=116")
 
 
 @pytest.fixture(scope="session")
 def mutated_run(tmp_path_factory):
     """A run of six generations in which agents mutate in every way, to be read and not to be changed."""
-    directory = tmp_path_factory.mktemp("mutated")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(directory)
-        assert train("run.name=whole", *EVERY_MUTATION, "training.max_steps=200") == 0
-    return directory / "runs" / "whole"
+    return train_below(tmp_path_factory.mktemp("mutated"), *EVERY_MUTATION, "training.max_steps=200")
 
 
 @pytest.fixture(scope="session")

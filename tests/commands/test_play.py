@@ -6,7 +6,7 @@ import re
 import gymnasium as gym
 import numpy as np
 import pytest
-from helpers.support import error_line, own_copy, train
+from helpers.support import error_line, own_copy, train, train_below
 
 from evorl.commands.command import run_command
 from evorl.commands.play import ask, board, moves_of
@@ -30,11 +30,7 @@ def types(monkeypatch):
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory):
     """A run that has ended, to be copied and not to be changed."""
-    directory = tmp_path_factory.mktemp("ended")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(directory)
-        assert train(*GAME) == 0
-    return directory / "runs" / "a"
+    return train_below(tmp_path_factory.mktemp("ended"), *GAME)
 
 
 @pytest.fixture

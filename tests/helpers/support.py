@@ -398,6 +398,14 @@ def cut_back(run, generation, copy=None):
     return run
 
 
+def train_below(directory, *settings):
+    """Train the run `a` below a directory, to be read or copied and not to be changed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(directory)
+        assert train(*settings, "run.name=a") == 0
+    return directory / "runs" / "a"
+
+
 def own_copy(run, copy):
     """Copy a run as the user's own, whose code may be executed; a copy by hand is another's."""
     shutil.copytree(run, copy)

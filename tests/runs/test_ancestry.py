@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 import yaml
-from helpers.support import SMALL, lines, train
+from helpers.support import SMALL, lines, train, train_below
 
 from evorl.commands.command import run_command
 from evorl.commands.train import retrain_command
@@ -32,11 +32,7 @@ def settings_of(row):
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory):
     """A run of some ten generations, to be copied and not to be changed."""
-    directory = tmp_path_factory.mktemp("searched")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(directory)
-        assert train(*SEARCH) == 0
-    return directory / "runs" / "a"
+    return train_below(tmp_path_factory.mktemp("searched"), *SEARCH)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.support import error_line, lines, own_copy, steps_until, train
+from helpers.support import error_line, lines, own_copy, steps_until, train, train_below
 
 from evorl.commands.command import run_command
 from evorl.commands.train import retrain_command
@@ -40,11 +40,7 @@ FOUR = (
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory):
     """A run that has ended, to be copied and not to be changed."""
-    directory = tmp_path_factory.mktemp("ended")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(directory)
-        assert train(*GAME, "run.name=a", "seed=1") == 0
-    return directory / "runs" / "a"
+    return train_below(tmp_path_factory.mktemp("ended"), *GAME, "seed=1")
 
 
 @pytest.fixture
