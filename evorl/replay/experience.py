@@ -35,7 +35,7 @@ class Population(ABC):
 
     @abstractmethod
     def batch_targets(self, batch: Batch) -> Tensors:
-        """The learning targets [P, B] of a batch that its updates do not change, by name."""
+        """The targets [P, B] of a batch that stay fixed during its updates, by name."""
 
     @abstractmethod
     def update_observation_stats(self, part: str, moments: Moments) -> None:
@@ -73,12 +73,13 @@ class Experience:
     def batches(self) -> Iterator[Batch]:
         """Yield the batches that are due; every rank that holds the same agents yields equally many.
 
-        Before the first, `Population.acted` is called with the transitions that those ranks have agreed on.
+        `Population.acted` is called with the new transitions that those ranks have agreed on: before the first batch
+        of a replay, after the last of a rollout, whose updates count as part of it (the annealing of learning rates).
         """
         raise NotImplementedError
 
     def observe(self, batch: Batch, result: UpdateResult) -> None:
-        """Receive the result of the update with `batch`, before the next batch is drawn."""
+        """Receive the result of the update with `batch`, before the next batch is yielded."""
 
     def end(self, agents: list[Agent]) -> None:
         """End the generation; state that belongs to an agent is stored with it."""

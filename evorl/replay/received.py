@@ -113,7 +113,7 @@ class ReceivedRollouts(Experience):
         waiting, self._waiting = self._waiting, []
         steps = sum(each.columns["valid"].sum((1, 2)).cpu().numpy().astype(np.float64) for each in waiting)
         with self._stopwatch("communication"):
-            self._policy.acted(np.asarray(self._gather(np.asarray(steps)).sum(0)))
+            steps = np.asarray(self._gather(np.asarray(steps)).sum(0))
         with self._stopwatch("sampling"):
             learned = [*waiting, *self._replayed()]
             self._kept.extend(waiting)
@@ -128,6 +128,7 @@ class ReceivedRollouts(Experience):
             batch = Batch(_flat(observation), {}, _flat(columns), weight, due, recurrent, all_due=True)
             batch = replace(batch, columns={**batch.columns, **self._policy.batch_targets(batch)})
         yield from self._parts_of(batch)
+        self._policy.acted(steps)
         # Replayed rollouts are already in the statistics.
         new = sum(each.columns["valid"].shape[2] for each in waiting)
         self._update_observation_stats(
@@ -269,11 +270,12 @@ class ReceivedGradients(Experience):
             return
         waiting, self._waiting = self._waiting, []
         with self._stopwatch("communication"):
-            self._policy.acted(np.asarray(self._gather(self._steps).sum(0)))
+            steps = np.asarray(self._gather(self._steps).sum(0))
         self._steps = np.zeros_like(self._steps)
         first = waiting[0]
         columns = _mean([batch.columns for batch in waiting])
         yield replace(first, columns=columns, gradients=_mean([batch.gradients for batch in waiting]))
+        self._policy.acted(steps)
 
 
 def gradient_batch(gradients: Tensors, metrics: Mapping[str, Tensor]) -> Batch:

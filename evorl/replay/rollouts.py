@@ -73,7 +73,7 @@ class RolloutBuffer:
         """Without `store_next` the buffer has no next observations."""
         self.layout = layout
         steps, streams = layout.steps, layout.streams
-        # Every step may leave true last observations; pages never written take no memory.
+        # Every step may leave final observations; pages never written take no memory.
         last = (steps + 1) * streams if store_next else None
         self.storage = Storage(steps, streams, layout.parts, layout.fields, device, store_next, empty=empty, last=last)
         shape = (steps // layout.sequence + 1, layout.agents, layout.num_envs, *layout.state)
@@ -149,7 +149,7 @@ class RolloutBuffer:
         return self.storage.observation(self.slots)
 
     def next_observation(self, step: int) -> Tensors:
-        """Copies of the next-observation parts [P, E, ...] of a step, including true last observations."""
+        """Copies of the next-observation parts [P, E, ...] of a step, including final observations."""
         return self.storage.next_observation(self.slots[:, step])
 
     def columns(self, names: Iterable[str]) -> Tensors:
@@ -194,7 +194,7 @@ class RolloutBuffer:
             raise UserError(f"{WHERE} of an interim checkpoint: {error}") from error
         # The rows before the first step hold the older frames of its stacks.
         if storage.broken or not 0 <= first < storage.depth or storage.written != first + step:
-            raise UserError(f"{WHERE}: it does not have the {step} steps of the rollout that it is said to have")
+            raise UserError(f"{WHERE}: it does not hold the {step} steps that the interim checkpoint records")
         if states is not None or self._states.numel():
             load_like({} if states is None else {STATES: states}, {STATES: self._states}, WHERE)
         self._first[0] = first
@@ -438,7 +438,7 @@ class RolloutExperience(Experience):
         if self._step < self.period:
             return
         self._step = 0
-        self._policy.acted(self._agree_on_steps())
+        steps = self._agree_on_steps()
         with self._stopwatch("sampling"):
             self._compute_targets()
             index = self._minibatches.draw(self._generator)
@@ -448,6 +448,7 @@ class RolloutExperience(Experience):
             if self._left is not None and not bool((self._left * later).any()):
                 break
         self._left = None
+        self._policy.acted(steps)
         self._update_observation_stats()
 
     def observe(self, batch: Batch, result: UpdateResult) -> None:
@@ -473,7 +474,7 @@ class RolloutExperience(Experience):
         found, known = dict(tensors), dict(numbers)
         step, generator = known.pop(STEP, -1), found.pop(GENERATOR, torch.zeros(0))
         if not 0 <= step < self.period or bool(step) != bool(known):
-            raise UserError(f"{WHERE}: {step} steps of {self.period} are no part of one")
+            raise UserError(f"{WHERE}: its {step} stored steps do not fit a rollout of {self.period} steps")
         set_generator(self._generator, generator, WHERE)
         rewards = {name.removeprefix(REWARDS): found.pop(name) for name in tensors if name.startswith(REWARDS)}
         self._statistics.resume(rewards, self._settings.num_envs, self._device)
