@@ -1,4 +1,4 @@
-"""Search with Optuna what evolution leaves as it is; each trial is a run of `evorl.train`.
+"""Search with Optuna the settings that evolution does not change; each trial is a run of `evorl.train`.
 
     pip install optuna && python demos/optuna_search.py --trials 20
 

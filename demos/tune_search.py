@@ -1,4 +1,4 @@
-"""Search with Ray Tune what evolution leaves as it is; each trial is a run of `evorl.train`.
+"""Search with Ray Tune the settings that evolution does not change; each trial is a run of `evorl.train`.
 
     pip install "ray[tune]" && python demos/tune_search.py --trials 20
 

@@ -194,7 +194,7 @@ class Supervisor:
         # The end of its pipe leads to its replacement, which must not be preceded by the rest of a late answer.
         self._end(actor)
         read_all(actor.reader, _unread(actor.reader))
-        raise RunFailed(f"actor {self._number(actor)} has ended, or hangs, and does not go on with its episodes")
+        raise RunFailed(f"actor {self._number(actor)} died or hangs; its running episodes are lost")
 
     def receive(self) -> Message:
         """Wait for a message. Raises UserError if an actor reports one, RunFailed if actors cannot be kept alive."""

@@ -57,14 +57,14 @@ class OnPolicyNoiseSettings(StateDependentNoiseSettings):
 class A2CSettings(AlgorithmSettings):
     name: str = "a2c"
     rollout_steps: Size = 16
-    """Steps of each environment that an update learns from, on each rank; see `split_batches`."""
+    """Steps of each environment in a rollout, on each rank; see `split_batches`."""
     sequence_length: Size = 16
     """Steps through which a recurrent agent's gradient flows; without recurrence it does not matter."""
     learning_rate: Rate = 7e-4
     """The learning rate of Adam."""
     annealing: bool = False
-    """Let the learning rate fall linearly to 0 over `training.max_steps` steps of the agent and its ancestors; a child
-    of an earlier elite lacks the steps since then."""
+    """Anneal the learning rate linearly to 0 over `training.max_steps` steps of the agent and its ancestors; a child of
+    an archived elite continues from the elite's step count."""
     gamma: Fraction = 0.99
     """The discount of a step."""
     gae_lambda: Fraction = 1.0
@@ -229,7 +229,7 @@ class A2C(Algorithm):
         return estimates(segment, self.discount(hyperparameters["gamma"]), hyperparameters["gae_lambda"])
 
     def adopt(self, agent: Agent, origin: Any) -> Agent:
-        """Begin the annealing anew, which ends with a run, and keep the scales of state-dependent noise."""
+        """Restart the annealing schedule, which spans one run, and keep the scales of state-dependent noise."""
         if self.settings.annealing:
             agent.state.acting["steps"] = 0.0
         keep_scales(agent, "policy", origin.state_dependent_noise, self.settings.state_dependent_noise)

@@ -35,7 +35,7 @@ class EpsilonLadder(Section):
     base: Rate = 0.4
     """The probability in the first environment."""
     exponent: Weight = 7.0
-    """The rate at which it falls from environment to environment."""
+    """The paper's alpha: the larger, the faster the probability falls over the environments."""
 
     def rungs(self, index: int, count: int, envs: int) -> Tensor:
         """The exploration rates [E] in the `envs` environments of actor `index` of `count`."""
@@ -106,7 +106,9 @@ class ApeX(OffPolicy):
             raise UserError(f"replay.prioritised: {name} draws by priorities; set replay.prioritised={{}}")
         steps, n = config.algorithm.rollout_steps, config.replay.n_step
         if n > steps:
-            raise UserError(f"replay.n_step: {n} steps are more than the {steps} of algorithm.rollout_steps")
+            raise UserError(
+                f"replay.n_step: {n} exceeds algorithm.rollout_steps {steps}, where windows end; take at most {steps}"
+            )
 
 
 class ApeXDQN(ApeX, DQN):

@@ -102,8 +102,8 @@ class Algorithm(ABC):
     metrics: tuple[str, ...]
     """Names of the metrics that the losses report."""
     explores_by_noise: bool = False
-    """True if agents explore by noise on actions that would be deterministic, such as random actions at some rate:
-    returns of training are then below those of evaluation, by as much as the noise costs."""
+    """True if exploration adds noise to a deterministic policy, as epsilon-greedy does. Training returns are then lower
+    than evaluation returns."""
     state_limits: ClassVar[Mapping[str, float]] = {}
     """Upper bounds of the acting states that are not counters; agents in files are checked against them."""
     report_every: ClassVar[int] = 1

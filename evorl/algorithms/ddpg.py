@@ -83,7 +83,7 @@ class DDPG(OffPolicy):
         ]
 
     def noise_shape(self, architectures: Architectures) -> tuple[int, int]:
-        """That of state-dependent noise, or of noise that goes on from the last step."""
+        """The shape of state-dependent noise, or of Ornstein-Uhlenbeck noise."""
         if self.noise is not None:
             return self.noise.shape(architectures["actor"])
         return (1, self.bounds.size) if self.exploration.kept else (0, 0)

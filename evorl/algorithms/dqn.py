@@ -55,11 +55,11 @@ class DQNSettings(ValueSettings):
     learning_rate: Rate = 2e-3
     learn_step: UpdatePeriod = 8
     target: Literal["polyak", "periodic"] = "polyak"
-    """`polyak`: the target network follows in each update, a share `tau` of the way. `periodic`: it is copied every
-    `target_period` updates (Mnih et al. 2015)."""
+    """`polyak`: each update moves the target network a fraction `tau` towards the online one. `periodic`: the online
+    one is copied every `target_period` updates (Mnih et al. 2015)."""
     tau: Rate = 2e-2
     target_period: Size | None = None
-    """Updates from one copy of the network to the target network to the next."""
+    """The number of updates between copies of the online network to the target network."""
     sequence_length: Size = 16
     """Steps of the sequences that a recurrent agent learns from; `batch_size` counts steps, not sequences. Like
     `burn_in`, `sequence_length` has no effect without recurrence."""
@@ -70,7 +70,7 @@ class DQNSettings(ValueSettings):
     exploration: EpsilonGreedy = Field(
         default_factory=lambda given: EpsilonGreedy(start=0, end=0) if given.get("noisy") else EpsilonGreedy()
     )
-    """Noisy layers explore by themselves, so that with them there are no random actions unless this is configured."""
+    """With `noisy`, epsilon is 0 unless this section is set, because the weight noise already explores."""
 
     hyperparameters: ClassVar[tuple[str, ...]] = (*ValueSettings.hyperparameters, "target_period")
     layer_norm: ClassVar[bool] = True
@@ -216,7 +216,7 @@ class DQN(OffPolicy):
             return outputs, _Values(self.atoms(outputs), next_atoms, self.atoms(target(batch.next_observation)))
 
     def _sequences(self, network: StackedNetwork, target: StackedNetwork, batch: Batch) -> tuple[Tensors, _Values]:
-        """The same of sequences, which both networks run through once, from their burn-in to the observation after.
+        """Like `_single`, for sequences: each network is unrolled from the burn-in to the observation after the end.
 
         The outputs are those of T + 1 steps, [P, (T + 1) * S, ...].
         """

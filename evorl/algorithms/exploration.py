@@ -21,16 +21,16 @@ class EpsilonGreedy(Section):
     start: Fraction = 1.0
     """The probability at first."""
     end: Fraction = 0.05
-    """The least probability, from the first update on also where `start` is lower."""
+    """The minimum probability, from the first counted step on, even if `start` is lower."""
     decay: Rate = 0.9995
     """The factor for each step of each of an agent's environments, over all ranks."""
     steps: Count | None = None
-    """Steps of an agent in all its environments, over all ranks, after which a linear schedule is at its end."""
+    """Steps of an agent, over all its environments and ranks, after which `linear` reaches `end`."""
 
     @model_validator(mode="after")
     def _has_steps_where_they_count(self) -> Self:
         if (self.schedule == "linear") != (self.steps is not None):
-            raise ValueError("`schedule: linear` and `steps` go together")
+            raise ValueError("`schedule: linear` needs `steps`, and `exponential` does not take it")
         return self
 
     def after(self, epsilon: Tensor, steps: Tensor | float) -> Tensor:
@@ -56,9 +56,9 @@ class ActionNoise(Section):
     noise: Literal["none", "gaussian", "ornstein_uhlenbeck"] = "gaussian"
     """`gaussian` is independent in each step; `ornstein_uhlenbeck` is correlated over the steps of an episode."""
     scale: Weight = 0.1
-    """The standard deviation of what each step adds."""
+    """The standard deviation of the noise drawn in each step; the sigma of an Ornstein-Uhlenbeck process."""
     reversion: Rate = 0.15
-    """`ornstein_uhlenbeck`: the share of itself that the noise loses in each step."""
+    """`ornstein_uhlenbeck`: the mean reversion rate theta, per step."""
 
     @property
     def kept(self) -> float:

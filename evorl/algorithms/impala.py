@@ -118,7 +118,7 @@ class APPOSettings(IMPALASettings):
     minibatches: Size = 1
     """Shuffled parts of a batch in each pass, of one update each; recurrent agents shuffle whole rollouts."""
     target_period: Size = 2
-    """Batches from one copy of the network to the target network to the next."""
+    """The number of batches between copies of the online network to the target network."""
     clip: Positive = 0.2
     """The distance from 1 at which the ratio of the new probability to that of the target network is clipped."""
 
@@ -160,7 +160,7 @@ class APPO(IMPALA):
         return Pace(max(1, pace.batch // parts), pace.updates * parts, pace.steps)
 
     def adopt(self, agent: Agent, origin: Any) -> Agent:
-        """Count updates from the end of a batch, since the target network is copied after whole batches only."""
+        """Round the update count up to whole batches, since the target network is copied only after a whole batch."""
         updates = agent.state.updates["policy"]
         agent.state.updates["policy"] = updates + -updates % (self.settings.passes * self.settings.minibatches)
         return super().adopt(agent, origin)
@@ -169,7 +169,7 @@ class APPO(IMPALA):
         return replace(super().received_settings(placement), minibatches=self.settings.minibatches)
 
     def batch_targets(self, stack: Stack, batch: Batch) -> Tensors:
-        """V-trace's targets [P, B] towards the target network, whose values and log-probabilities they take.
+        """V-trace targets [P, B] with the target network as target policy and value function.
 
         Online values, once fitted to a batch in earlier passes, would leave no advantages in later ones.
         """

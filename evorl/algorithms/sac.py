@@ -64,8 +64,8 @@ class SACSettings(OffPolicySettings):
     for discrete actions `target_entropy_share` of the maximum entropy, which is also the upper bound of a value set
     here."""
     target_entropy_share: Rate = 0.98
-    """The share of the maximum entropy of choices that is the target, where `target_entropy` is null. In each state the
-    maximum is the logarithm of the number of actions that are allowed there."""
+    """The target entropy of discrete actions as a fraction of the maximum, used where `target_entropy` is null. In each
+    state the maximum is the logarithm of the number of allowed actions."""
     exploration: SACExploration = SACExploration()
     state_dependent_noise: StateDependentNoiseSettings | None = None
     """Explore with a random function of the state that is redrawn periodically (gSDE, arXiv 2005.05719): the policy's
@@ -314,7 +314,7 @@ class SAC(OffPolicy):
         return ActOutput(action, recurrent_state=noise)
 
     def value(self, stack: Stack, observation: Observation, recurrent: RecurrentInput | None) -> Tensor:
-        """The policy's expected minimum over critics [P, E], without entropy."""
+        """State values E[min Q(s, a)] [P, E], without entropy; for a Box, at the policy's mean action."""
         policy = self.expectation(stack, observation, None)
         return policy.of(self.actions.q_values(stack.networks["critics"], observation, policy.action).amin(0))
 

@@ -27,7 +27,7 @@ from evorl.types import FEATURES, Agent, Architecture, Head, RecurrentInput, Ten
 
 KEY = "algorithm.state_dependent_noise"
 NOISE = "noise_log_scale"
-"""The head of log sigma, less its first value: new agents, and features added later, have zeros there."""
+"""The head of log sigma minus `initial_log_scale`: zero in new agents and for features added later."""
 LEAST_VARIANCE = 1e-6
 """Added to an action's variance, which would be 0 in a state without active features."""
 InitialLogScale = Annotated[float, Field(ge=-20, le=2)]
@@ -40,7 +40,7 @@ class StateDependentNoiseSettings(Section):
     """Steps after which an environment's function is redrawn. It is also redrawn at the start of each episode; null
     redraws it only then. The paper uses 8 to 64."""
     initial_log_scale: InitialLogScale = -3.0
-    """The logarithm of the first standard deviation of the function's weights on features."""
+    """The initial log sigma: the log standard deviation of the noise matrix's entries."""
 
 
 class StateDependentNoise:
@@ -62,7 +62,7 @@ class StateDependentNoise:
         return self._size + 1, architecture.hidden_sizes[-1]
 
     def scales(self, outputs: Mapping[str, Tensor]) -> Tensor:
-        """sigma [P, N, A] of each agent, or [1, N, A] if it is not learned. Padding features are 0, whatever theirs."""
+        """sigma [P, N, A], or [1, N, A] if it is not learned. It has no effect on padding features, which are 0."""
         if NOISE in outputs:
             return (outputs[NOISE] + self._initial).exp()
         features = outputs[FEATURES]
@@ -159,7 +159,7 @@ def keep_scales(
 ) -> None:
     """Keep the sigma that an agent learned in a run with the settings `origin`, in one whose settings are `own`.
 
-    Its tensors hold log sigma less the first one of the run, which may be another one.
+    Its tensors hold log sigma minus the run's `initial_log_scale`, in which the two runs may differ.
     """
     if origin is None or own is None:
         return
@@ -179,11 +179,11 @@ def state_dependent_noise(config: AnyConfig, interface: EnvSpec, *, learned: boo
     if not isinstance(space, gym.spaces.Box):
         raise UserError(f"{KEY}: is for a Box, and {interface.environment} has {space}; leave it out")
     if recurrent:
-        raise UserError(f"{KEY}: depends on layers without a state; leave it or network.recurrent={recurrent} out")
+        raise UserError(f"{KEY}: does not support recurrent networks; leave it or network.recurrent={recurrent} out")
     exploration = getattr(config.algorithm, "exploration", None)
     if exploration is not None and exploration.noise != "none":
         raise UserError(
-            f"{KEY}: takes the place of other noise; take algorithm.exploration.noise=none instead of "
+            f"{KEY}: replaces action noise; set algorithm.exploration.noise=none instead of "
             f"{exploration.noise}, or leave it out"
         )
     return StateDependentNoise(settings, math.prod(space.shape), learned=learned)

@@ -34,14 +34,14 @@ TOLERANCE = 1e-4
 
 
 class CategoricalSettings(Section):
-    """The support of the distribution of returns (C51, arXiv 1707.06887), which must hold those there can be."""
+    """The support of the distribution of returns (C51, arXiv 1707.06887), which must cover all possible returns."""
 
     atoms: Atoms = 51
-    """The number of returns that have a probability."""
+    """The number of atoms of the support."""
     v_min: Finite = -10.0
-    """The least of them."""
+    """The lowest atom."""
     v_max: Finite = 10.0
-    """The largest of them."""
+    """The highest atom."""
 
     @model_validator(mode="after")
     def _is_a_range(self) -> Self:

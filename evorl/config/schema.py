@@ -140,8 +140,8 @@ class Network(Section):
     """The convolutional layers that read images, where there are any (Mnih et al. 2015)."""
     bf16: bool | None = None
     """Multiply in bfloat16 in hidden layers and convolutions; parameters and the optimiser stay in float32. Null
-    follows Accelerate's `mixed_precision`. Leave it out where a policy climbs the gradient of a critic, as in SAC, TD3
-    and DDPG, and values are large: they are rounded by more than actions differ (docs/results/tasks.md)."""
+    follows Accelerate's `mixed_precision`. Do not use it with SAC, TD3 or DDPG where
+    values are large: their rounding error exceeds the differences between actions (docs/results/tasks.md)."""
     recurrent: Text | None = None
     """A recurrent cell after the hidden layers: `lstm` or `gru`."""
     recurrent_size: Width = 64
@@ -188,7 +188,7 @@ class Prioritised(Section):
     """Prioritised replay, in proportion to errors (arXiv 1511.05952); its defaults are the paper's."""
 
     exponent: Fraction = 0.6
-    """Priorities are (|error| + epsilon) to this power; 0 draws all alike."""
+    """Priorities are (|error| + epsilon) to this power; 0 samples uniformly."""
     importance_exponent: ImportanceExponent = ImportanceExponent()
     epsilon: Positive = 1e-6
     """Number added to each error, so that all transitions can be drawn."""
@@ -291,7 +291,7 @@ class Mutation(Section):
     strength: Positive = 0.02
     """Standard deviation of parameter noise, relative to each weight."""
     dormant_threshold: Annotated[float, Field(ge=0, lt=1)] = 0.025
-    """The gradient of a dormant unit's incoming weights relative to the mean of its layer, at most. Both are running
+    """The largest gradient of a dormant unit's incoming weights, relative to the mean of its layer. Both are running
     means over some 1,000 updates, so a unit falls below 0.025 about 7,400 updates after its gradients have ceased."""
 
     def weights(self) -> dict[str, float]:
@@ -587,8 +587,8 @@ class Training(Section):
     """Environment steps of each agent, over all ranks. The last generation has as many as are left, in whole rollouts;
     less than a tenth of a generation is left untrained. A shipped file's number is for its own environment."""
     target_fitness: Finite | None = None
-    """The mean fitness at which the run ends, once the elite's is above it (`evaluation.error`); null goes on. A file's
-    target is for its own environment: in another one it is the reward threshold that Gymnasium has for that one."""
+    """The mean fitness at which the run ends, once the elite's is above it (`evaluation.error`); null sets none. The
+    target in a file is for its own environment; in another one it is the reward threshold that Gymnasium has there."""
     compile: Literal["auto"] | bool = "auto"
     """Compile the gradients of losses by torch's Inductor, which needs a C++ compiler: 10 to 30 s for each number of
     agents, batch size and structure of a network, the first time on a machine. On a CPU one function serves all widths
@@ -657,7 +657,7 @@ class Config(Section, Generic[Settings]):
     evolution: Evolution = Evolution()
     evaluation: Evaluation = Evaluation()
     league: LeagueSettings | None = None
-    """Of games; null is all defaults there."""
+    """The league of a two-player game; null means its defaults."""
     training: Training = Training()
     tracking: Tracking = Tracking()
     checkpoint: Checkpoint = Checkpoint()
@@ -762,7 +762,9 @@ class Config(Section, Generic[Settings]):
                     + nearest(name, self.algorithm.hyperparameters)
                 )
             if getattr(self.algorithm, name) is None:
-                raise ValueError(f"algorithm.{name}: evolution can only perturb a number, and it is null")
+                raise ValueError(
+                    f"algorithm.{name}: is null, and evolution perturbs only numbers; set it, or drop its range"
+                )
             self._check_range(name, ends)
         return self
 

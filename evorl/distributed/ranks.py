@@ -175,7 +175,7 @@ class Ranks:
                 raise UserError(payload.decode(), reported_elsewhere=rank != self.rank)
 
     def pauses(self, *, together: bool) -> Pauses:
-        """The agreement on pauses of training, of ranks that step `together` or each for itself."""
+        """The protocol by which ranks agree on pauses; ranks that step `together` pause after the same step."""
         return Pauses(self._store, self.rank, self.size, self._timeout, together=together)
 
     def _tensor(self, payload: bytes) -> Tensor:
@@ -300,8 +300,8 @@ def own_world() -> Iterator[None]:
     """
     if is_initialized():
         raise UserError(
-            "torch.distributed: this process has joined others already; let evorl do it, before an Accelerator or "
-            "init_process_group does"
+            "torch.distributed: this process has already joined a process group; call evorl before creating an "
+            "Accelerator or calling init_process_group"
         )
     unused = not AcceleratorState._shared_state
     try:

@@ -69,7 +69,7 @@ def meet(store: Store, rank: int, size: int, mine: dict[str, Any], timeout: floa
                 if len(everyones) == size and everyones[rank]["own"] == own:
                     return name, [one["says"] for one in everyones]
         time.sleep(POLL)
-    raise TimeoutError("the main process did not begin")
+    raise TimeoutError("the main process did not start the attempt in time")
 
 
 def launch_name(store: Store) -> str:
@@ -80,7 +80,7 @@ def launch_name(store: Store) -> str:
 def _answer(store: Store, name: str, rank: int, deadline: float) -> dict[str, Any]:
     while not store.check([f"{name}/{rank}"]):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"rank {rank} did not come")
+            raise TimeoutError(f"rank {rank} did not join in time")
         time.sleep(POLL)
     answer: dict[str, Any] = json.loads(store.get(f"{name}/{rank}"))
     return answer

@@ -122,12 +122,12 @@ def observation_specs(space: gym.Space[Any], key: str = "environment.id", name: 
     if kind is None:
         where = f"part {name!r} of the observation" if name else "the observation"
         known = ", ".join(sorted(part.__name__ for part in PARTS))
-        raise UserError(f"{key}: {where} is {space}, which no encoder reads; those there are read {known}, Dict, Tuple")
+        raise UserError(f"{key}: {where} is {space}, which no encoder supports; supported are {known}, Dict, Tuple")
     return {name or WHOLE: PARTS[kind](space)}
 
 
 def known_kind(space: gym.Space[Any], known: Mapping[type, Any]) -> type | None:
-    """The class among those that are `known` that a space is of, or inherits from; None if there is none."""
+    """The most specific class in `known` of which a space is an instance, or None."""
     return next((kind for kind in type(space).__mro__ if kind in known), None)
 
 
@@ -483,8 +483,8 @@ def _specs(settings: Environment, space: gym.Space[Any], frames: int) -> Observa
 def _picked(space: gym.Space[Any], indices: list[int], id: str) -> gym.Space[Any]:
     """The space of selected vector components. Raises UserError for a non-vector or an index out of range."""
     if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
-        raise UserError(f"environment.observation_indices: these are of a vector; {id} shows {space}")
+        raise UserError(f"environment.observation_indices: they select entries of a vector; {id} has {space}")
     if max(indices) >= space.shape[0]:
         last = space.shape[0] - 1
-        raise UserError(f"environment.observation_indices: there is no number {max(indices)}; {id} shows 0 to {last}")
+        raise UserError(f"environment.observation_indices: index {max(indices)} is out of range; {id} has 0 to {last}")
     return gym.spaces.Box(space.low[indices], space.high[indices], dtype=space.dtype.type)

@@ -95,7 +95,7 @@ def enlarge(agent: Agent, networks: Networks, name: str, group: str, size: int, 
 
 
 def reduce(agent: Agent, networks: Networks, name: str, group: str, size: int) -> Mutation:
-    """Narrow a layer by its units of least importance to their readers, or a kernel by its last rows and columns."""
+    """Narrow a layer, dropping the units with the smallest outgoing weights, or a kernel, its last rows and columns."""
     old = agent.architectures[name]
     specs = networks[name].network.specs(old)
     if group.startswith("kernel."):

@@ -285,7 +285,7 @@ def selects(settings: Evolution, agents: int) -> bool:
 
 
 def begins(settings: Evolution, generation: int, correlation: float | None, share_spent: float) -> bool:
-    """True if selection begins after `generation`, of which the agents' ranks have this `correlation` with the last.
+    """True if selection begins after `generation`; `correlation` is that of its agents' ranks with the previous ones.
 
     With `burn_in: auto` it begins once fitness ranks agents as it did in the generation before, but at the latest when
     a third of the steps are spent.

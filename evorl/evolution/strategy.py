@@ -27,7 +27,7 @@ MAX_NAME = 100
 
 
 class Range(NamedTuple):
-    """The range of a hyperparameter, of which a strategy sees the unit interval on its scale."""
+    """The range of a hyperparameter; a strategy sees it mapped to the unit interval by its scale."""
 
     min: float
     max: float

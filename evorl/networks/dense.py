@@ -78,7 +78,7 @@ def repeated(x: Tensor, streams: int) -> Tensor:
 
 
 def is_symbol(size: object) -> bool:
-    """True for a size of which code is being traced that serves all such sizes (`population/compiled.py`)."""
+    """True for a symbolic size, as in code traced for all sizes at once (`population/compiled.py`)."""
     return not isinstance(size, int)
 
 

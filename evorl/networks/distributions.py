@@ -27,7 +27,7 @@ FORBIDDEN = -1e8
 def allowed(scores: Tensor, mask: Tensor | None) -> Tensor:
     """Scores [P, B, A] for a maximum, with those of masked actions below all others.
 
-    A diverging agent may have lower numbers than any fixed one long before they overflow and it is stopped.
+    Masked scores are -inf: a diverging agent's scores may fall below any finite constant before it is stopped.
     """
     if mask is None:
         return scores
@@ -89,7 +89,7 @@ class Categorical:
         self.heads = (Head("action", sum(sizes), near_zero=True),)
 
     def sample(self, outputs: Tensors, mask: Tensor | None, generator: torch.Generator) -> Tensor:
-        """Sample integers [P, B] or [P, B, K] by the Gumbel-max trick (Gumbel 1954)."""
+        """Sample integers [P, B] or [P, B, A] by the Gumbel-max trick (Gumbel 1954)."""
         logits = outputs["action"]
         exponential = torch.empty_like(logits).exponential_(generator=generator)
         return self._best(allowed(logits - exponential.log_(), mask))

@@ -153,7 +153,7 @@ class StackedAdam:
             values.addcdiv_(torch.mul(exp_avg, rates, out=scaled), denominator, value=-1)
 
     def _factors(self, active: Tensor | None) -> Tensor:
-        """Count a step; its learning rate factors and its epsilons are [2, P]."""
+        """Count a step and return its step size factors and epsilons [2, P]."""
         if active is not None:
             self._updates += self._common
             self._updates += active

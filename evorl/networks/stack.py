@@ -407,7 +407,7 @@ class StackedNetwork:
         noise, other = self._noise.draw(generator), copy.copy(self)
         other._detached = noisy_weights(self._detached, self._detached, noise)
         if self.tape is not None:
-            assert not self.tape.scaled, "a gradient knows one noise"
+            assert not self.tape.scaled, "weight noise may be drawn only once per loss"
             self.tape.scaled = {SIGMA + name: (name, value) for name, value in noise.items()}
             other._with_leaves = noisy_weights(self._with_leaves, self._detached, noise)
         return other
@@ -496,7 +496,7 @@ def check_network(agent: Agent, name: str, spec: NetworkSpec, where: str) -> Non
     """Raise UserError unless the tensors of one of `agent`'s networks match its architecture."""
     shape, roles = agent.architectures[name], agent.tensors[name]
     if (spec.target is not None) != ("target" in roles):
-        raise UserError(f"{where}: {name} has {'no' if spec.target else 'a'} target copy")
+        raise UserError(f"{where}: {name} {'lacks a' if spec.target else 'has an unexpected'} target network")
     if len(shape.residual_layers) != len(shape.hidden_sizes):
         raise UserError(
             f"{where}: {name} has {len(shape.hidden_sizes)} hidden layers with {len(shape.residual_layers)} depths"
@@ -504,7 +504,7 @@ def check_network(agent: Agent, name: str, spec: NetworkSpec, where: str) -> Non
     layers = shape.layers + len(shape.convolutions) + sum(layer.residual_layers for layer in shape.convolutions)
     # Every layer has tensors, so a corrupt description cannot request more layers than its file holds tensors.
     if layers > len(roles["parameters"]):
-        raise UserError(f"{where}: {layers} layers of {name} cannot stand in {len(roles['parameters'])} tensors")
+        raise UserError(f"{where}: {name} has {layers} layers but only {len(roles['parameters'])} parameter tensors")
     try:
         sizes, specs = shape.sizes(), spec.network.specs(shape)
         shapes = {key: (one.shape(sizes), torch.float32) for key, one in specs.items()}

@@ -29,7 +29,7 @@ Function = Callable[..., tuple[Tensor, ...]]
 FIRST_WIDTH = 48
 """The width of the first hidden layer of the example that a function is traced with; each further one is 16 wider."""
 AUTO_UPDATES = 50_000
-"""Updates after which `training.compile: auto` compiles. By then updates have taken about as long as it takes."""
+"""Updates after which `training.compile: auto` compiles. By then they have taken about as long as compiling does."""
 
 
 class WidthsTrace:
@@ -79,7 +79,7 @@ class Compiler:
 
     @classmethod
     def of(cls, config: AnyConfig, speaks: bool = True) -> Compiler:
-        """The compiler of a run. Only where widths mutate is it worth that gradients take a tenth longer."""
+        """The compiler of a run. Functions for any width are slower, so only runs that mutate widths use them."""
         return cls(config.training.compile, speaks, any_widths=config.evolution.mutation.architecture > 0)
 
     def compiles(self, network: StackedNetwork, name: str, agents: Sequence[Agent]) -> bool:

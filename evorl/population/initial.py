@@ -207,7 +207,10 @@ def check_description(agent: Agent, algorithm: Algorithm, where: str) -> None:
                 "residual_layers; give one of these for each hidden layer, 0 for none"
             )
         if _kind(shape) != _kind(spec.architecture):
-            raise UserError(f"{where}: {name} is of another kind than the configuration asks for")
+            raise UserError(
+                f"{where}: {name} differs from the configuration in its recurrent cell, layer_norm, streams or "
+                "convolutions"
+            )
     for name, value in own.items():
         if reason := algorithm.settings.validation_error(name, value):
             raise UserError(f"{where}: {reason}")
@@ -261,9 +264,9 @@ def _impossible(agent: Agent, state_limits: Mapping[str, float]) -> str | None:
     for module, roles in agent.tensors.items():
         for name, exp_avg_sq in roles[EXP_AVG_SQ].items():
             if (exp_avg_sq < 0).any():
-                return f"square of {module}.{name} is below 0"
+                return f"Adam's second moment of {module}.{name} is below 0"
             if (roles[EXP_AVG][name].abs() > MOMENTS_RATIO * exp_avg_sq.sqrt() + TINY).any():
-                return f"mean of {module}.{name} is larger than its square allows"
+                return f"Adam's first moment of {module}.{name} is too large for its second"
         for name, buffer in roles["buffers"].items():
             if name.startswith(STATISTICS) and not name.endswith(".mean") and (buffer < 0).any():
                 return f"{module}.{name} is below 0"

@@ -394,8 +394,8 @@ class Learner:
     ) -> tuple[list[Tensor | None], list[Tensor | None]]:
         """Take one gradient step of an objective in every stack, by its `active` agents [P].
 
-        Returns the losses' errors [P, B] for priorities, and those of the active agents that took the step. Metrics are
-        kept only if `reported`.
+        Returns the losses' errors [P, B] for priorities, and for each stack the mask [P] of agents that took the step.
+        Metrics are kept only if `reported`.
         """
         name, stacks = objective.network, self.policy.stacks
         networks, divergences = [own[name] for own in self.networks], self._divergences[name]
@@ -525,9 +525,9 @@ def write_state(learner: Learner, flat: Tensor, updates: Tensor) -> None:
 
 
 def split_states(algorithm: Algorithm, states: Tensor) -> tuple[Tensors, Tensor]:
-    """The acting states [P] by name, and behind them, where actors share parameters, the optimiser steps [N, P].
+    """Split `states` into the acting states [P] by name and the optimiser steps [N, P] of N networks.
 
-    Both are views of `states`, the rows that actors receive; N networks.
+    Both are views of `states`. Only actors that share parameters receive optimiser steps.
     """
     names = algorithm.initial_state()
     return dict(zip(names, states[: len(names)], strict=True)), states[len(names) :]

@@ -151,7 +151,7 @@ class Policy(Population):
 
     @torch.no_grad()
     def batch_targets(self, batch: Batch) -> Tensors:
-        """The learning targets [P, B] of a batch that its updates do not change, by name; many algorithms have none.
+        """The targets [P, B] of a batch that stay fixed during its updates, by name; many algorithms have none.
 
         Where they depend on target networks, a learner must have been made on this policy.
         """

@@ -171,7 +171,7 @@ class Draw:
 
 
 FIRST_PRIORITY = 1.0
-"""The largest priority at first, and the least that it can be, as in the paper's algorithm 1."""
+"""The initial maximum priority, below which the maximum never falls (algorithm 1 of the paper)."""
 
 
 class PrioritisedSampler(Sampler):
@@ -301,7 +301,7 @@ class PrioritisedSampler(Sampler):
         if drawn is None or not self._priorities.exponent:
             return
         if result.errors is None:
-            raise UserError("replay.prioritised: this algorithm gives no errors to draw by; leave it out")
+            raise UserError("replay.prioritised: this algorithm's loss gives no errors for priorities; leave it out")
         drawn.errors[update] = result.errors
         drawn.active[update] = 1.0 if result.active is None else result.active
         drawn.observed.append(update)

@@ -98,7 +98,7 @@ class Sampler:
         return np.zeros(0)
 
     def agree(self, known: Agreement) -> None:
-        """Take the result of the exchange; it happens every vector step, even if nothing is drawn."""
+        """Take the numbers that all ranks share; called in every vector step, even if nothing is drawn."""
         raise NotImplementedError
 
     def draw(self, updates: int) -> Draws:

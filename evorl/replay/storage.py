@@ -1,13 +1,13 @@
 """Ring buffer of transitions from many environments, in preallocated memory.
 
 Axes: T rows of the ring, one for each step of all streams; N streams, each one environment of one agent; B batch; F
-frames of a stack; L true last observations.
+frames of a stack; L final observations.
 
 Rows are numbered from the start of the storage. Slot t * N + n holds stream n's observation before a step, and the
 step's results. It keeps its number until the ring wraps around, so priorities, sequences and n-step returns are
 arithmetic on slots. The next observation of a step is the observation of the following one and is stored there: the
 row ahead of the newest is written with it. Where an episode begins, the observation that was there moves to a second
-ring of true last observations. Frames of stacked images are stored once, a row's newest. Indices of drawable slots are
+ring of final observations. Frames of stacked images are stored once, a row's newest. Indices of drawable slots are
 appended at the newest row and dropped at the oldest, so the ring is never scanned.
 """
 
@@ -122,7 +122,7 @@ class GapIndex:
 
 
 class LastPlaces:
-    """Ring of `size` places for true last observations, with the slots they belong to."""
+    """Ring of `size` places for final observations, with the slots they belong to."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -181,7 +181,7 @@ def link_type(slots: int) -> torch.dtype:
 
 
 def places_at_first(rows: int, streams: int, depth: int) -> int:
-    """Initial number of places for true last observations."""
+    """Initial number of places for final observations."""
     # With stacks, an environment that spends a step on a reset leaves its last observation in the ring.
     return max(streams, rows * streams // 32) if depth == 1 else 0
 
@@ -230,7 +230,7 @@ class Storage:
     A slot can be drawn if its step was valid and its row is among the newest `rows`: its frames and its next
     observation are then available.
 
-    Each observation part has one tensor: T * N places for the slots' observations, one of zeros, and L for true last
+    Each observation part has one tensor: T * N places for the slots' observations, one of zeros, and L for final
     observations. `links` holds the place of each slot's next observation.
     """
 
@@ -248,14 +248,14 @@ class Storage:
     ) -> None:
         """Allocate `rows` steps, plus the rows before and after that their observations need, with `empty`.
 
-        Room for true last observations grows where episodes are short, or is fixed at `last`: then the oldest rows are
+        Room for final observations grows where episodes are short, or is fixed at `last`: then the oldest rows are
         dropped earlier. Without `store_next` no next observations are stored. Raises ValueError if memory from `empty`
         would have to grow, or if `last` has no room for one step of all streams.
         """
         if last is None and empty is not None and store_next:
-            raise ValueError("memory that is given cannot grow: say how many true last observations to keep")
+            raise ValueError("memory that is given cannot grow: say how many final observations to keep")
         if store_next and last is not None and last < streams:
-            raise ValueError(f"one step may leave {streams} true last observations, and there is room for {last}")
+            raise ValueError(f"one step may leave {streams} final observations, and there is room for {last}")
         self.rows, self.streams, self.device = rows, streams, device
         self.store_next = store_next
         self.parts = dict(observation)
@@ -435,7 +435,7 @@ class Storage:
         return seen
 
     def next_observation(self, slots: Tensor) -> Tensors:
-        """Gather the next observations [..., ...] at `slots` [...], including true last observations of episodes."""
+        """Gather the next observations [..., ...] at `slots` [...], including final observations of episodes."""
         flat, seen = slots.reshape(-1), {}
         following = self.links.index_select(0, flat).unsqueeze(-1)
         for name, part in self.parts.items():
@@ -478,13 +478,13 @@ class Storage:
         return self.flags["valid"].view(-1)[slots] & (ago < self.written - self.oldest)
 
     def last_observations(self) -> tuple[Tensors, Tensor]:
-        """All true last observations, parts [L, ...] with one frame per stack, and their slots [L]."""
+        """All final observations, parts [L, ...] with one frame per stack, and their slots [L]."""
         places = self._tensor(self.last.places() + self.slots + 1)
         parts = {name: data.index_select(0, places) for name, data in self._data.items()}
         return parts, self._tensor(self.last.numbers(self.streams) % self.slots)
 
     def keep_last(self, row: int, streams: Integers, parts: Mapping[str, Tensor]) -> None:
-        """Save true last observations, parts [B, ...] with one frame per stack, of `streams` [B] of a row."""
+        """Save final observations, parts [B, ...] with one frame per stack, of `streams` [B] of a row."""
         if self.last.held + len(streams) > self.last.size:
             self._enlarge(max(2 * self.last.size, self.last.held + len(streams)))
         places = self._tensor(self.last.append(row, streams) + self.slots + 1)
@@ -493,7 +493,7 @@ class Storage:
         self.links[self._tensor(row % self.ring * self.streams + streams)] = places.to(self.links.dtype)
 
     def forget_last(self, oldest: int) -> None:
-        """Release the true last observations of rows before `oldest`."""
+        """Release the final observations of rows before `oldest`."""
         for row, streams in self.last.drop(oldest):
             slots = self._tensor(row % self.ring * self.streams + streams)
             self.links[slots] = self.following(slots, 1).to(self.links.dtype)
@@ -541,7 +541,7 @@ class Storage:
         self._was_valid = valid[self.newest_row].clone()
 
     def _load_last(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load the true last observations of a checked state, row by row."""
+        """Load the final observations of a checked state, row by row."""
         if not len(tensors["last_slots"]):
             return
         numbers = last_numbers(tensors["last_slots"], self.written, self.ring, self.streams)
@@ -574,7 +574,7 @@ class Storage:
         check_tensors(tensors, self._expected(held, streams, last), WHERE)
         for name in ("valid", "boundary"):
             if (tensors[name].view(torch.uint8) > 1).any():
-                raise UserError(f"{WHERE}: tensor {name!r} holds what is neither true nor false")
+                raise UserError(f"{WHERE}: tensor {name!r} holds values other than true and false")
         if not held:
             return
         valid = tensors["valid"].cpu().numpy()
@@ -586,7 +586,7 @@ class Storage:
             of = last_numbers(tensors["last_slots"], written, ring, streams)
             inside = ((slots >= 0) & (slots < held * streams) & (of >= oldest * streams)).all()
             if not inside or (np.diff(of) <= 0).any() or not valid.reshape(-1)[slots].all():
-                raise UserError(f"{WHERE}: tensor 'last_slots' holds slots that leave no true last observation")
+                raise UserError(f"{WHERE}: tensor 'last_slots' names slots that cannot have a final observation")
             # The newest row's next observations stay in the row ahead until the stream is broken.
             wanted = newest + (written - 1) * streams if broken else newest[:0]
             if not np.array_equal(of[of >= (written - 1) * streams], wanted):
@@ -643,7 +643,7 @@ class Storage:
         self.keep_last(self.written - 1, chosen, {name: values[ahead][index] for name, values in self.seen.items()})
 
     def _enlarge(self, size: int) -> None:
-        """Grow to `size` true last observations; parts are copied one at a time, as old and new must coexist."""
+        """Grow to `size` final observations; parts are copied one at a time, as old and new must coexist."""
         kept, slots = self.last_observations()
         self.last.enlarge(size)
         self._take_memory()

@@ -55,7 +55,7 @@ class Gathered(NamedTuple):
 
 
 class Windows:
-    """The base of what turns drawn slots into batches."""
+    """The base class that gathers batches from drawn slots."""
 
     transitions = 1
     """Transitions of a draw, at most."""
@@ -130,7 +130,7 @@ class NStep(Windows):
 class Sequences(Windows):
     """Runs of up to `length` steps of one stream, for recurrent networks (R2D2, Kapturowski et al. 2019).
 
-    A draw is the first learned step. A sequence ends where an n-step window does; what is missing has weight 0, and
+    A draw is the first learned step. A sequence ends where an n-step window does; later steps have weight 0, and
     each learned step of a batch counts the same. The recurrent state at the first learned step is computed anew from up
     to `burn_in` steps of the episode before it, by the parameters of the update, beginning with zeros. States are not
     stored: agents of one replay have networks of their own, whose states mean nothing to each other.

@@ -261,10 +261,10 @@ class InterimCheckpoints:
         self._due = time.monotonic() + min(1.0, self._interval or 1.0)
 
     def find(self, generation: int, agents: Sequence[Agent]) -> bool:
-        """True if there is one of the generation after `generation`, which begins with `agents`.
+        """True if there is an interim checkpoint of the generation after `generation`, which begins with `agents`.
 
-        Then the episodes that were running in it go on. One that is damaged, or whose episodes cannot go on, is set
-        aside under another name.
+        Its running episodes are then restored. A checkpoint that is damaged, or whose episodes cannot be restored, is
+        renamed.
         """
         if self._config.actors is not None:
             return False
@@ -296,7 +296,7 @@ class InterimCheckpoints:
         return True
 
     def _newest(self) -> int:
-        """The number of the newest one that all hosts have, else of the main process's newest; 0 if it has none.
+        """The number of the newest interim checkpoint on all hosts, else of the main process's newest; 0 without any.
 
         A host that was killed before it completed its part has only the one before, and newer ones are removed.
         """
@@ -381,7 +381,7 @@ class InterimCheckpoints:
         return problem
 
     def clear(self) -> None:
-        """Remove all of them; one that cannot be removed is ignored when a later generation is resumed."""
+        """Remove all interim checkpoints; one that remains is ignored when a later generation is resumed."""
         if self._directory.leads:
             with contextlib.suppress(OSError, UserError):
                 self._checkpoints.clear()
@@ -402,7 +402,7 @@ class InterimCheckpoints:
         return f"{where}: lacks {min(missing)} on {socket.gethostname()}" if missing else ""
 
     def _read(self, payload: bytes) -> tuple[Position, Progress]:
-        """Parse the state of one. Raises UserError if it is invalid."""
+        """Parse the state of an interim checkpoint. Raises UserError if it is invalid."""
         where = self._checkpoints.path(self._number) / STATE
         try:
             parts = parse_json(payload)
@@ -411,7 +411,7 @@ class InterimCheckpoints:
         except (ValidationError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{where}: is no state of a generation in progress") from error
         if len(position.steps) != progress.ranks or max(position.steps) > position.horizon:
-            raise UserError(f"{where}: has other steps than its ranks can have done")
+            raise UserError(f"{where}: its steps do not fit its number of ranks, or exceed the generation's length")
         return position, progress
 
     def _restore_environments(self, generation: int) -> str:

@@ -74,7 +74,7 @@ def refuse_options(variables: Mapping[str, str] = os.environ) -> None:
         value = variables.get(name, plain)
         if value.lower() != plain:
             raise UserError(
-                f"accelerate's {option}: {value.lower()} would have no effect, since agents train as stacks in float32 "
+                f"accelerate's {option}: {value.lower()} would have no effect, since evorl trains its stacks itself "
                 f"and only their gradients are averaged; leave it out, or take {plain!r}"
             )
     if "ACCELERATE_USE_CPU" in variables and variables.get("WORLD_SIZE", "1") == "1":

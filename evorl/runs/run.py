@@ -447,8 +447,8 @@ class Run:
         if all(agent.fault for agent in trained):
             faults = "; ".join(f"agent {agent.id}: {agent.fault}" for agent in trained[:4])
             raise UserError(
-                f"all agents were lost in generation {self.generation} ({faults}); a lower "
-                "algorithm.learning_rate or an algorithm.max_grad_norm would be gentler",
+                f"all agents were lost in generation {self.generation} ({faults}); lower "
+                "algorithm.learning_rate, or set algorithm.max_grad_norm",
                 reported_elsewhere=not self.ranks.is_main,
             )
         evolved: list[Agent] = []
@@ -577,7 +577,7 @@ def drift_warning(peers: Sequence[Peer], drifted: Sequence[int], generation: int
     """The warning for ranks whose replicas differ from rank 0."""
     others = sorted({peers[rank].cpu for rank in drifted} - {peers[0].cpu})
     cause = (
-        f"{', '.join(others)} rounds otherwise than {peers[0].cpu}" if others else "although their CPUs are of a kind"
+        f"{', '.join(others)} rounds differently from {peers[0].cpu}" if others else "although their CPUs are the same"
     )
     ranks = f"rank {', '.join(map(str, drifted))}"
-    return f"{ranks} trained other agents than rank 0 in generation {generation} ({cause}); those of rank 0 are taken"
+    return f"{ranks} diverged from rank 0 in generation {generation} ({cause}); all continue with rank 0's agents"

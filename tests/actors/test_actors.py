@@ -234,7 +234,7 @@ def test_an_actor_that_is_too_late_with_its_episodes_is_replaced(what, payload, 
 
         asked._end = answer_and_end
         os.kill(process, signal.SIGSTOP)
-        with pytest.raises(RunFailed, match="does not go on with its episodes"):
+        with pytest.raises(RunFailed, match="its running episodes are lost"):
             asked.ask(0, what, payload)
         learning.begin(2)
         learning.learn(3)

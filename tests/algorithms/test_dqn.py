@@ -217,7 +217,7 @@ def test_observations_of_bytes_are_read_as_shares_of_255():
             gym.spaces.Box(-1, 1, (2,)),
             "dqn cannot act in Box.* of Some-v0; it takes Di",
         ),
-        (gym.spaces.Text(3), gym.spaces.Discrete(2), "environment.id: the observation is Text.*no encoder reads"),
+        (gym.spaces.Text(3), gym.spaces.Discrete(2), "environment.id: the observation is Text.*no encoder supports"),
         (gym.spaces.Dict(a=gym.spaces.Text(3)), gym.spaces.Discrete(2), "environment.id: part 'a' of the observation"),
         (gym.spaces.Box(0, 1, (2, 3, 4, 5)), gym.spaces.Discrete(2), "environment.id: .* no encoder"),
     ],

@@ -349,7 +349,7 @@ def test_choices_take_no_such_noise(name):
 
 
 def test_it_takes_the_place_of_other_noise():
-    with pytest.raises(UserError, match=r"take algorithm.exploration.noise=none instead of ornstein_uhlenbeck"):
+    with pytest.raises(UserError, match=r"set algorithm.exploration.noise=none instead of ornstein_uhlenbeck"):
         algorithm("algorithm={name: ddpg, state_dependent_noise: {}}", actions=BOX)
 
 

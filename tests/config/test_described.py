@@ -45,11 +45,11 @@ def test_a_whole_configuration_reads_as_what_it_shows(name, tmp_path):
         ("network.hidden_sizes", ["network.hidden_sizes: list of whole numbers, at least 1 and", "[64, 64])"]),
         ("replay.prioritised", ["section; or null (default: null)", "replay.prioritised.importance_exponent.end:"]),
         ("evolution.hyperparameters", ["sections by name; or null", "evolution.hyperparameters.NAME.min: number"]),
-        ("algorithm.exploration", ["algorithm.exploration: section\n    Noisy layers explore by themselves"]),
+        ("algorithm.exploration", ["algorithm.exploration: section\n    With `noisy`, epsilon is 0"]),
         ("environment.kwargs", ["environment.kwargs: mapping (default: {})"]),
         (
             "algorithm.target",
-            ["algorithm.target: polyak or periodic (default: polyak)", "`polyak`: the target"],
+            ["algorithm.target: polyak or periodic (default: polyak)", "`polyak`: each update moves the target"],
         ),
     ],
 )

@@ -266,8 +266,10 @@ def test_agents_survive_their_file(algorithm):
 
 WRONG = {
     "has the networks": lambda member: member.architectures.pop("actor"),
-    "temperature is of another kind": lambda member: member.architectures.update(temperature=Architecture((4,), (0,))),
-    "critics is of another kind": lambda member: member.architectures.update(
+    "temperature differs from the configuration": lambda member: member.architectures.update(
+        temperature=Architecture((4,), (0,))
+    ),
+    "critics differs from the configuration": lambda member: member.architectures.update(
         critics=replace(member.architectures["critics"], streams="shared")
     ),
     "parameters of actor": lambda member: member.architectures.update(

@@ -183,9 +183,9 @@ def test_numbers_that_no_training_leads_to_are_refused(changes):
 
 
 IMPOSSIBLE = {
-    "a negative square": ("square", -1e-6, "square of q.* is below 0"),
-    "a square just below zero": ("square", -1e-38, "square of q.* is below 0"),
-    "a mean without a square": ("mean", 1e20, "mean of q.* is larger than its square allows"),
+    "a negative square": ("square", -1e-6, "second moment of q.* is below 0"),
+    "a square just below zero": ("square", -1e-38, "second moment of q.* is below 0"),
+    "a mean without a square": ("mean", 1e20, "first moment of q.* is too large for its second"),
 }
 
 

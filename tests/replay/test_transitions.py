@@ -116,7 +116,7 @@ def test_ladders_go_from_end_to_end():
     ("settings", "message"),
     [
         (["replay.prioritised=null"], "replay.prioritised: apex_dqn draws by priorities; set replay.prioritised={}"),
-        (["replay.n_step=9"], "replay.n_step: 9 steps are more than the 8 of algorithm.rollout_steps"),
+        (["replay.n_step=9"], "replay.n_step: 9 exceeds algorithm.rollout_steps 8"),
         (["algorithm.exploration={end: 0.2}"], "algorithm: exploration: actors explore by `ladder`"),
     ],
 )

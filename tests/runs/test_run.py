@@ -234,7 +234,7 @@ def test_mistakes_end_with_one_line_and_code_2(overrides, message, trained_run, 
         ),
         (
             ("environment={id: 'helpers.spaces:Unreadable-v0', kwargs: {part: observation}}",),
-            "environment.id: part 'a' of the observation is Text.* no encoder reads; .* Box, .* Dict, Tuple",
+            "environment.id: part 'a' of the observation is Text.* no encoder supports; .* Box, .* Dict, Tuple",
         ),
         (
             ("environment={id: 'helpers.spaces:Unreadable-v0', kwargs: {part: action}}", "algorithm={name: ppo}"),
@@ -253,7 +253,7 @@ def test_mistakes_end_with_one_line_and_code_2(overrides, message, trained_run, 
         (("algorithm={name: sac}", "network.recurrent=lstm"), "network.recurrent: sac cannot be recurrent"),
         (
             ("environment.observation_indices=[0, 9]",),
-            "environment.observation_indices: there is no number 9; CartPole-v1 shows 0 to 3",
+            "environment.observation_indices: index 9 is out of range; CartPole-v1 has 0 to 3",
         ),
         (("environment.life_loss_ends=true",), "environment.life_loss_ends: only Atari"),
         (("algorithm={name: ppo, clip: 0}",), "algorithm.clip: .* above 0"),
