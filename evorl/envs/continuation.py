@@ -290,9 +290,16 @@ def continuation(vector: Vector, copies: int, atari: bool) -> Continuation | Non
         return GuardedEpisodes(space, copies)
     if atari:
         return AtariEpisodes(space, copies)
+    return PlainEpisodes() if is_plain(vector) else None
+
+
+def is_plain(vector: Vector) -> bool:
+    """True if a native environment consists of numbers, strings and arrays of these, besides what never changes."""
     fixed = (gym.Space, EnvSpec, np.random.Generator, type(None))
-    known = all(isinstance(value, (*PLAIN, *fixed)) for value in vars(vector.unwrapped).values())
-    return PlainEpisodes() if known else None
+    return all(
+        value.dtype.kind in "biufUS" if isinstance(value, np.ndarray) else isinstance(value, (*PLAIN, *fixed))
+        for value in vars(vector.unwrapped).values()
+    )
 
 
 def _bounds(space: Any) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -321,6 +328,8 @@ def _changing(vector: Vector) -> dict[str, Any]:
 def _like(value: Any, kept: Any) -> Any:
     """A saved attribute with the current shape and dtype. Raises ValueError if it does not fit."""
     if not isinstance(value, np.ndarray):
+        if isinstance(value, np.float64) and isinstance(kept, float):
+            return np.float64(kept)
         if type(kept) is not type(value):
             raise ValueError(f"{kept!r} is no {type(value).__name__}")
         return kept

@@ -352,7 +352,12 @@ class Environments(Closing):
         kept = self._vector.continuation
         if kept is None or not hasattr(self, "observation"):
             return {}
-        told = {"kind": kept.kind, "origins": kept.origins(self._vector.env), "differing": self._vector.differing}
+        told = {
+            "kind": kept.kind,
+            "origins": kept.origins(self._vector.env),
+            "differing": self._vector.differing,
+            "restarts": self._vector.restarts,
+        }
         arrays = {ORIGINS: np.frombuffer(json.dumps(told).encode(), dtype=np.uint8), **self._counted()}
         if kept.journal is not None:
             arrays |= {"actions": kept.journal.actions, "ages": kept.journal.ages}
@@ -394,6 +399,8 @@ class Environments(Closing):
         names = self._copies.names(np.flatnonzero(failed)) if failed.any() else ""
         if names:
             self._begin_anew(kept, failed, parts, seed)
+        if told["restarts"] is not None:
+            self._vector.restarts = told["restarts"]
         self._resets.go_on(arrays, failed)
         self._started = self._flags(arrays["started"].reshape(-1) | failed)
         self._steps = arrays["made"].copy()
@@ -512,7 +519,8 @@ def _described(tensors: Tensors) -> dict[str, Any]:
     """The decoded start states of the running episodes. Raises UserError if they are missing or malformed."""
     try:
         told = json.loads(tensors[ORIGINS].numpy().tobytes())
-        return {name: told[name] for name in ("kind", "origins", "differing")}
+        # Checkpoints of earlier revisions have no restarts.
+        return {name: told[name] for name in ("kind", "origins", "differing")} | {"restarts": told.get("restarts")}
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise UserError("the running episodes: their start states are missing or damaged") from error
 

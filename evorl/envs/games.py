@@ -230,6 +230,9 @@ class RandomPlayers:
 
     def __call__(self, asked: Asked) -> NDArray[Any]:
         space, count = self._space, len(asked.copies)
+        if isinstance(space, gym.spaces.Box) and space.dtype.kind in "iub":
+            size = (count, *space.shape)
+            return self._rng.integers(space.low, space.high, size, dtype=space.dtype.type, endpoint=True)
         if isinstance(space, gym.spaces.Box):
             low, high = np.clip(space.low, -1e3, 1e3), np.clip(space.high, -1e3, 1e3)
             return self._rng.uniform(low, high, (count, *space.shape)).astype(space.dtype)

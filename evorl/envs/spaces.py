@@ -320,10 +320,7 @@ class ActionMasks:
             raise UserError(f"environment.id: {self._copies.id} gives info['{MASK}'] as objects; give one array")
         mask = np.array(info[MASK], dtype=bool).reshape(copies, -1)
         mask = mask | ~info.get(f"_{MASK}", np.ones(copies, dtype=bool))[:, None]
-        if mask.shape[1] != actions:
-            raise UserError(
-                f"environment.id: {self._copies.id} gives masks of {mask.shape[1]} actions; its space has {actions}"
-            )
+        self._check_size(mask.shape[1])
         allowed = np.logical_or.reduceat(mask, np.cumsum([0, *self._sizes[:-1]]), axis=1).all(1)
         if ended is not None:
             mask[ended & ~allowed] = True
@@ -336,10 +333,23 @@ class ActionMasks:
         return np.asarray(mask)
 
     def last(self, info: dict[str, Any], copy: int) -> NDArray[np.bool_]:
-        """Read the mask [A] of one copy's final observation, or a scalar True if it allows every action."""
+        """Read the mask [A] of one copy's final observation, or a scalar True if it allows every action.
+
+        So does a mask that forbids every choice of a part of the action. Raises UserError for a wrong size.
+        """
         final = info.get("final_info", {})
-        given = MASK in final and final[f"_{MASK}"][copy]
-        return np.asarray(final[MASK][copy] if given else True, dtype=bool)
+        if not (MASK in final and final[f"_{MASK}"][copy]):
+            return np.asarray(True)
+        mask = np.asarray(final[MASK][copy], dtype=bool)
+        self._check_size(mask.size)
+        allowed = np.logical_or.reduceat(mask, np.cumsum([0, *self._sizes[:-1]])).all()
+        return mask if allowed else np.asarray(True)
+
+    def _check_size(self, size: int) -> None:
+        if size != sum(self._sizes):
+            raise UserError(
+                f"environment.id: {self._copies.id} gives masks of {size} actions; its space has {sum(self._sizes)}"
+            )
 
 
 def refuse_late_masks(info: dict[str, Any], id: str) -> None:
@@ -363,7 +373,7 @@ def action_reader(space: gym.Space[Any], num_envs: int) -> ActionReader:
 
 
 def _box_reader(space: gym.spaces.Box) -> ActionReader:
-    whole = np.issubdtype(space.dtype, np.integer)
+    whole = space.dtype.kind in "iub"
     low, high = _within(space) if whole else (space.low, space.high)
 
     def read(values: NDArray[Any]) -> NDArray[Any]:

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from evorl.config import Environment
 from evorl.config.errors import shown
-from evorl.envs.continuation import continuation, generator_state, set_generator_state
+from evorl.envs.continuation import PlainEpisodes, continuation, generator_state, is_plain, set_generator_state
 from evorl.envs.diagnosis import (
     NOT_GYMNASIUM,
     check_spaces,
@@ -87,6 +87,22 @@ class RecoveringVector:
     def differing(self) -> list[Mapping[str, Any]]:
         """The keyword arguments of each copy; empty if they do not differ."""
         return self._differing
+
+    @property
+    def restarts(self) -> dict[str, Any]:
+        """The seed of the next restart of all copies and the failures of each, JSON-compatible."""
+        return {"seed": self._seed, "failures": self._failures.tolist()}
+
+    @restarts.setter
+    def restarts(self, told: Mapping[str, Any]) -> None:
+        """Raises UserError for values that `restarts` cannot have."""
+        try:
+            seed, failures = int(told["seed"]), np.array(told["failures"], dtype=np.int64)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise UserError("the running episodes: their restarts are missing or damaged") from error
+        if not 0 <= seed < 2**31 or failures.shape != self._failures.shape or failures.min() < 0:
+            raise UserError("the running episodes: their restarts are those of other environments")
+        self._seed, self._failures = seed, failures
 
     def differ(self, differing: Sequence[Mapping[str, Any]]) -> bool:
         """Set keyword arguments per copy; return whether the environments were recreated and so need a reset.
@@ -177,6 +193,9 @@ class RecoveringVector:
 
     def _note_seeds(self, seeds: Sequence[int]) -> None:
         """Record that all copies were reset with these seeds [N], or if empty, with consecutive seeds."""
+        # A reset may give an environment attributes that cannot be saved.
+        if isinstance(self.continuation, PlainEpisodes) and not is_plain(self.env):
+            self.continuation = None
         if self.continuation is not None:
             self.continuation.reset(self.env, seeds or range(self._seed, self._seed + self._copies.count))
 
@@ -265,7 +284,7 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
         self._generator: Any = None
         self._shown: Any = None
         self._before: Any = None
-        """A copy of `_shown` before the first step."""
+        """A copy of `_shown` before the first step; None if its episode began by a restart or a replay."""
         self._shape = getattr(self.observation_space, "shape", None)
         """The shape of observations; None if they have parts."""
 
@@ -320,7 +339,8 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
 
     def _checked_step(self, result: Any) -> str:
         """A finding about the result of the first step, or "". Raises UserError if it cannot be used."""
-        return check_step(result, self.observation_space, self._name, overwritten(self._shown, self._before))
+        overwrites = self._before is not None and overwritten(self._shown, self._before)
+        return check_step(result, self.observation_space, self._name, overwrites)
 
     def _is_suspect(self, observation: Any, ended: bool = False) -> bool:
         """True if an observation may not fit its space: it has another shape, or parts and is the last of an episode.
@@ -341,7 +361,7 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
         self.close()
         self.env = self._make()
         self._is_open = True
-        self._generator = None
+        self._generator = self._before = None
         self._shown, info = self.env.reset(seed=seed)
         return self._shown, batchable(info)
 
@@ -374,6 +394,7 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
             return
         origin, actions = again
         self._seed, self._generator, self._shown = origin["seed"], origin["generator"], None
+        self._before = None
         try:
             if self._generator is not None:
                 set_generator_state(self.env.unwrapped, self._generator)
@@ -661,12 +682,21 @@ def _mode(settings: Environment, name: str) -> Any:
 
 
 def _atari_options(settings: Environment) -> dict[str, Any]:
-    """The standard preprocessing options, without reward clipping; local ranks share the cores."""
+    """The standard preprocessing options, without reward clipping; local ranks share the cores.
+
+    Raises UserError for options of ALE by which returns would be those of a life instead of a game.
+    """
+    for option in ("episodic_life", "life_loss_info"):
+        if settings.kwargs.get(option):
+            raise UserError(
+                f"environment.kwargs.{option}: take environment.life_loss_ends=true instead, which ends training "
+                "episodes at a lost life and counts returns over whole games"
+            )
     return {
         "reward_clipping": False,
         "num_threads": _cores_among(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))),
-        "life_loss_info": settings.life_loss_ends,
         **settings.kwargs,
+        "life_loss_info": settings.life_loss_ends,
         "autoreset_mode": AutoresetMode.NEXT_STEP,
     }
 

@@ -17,6 +17,7 @@ from evorl.population.evaluation import evaluate
 from evorl.replay.transitions import make_replay
 from evorl.runs.loaded import LoadedAgent
 from evorl.runs.video import play as film_of
+from evorl.types import UserError
 
 pytest.importorskip("ale_py")
 P, E = 2, 2
@@ -127,6 +128,12 @@ def test_scores_are_true_and_lives_do_not_end_a_game():
     games = made.pop_collected().ended.sum()
     assert lost > games > 0, "a game has five lives"
     assert resets <= games + lost
+
+
+@pytest.mark.parametrize("option", ["life_loss_info", "episodic_life"])
+def test_options_that_score_lives_are_refused(option):
+    with pytest.raises(UserError, match=f"environment.kwargs.{option}: take environment.life_loss_ends"):
+        environments("Breakout", kwargs={option: True})
 
 
 def test_a_game_that_is_truncated_as_a_life_is_lost_is_over():

@@ -140,6 +140,11 @@ def test_the_journal_keeps_no_more_than_the_oldest_episode_needs():
         (lambda kept: kept.update(more=kept["started"]), "not expected here"),
         (lambda kept: kept.pop(ORIGINS), "their start states are missing"),
         (lambda kept: kept.update({"episodes.waiting": torch.full((4, 1), 9.0).double()}), "is of no agent"),
+        (lambda kept: kept.update({ORIGINS: told(kept, restarts={"seed": 0})}), "their restarts are missing"),
+        (
+            lambda kept: kept.update({ORIGINS: told(kept, restarts={"seed": 0, "failures": [0, -9, 0, 0]})}),
+            "their restarts are those of other",
+        ),
         (lambda kept: kept.update({ORIGINS: told(kept, differing=[{"render_mode": 1.0}] * 4)}), "settings that the"),
     ],
 )
@@ -188,3 +193,68 @@ def test_a_native_environment_with_hidden_state_cannot_be_continued():
             self.engine = object()
 
     assert continuation.continuation(Hidden(), 1, atari=False) is None
+
+
+def test_so_cannot_one_that_gets_it_in_a_reset(made, monkeypatch):
+    ours = made(WORLDS[0])
+    inner = ours._vector.env.unwrapped
+    assert ours.can_continue
+    reset = type(inner).reset
+
+    def with_engine(self, **options):
+        self.engine = {"temperature": 1.0}
+        return reset(self, **options)
+
+    monkeypatch.setattr(type(inner), "reset", with_engine)
+    ours.reset(3)
+    assert not ours.can_continue
+    assert ours.state() == {}
+
+
+def test_numbers_of_numpy_are_loaded_as_they_were():
+    loaded = continuation._like(np.float64(1.5), json.loads(json.dumps(np.float64(2.5))))
+    assert (loaded, type(loaded)) == (2.5, np.float64)
+
+
+class Pulled(gym.Env):
+    """Shows its position, which each step moves by `pull`, as a part of a dictionary."""
+
+    observation_space = gym.spaces.Dict({"position": gym.spaces.Box(-np.inf, np.inf, (1,))})
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, pull=1.0):
+        self.pull = pull
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.position = self.np_random.normal()
+        return self._seen(), {}
+
+    def step(self, action):
+        self.position += self.pull * action
+        return self._seen(), self.position, False, False, {}
+
+    def _seen(self):
+        return {"position": np.array([self.position], np.float32)}
+
+
+gym.register("Pulled-v0", entry_point=Pulled)
+
+
+def test_copies_with_settings_of_their_own_go_on_too(made):
+    """They are made anew for that, and have shown nothing before their next step."""
+    world = {"id": "Pulled-v0", "kwargs": {"pull": 1.0}}
+    ours, theirs = made(world), made(world)
+    ours._vector.differ([{"pull": float(copy)} for copy in range(P * E)])
+    ours.reset(3)
+    played(ours, 5)
+    assert theirs.restore(state_of(ours), seed=9) == ""
+    assert_equal(played(ours, 5, seed=1), played(theirs, 5, seed=1))
+
+
+def test_restarts_are_counted_on(made):
+    ours, theirs = made(WORLDS[1]), made(WORLDS[1])
+    ours.reset(3)
+    ours._vector._failures[1] = 2
+    assert theirs.restore(state_of(ours), seed=9) == ""
+    assert theirs._vector.restarts == {"seed": 3, "failures": [0, 2, 0, 0]}

@@ -165,6 +165,15 @@ def test_a_copy_that_has_ended_may_allow_no_action():
         masks.read(info, np.array([False, True, True]))
 
 
+def test_a_last_mask_that_allows_no_action_allows_all():
+    masks = ActionMasks(gym.spaces.MultiDiscrete([2, 2]), Copies("x", 3, 1))
+    given = np.array([[1, 0, 0, 1], [1, 1, 0, 0], [0, 0, 0, 0]])
+    info = {"final_info": {MASK: given, f"_{MASK}": np.array([True, True, False])}}
+    assert [masks.last(info, copy).tolist() for copy in range(3)] == [[True, False, False, True], True, True]
+    with pytest.raises(UserError, match="masks of 3 actions; its space has 4"):
+        masks.last({"final_info": {MASK: given[:, :3], f"_{MASK}": np.ones(3, dtype=bool)}}, 0)
+
+
 def test_numbers_in_info_are_told_apart_whatever_types_the_copies_report():
     """Gymnasium takes the type from the first copy; texts, and arrays of several lengths, would raise."""
     told = [{"x": 1, "winner": 1, "moves": np.ones(2)}, {"x": 0.7, "winner": None, "moves": np.ones(3)}]

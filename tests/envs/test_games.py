@@ -4,6 +4,7 @@ import argparse
 import itertools
 import re
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -14,7 +15,7 @@ from evorl.commands.check import check as examine
 from evorl.config import Environment
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
-from evorl.envs.games import RESULT, GameVector, is_game
+from evorl.envs.games import RESULT, Asked, GameVector, RandomPlayers, is_game
 from evorl.envs.generation import generation_length
 from evorl.envs.vector import make_vector
 from evorl.runs.launch import check
@@ -471,3 +472,14 @@ def test_copies_are_closed_when_one_cannot_be_made(monkeypatch):
     with pytest.raises(UserError, match="has 1 seats"):
         GameVector(Environment(id=f"{HERE}ThreeMoves"), 2)
     assert len(closed) == 1
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "kind"), [(0, 1, np.int8), (-2, 2, np.int64), (0, 1, bool), (250, 255, np.uint8)]
+)
+def test_random_players_draw_whole_numbers_uniformly(low, high, kind):
+    space = gym.spaces.Box(low, high, (2,), kind)
+    players = RandomPlayers(space, np.random.default_rng(0))
+    drawn = players(Asked(None, None, np.arange(4000), None))
+    assert drawn.dtype == space.dtype
+    assert np.unique(drawn, return_counts=True)[1] == pytest.approx(8000 / (high - low + 1), rel=0.1)

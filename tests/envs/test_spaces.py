@@ -172,3 +172,8 @@ def test_actions_at_the_bounds_of_integers_stay_there(dtype, inward):
             # 64 bits are more than a float64 holds.
             assert abs(int(action[0]) - end) <= (2047 if limits.bits == 64 else 0)
     assert read(np.array([[2.5], [np.nan], [3.4]], np.float32)).ravel().tolist() == [2, max(0, ends[0]), 3]
+
+
+def test_a_box_of_booleans_takes_the_nearest():
+    read = action_reader(gym.spaces.Box(0, 1, (3,), bool), 1)
+    assert read(np.array([[0.3, 0.8, -2.0]], np.float32)).tolist() == [[False, True, False]]
