@@ -299,19 +299,15 @@ def _fitness_of(agents: Sequence[Agent]) -> NDArray[np.float64]:
     return np.array([np.nan if agent.fitness is None else agent.fitness for agent in agents])
 
 
-def _scores(candidates: Sequence[Agent], archived: int, memory: int) -> NDArray[np.float64]:
+def _scores(candidates: Sequence[Agent], memory: int) -> NDArray[np.float64]:
     """Each candidate's fitness or, with a `memory` of several generations, its mean rank over these.
 
-    A new agent has its parent's ranks. The archive is ranked among the population by its fitness in this generation
-    alone: its earlier ranks end with the one that made it the elite, which may have been luck.
+    A new agent has its parent's ranks.
     """
     fitness = _fitness_of(candidates)
     if memory == 1:
         return fitness
-    past = [agent.ranks for agent in candidates]
-    now = ranks(fitness[:archived], fitness[archived:])
-    past[:archived] = [(float(rank),) for rank in now]
-    means = np.array([np.mean(had[-memory:]) if had else np.nan for had in past])
+    means = np.array([np.mean(agent.ranks[-memory:]) if agent.ranks else np.nan for agent in candidates])
     return np.where(np.isnan(fitness), np.nan, means)
 
 
@@ -358,9 +354,14 @@ def evolve(
     """
     if context.settings.schedule is not None:
         return _following(agents, context, next_id, rng, generation)
+    if context.settings.ranks_kept:
+        # Earlier ranks of the archive end with the one that made it the elite, which may have been luck; so its
+        # children would inherit that luck.
+        now = ranks(_fitness_of(archive), _fitness_of(agents))
+        archive = [replace(agent, ranks=(float(rank),)) for agent, rank in zip(archive, now, strict=True)]
     candidates = [*archive, *agents]
     selection = context.settings.selection
-    scores = _scores(candidates, len(archive), selection.memory)
+    scores = _scores(candidates, selection.memory)
     # An archived agent is older than those of the population, also than the one with its id that trained on.
     ids = [*range(-len(archive), 0), *(agent.id for agent in agents)]
     competing = Candidates(scores, len(archive), generation, ids)

@@ -217,7 +217,8 @@ def test_the_archive_is_ranked_in_the_population_by_its_fitness_now():
     assert parents == [1], "it ranks at 0.75 now, and that it won once may have been luck"
     past.fitness, past.ranks = 9.0, (0.0, 0.0)
     evolved = evolve(members, here, 10, np.random.default_rng(0), archive=[past], archived=3)
-    assert [member.parent_generation for member in evolved if member.id >= 10] == [3]
+    (child,) = [member for member in evolved if member.id >= 10]
+    assert (child.parent_generation, child.ranks) == (3, (1.0,)), "its child does not inherit earlier ranks either"
 
 
 @pytest.mark.parametrize(
