@@ -593,7 +593,8 @@ class Training(Section):
     """Compile the gradients of losses by torch's Inductor, which needs a C++ compiler: 10 to 30 s for each number of
     agents, batch size and structure of a network, the first time on a machine. On a CPU one function serves all widths
     of hidden layers where mutations change them. `auto` compiles there once all agents of a stack have made 50,000
-    updates, except for networks with convolutions, which were not measured."""
+    updates, except for networks with convolutions, which were not measured. A2C, IMPALA, APPO and A3C, which report
+    metrics of every update, are not compiled."""
 
 
 class Tracking(Section):

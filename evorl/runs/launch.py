@@ -9,7 +9,7 @@ import argparse
 import contextlib
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 import yaml
 
 from evorl.actors.actors import max_staleness
-from evorl.algorithms import SETTINGS, make_algorithm
+from evorl.algorithms import ALGORITHMS, SETTINGS, make_algorithm
 from evorl.config import AnyConfig, check_name, override, validate
 from evorl.config.fields import ENVIRONMENT, RATING, RETURN
 from evorl.config.schema import LeagueSettings, with_dotted_names
@@ -199,27 +199,35 @@ def load_config(arguments: Sequence[str], default: Path, asynchronous: bool | No
     if asynchronous not in (None, config.actors is not None):
         other = "demos/asynchronous.py" if config.actors else "demos/online.py"
         raise UserError(f"algorithm.name: {config.algorithm.name} is trained by {other}")
-    if os.environ.get("RANK", "0") == "0" and (told := replaced_ranges(parsed.config, parsed.overrides, config)):
-        warnings.warn(told, EvorlWarning, stacklevel=2)
-    if config.evolution.initial == "sampled" and os.environ.get("RANK", "0") == "0":
+    if os.environ.get("RANK", "0") == "0":
+        for told in (replaced_ranges(parsed.config, parsed.overrides, config), *_without_effect(config)):
+            if told:
+                warnings.warn(told, EvorlWarning, stacklevel=2)
+    return config
+
+
+def _without_effect(config: AnyConfig) -> Iterator[str]:
+    """Warnings about settings that change nothing in this configuration."""
+    name = config.algorithm.name
+    if config.evolution.initial == "sampled":
         for key, is_set in (
             ("population.from", config.population.from_ is not None),
             ("evolution.schedule", config.evolution.schedule is not None),
         ):
             if is_set:
-                told = f"evolution.initial: sampled changes nothing beside {key}, whose agents keep their own settings"
-                warnings.warn(told, EvorlWarning, stacklevel=2)
+                yield f"evolution.initial: sampled changes nothing beside {key}, whose agents keep their own settings"
     weights = config.evolution.mutation.weights()
     share = weights["hyperparameters"] / sum(weights.values())
-    changes = share > 0 and config.population.size > 1
-    if changes and not config.evolution.hyperparameters and os.environ.get("RANK", "0") == "0":
-        warnings.warn(
+    if share > 0 and config.population.size > 1 and not config.evolution.hyperparameters:
+        yield (
             f"evolution.hyperparameters: there are no ranges, so that {share:.0%} of all mutations change nothing; "
-            f"leave it out to get the ranges of {config.algorithm.name}, or set evolution.mutation.hyperparameters=0",
-            EvorlWarning,
-            stacklevel=2,
+            f"leave it out to get the ranges of {name}, or set evolution.mutation.hyperparameters=0"
         )
-    return config
+    if config.training.compile is True and ALGORITHMS[name].report_every == 1:
+        yield (
+            f"training.compile: changes nothing, since {name} reports metrics of every update, and only updates "
+            "without metrics are compiled"
+        )
 
 
 def read_config(path: Path, assignments: Sequence[str]) -> AnyConfig:
