@@ -9,6 +9,7 @@ once as there are cores, and asynchronous successive halving (ASHA, arXiv 1810.0
 
 import argparse
 import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
@@ -71,7 +72,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100_000, help="environment steps of a trial, over all agents")
     options = parser.parse_args()
     results = search(options.trials, options.environment, options.steps)
-    reports = [results[number].metrics or {} for number in range(len(results))]
+    reports = [each.metrics for each in results if each.metrics and "generation" in each.metrics]
+    if not reports:
+        sys.exit(f"no trial has ended a generation: {results.errors[0] if results.errors else 'all were stopped'}")
     stopped = sum(each["generation"] < GENERATIONS for each in reports)
     print(f"{len(results)} trials, {stopped} of them stopped early")
     print(f"best: {max(each['fitness'] for each in reports):.1f} by {results.get_best_result().config}")

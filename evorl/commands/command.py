@@ -9,15 +9,13 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
-import os
 import re
-import select
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import evorl
+from evorl.system.streams import reader_has_gone
 
 HELP = ("-h", "--help")
 VERSION = ("-V", "--version")
@@ -120,23 +118,6 @@ def run_command(arguments: Sequence[str]) -> None:
         if isinstance(error, BrokenPipeError) and reader_has_gone():
             raise
         raise UserError(reason(error, getattr(parsed, "run", Path()))) from error
-
-
-def reader_has_gone() -> bool:
-    """True if stdout is a pipe that nobody reads any more, as after `| head`."""
-    poll = select.poll()
-    try:
-        poll.register(sys.stdout.fileno(), 0)
-    except (OSError, ValueError):  # There is no descriptor: stdout is closed, or replaced by a file in memory.
-        return False
-    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
-
-
-def discard_stdout() -> None:
-    """Discard what is buffered for stdout and all that follows: Python would fail when it flushes it at exit."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
 
 
 def file_and_assignments(words: Sequence[str]) -> tuple[Path, list[str]]:
@@ -339,7 +320,7 @@ def _export(parser: argparse.ArgumentParser) -> None:
         "-o",
         type=Path,
         metavar="FILE",
-        help="default: agent.onnx, or agent-ID.onnx, in the run's directory",
+        help="default: agent.onnx, agent-ID.onnx or agent-ID-generation-N.onnx, in the run's directory",
     )
     _agent(parser)
 

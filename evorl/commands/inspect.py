@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import stat
 from collections.abc import Callable, Sequence
 from itertools import groupby
@@ -40,11 +41,23 @@ def list_runs(parsed: argparse.Namespace) -> None:
 
 
 def rows_of_runs(directory: Path) -> list[tuple[str, ...]]:
-    """Return one table row per run in a directory, oldest first. Raises OSError."""
-    began = {path: _began(path) for path in directory.iterdir() if not path.is_symlink()}
-    known = sorted((time, path) for path, time in began.items() if time is not None)
+    """Return one table row per run in a directory, oldest first, or that of the run itself. Raises OSError.
+
+    A run that was named GROUP/NAME is in a directory of its group.
+    """
+    if _began(directory) is not None:
+        return [_in_columns(directory, directory.name)]
+    inside = [path for path in directory.iterdir() if not path.is_symlink()]
+    for group in [path for path in inside if path.is_dir() and _began(path) is None]:
+        with contextlib.suppress(OSError):
+            inside += [path for path in group.iterdir() if not path.is_symlink()]
+    known = sorted((time, path) for path in inside if (time := _began(path)) is not None)
+    return [_in_columns(path, path.relative_to(directory).as_posix()) for _, path in known]
+
+
+def _in_columns(run: Path, name: str) -> tuple[str, ...]:
     # One very long value would push the columns of all other runs off the screen.
-    return [(path.name, *(on_one_line(cell, WIDEST) for cell in _row(path)[1:])) for _, path in known]
+    return name, *(on_one_line(cell, WIDEST) for cell in _row(run)[1:])
 
 
 def _began(path: Path) -> float | None:
@@ -154,6 +167,16 @@ def config(parsed: argparse.Namespace) -> None:
     complete = read_config(*file_and_assignments(parsed.words))
     known = settings_of(model_of(SETTINGS[complete.algorithm.name]))
     if parsed.explain is not None:
+        others = [
+            name
+            for name, settings in SETTINGS.items()
+            if any(each.path == parsed.explain for each in settings_of(model_of(settings)))
+        ]
+        if others and complete.algorithm.name not in others:
+            raise UserError(
+                f"--explain: {complete.algorithm.name} has no {parsed.explain}, which is a setting of "
+                f"{', '.join(others)}: evorl config {others[0]} --explain {parsed.explain}"
+            )
         print("\n".join(explained(known, parsed.explain)))
         return
     print(commented(complete.model_dump(mode="json"), known), end="")

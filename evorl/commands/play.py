@@ -57,7 +57,7 @@ def play(parsed: argparse.Namespace) -> None:
             print(RESULTS[results[-1]])
     except (Left, EOFError):
         print("\nbye")
-    except UserError:
+    except (UserError, BrokenPipeError):
         raise
     except Exception as error:
         raise UserError(f"environment.id: {settings.id} raised: {described(error)}") from error
@@ -112,7 +112,11 @@ def ask(space: gym.Space[Any], mask: Flags | None) -> NDArray[Any]:
     """The person's move, asked for until it is an allowed one. Raises Left, and EOFError at the end of the input."""
     told = moves_of(space, mask)
     while True:
-        given = input(f"your move ({told}): ").strip()
+        try:
+            given = input(f"your move ({told}): ").strip()
+        except UnicodeDecodeError:
+            print("these are no letters of the terminal's encoding")
+            continue
         if given.lower() == QUIT:
             raise Left
         move = _read(given, space)

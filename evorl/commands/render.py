@@ -30,6 +30,7 @@ def watch(parsed: argparse.Namespace) -> None:
     """`evorl watch`."""
     from evorl.commands.evaluate import seeds_of
     from evorl.envs.games import is_game
+    from evorl.envs.vector import for_evaluation, stacked_frames
     from evorl.runs.directory import is_own
     from evorl.runs.loaded import load, refuse_code
     from evorl.runs.video import check_video, play, write_video
@@ -42,6 +43,8 @@ def watch(parsed: argparse.Namespace) -> None:
     refuse_code(agent.config, parsed.allow_code or is_own(parsed.run, agent.config))
     if is_game(agent.config.environment.id):
         raise UserError(f"watch: {agent.config.environment.id} is a game, and those are not shown; see `evorl play`")
+    if parsed.video is None and stacked_frames(for_evaluation(agent.config.environment)):
+        raise UserError(f"watch: {agent.config.environment.id} has no window; use --video FILE.mp4")
     seeds, most = seeds_of(parsed.seed, parsed.episodes), agent.config.evaluation.max_steps
     returns: list[float] = []
 
@@ -101,7 +104,8 @@ def export(parsed: argparse.Namespace) -> None:
     found = load(parsed.run, agent=parsed.agent, generation=parsed.generation, allow_code=parsed.allow_code)
     here = Path() if is_on_hub(parsed.run) else parsed.run
     is_best = parsed.agent is None and parsed.generation is None
-    own = "agent.onnx" if is_best else f"agent-{found.agent.id}.onnx"
+    of = "" if parsed.generation is None else f"-generation-{parsed.generation}"
+    own = "agent.onnx" if is_best else f"agent-{found.agent.id}{of}.onnx"
     loaded, output = in_float32(found), parsed.output or here / own
     difference = write_onnx(loaded, output, facts_of(loaded))
     exact = "" if loaded is found else "; exported in float32, although the agent was trained in bfloat16"

@@ -62,15 +62,21 @@ def train(parsed: argparse.Namespace) -> None:
 def _refuse_settings_given_twice(parsed: argparse.Namespace) -> None:
     """Raise UserError for an option beside the setting that it stands for."""
     words = [*parsed.words, *(each for each in parsed.seeds or () if isinstance(each, str))]
-    given = {word.partition("=")[0] for word in plain_assignments(words, "seed") if "=" in word}
+    given = _given(words)
     for option, key, value in (
         ("--seed", "seed", parsed.seed),
         ("--seeds", "seed", parsed.seeds),
         ("--seeds", "run.resume", parsed.seeds),
         ("--name", "run.name", parsed.name),
+        ("--no-track", "tracking.backends", parsed.no_track or None),
     ):
         if value is not None and key in given:
             raise UserError(f"{key}: {option} sets it; leave one of them out")
+
+
+def _given(words: Sequence[str]) -> set[str]:
+    """The keys of the assignments on a command line."""
+    return {word.partition("=")[0] for word in plain_assignments(words, "seed") if "=" in word}
 
 
 def _verbosity(parsed: argparse.Namespace) -> list[str]:
@@ -99,6 +105,12 @@ def resume_command(
     Raises UserError if the overrides change a setting that a resumed run may not change.
     """
     check_run(run)
+    for key in ("run", "run.name", "run.directory", "run.resume"):
+        if key in _given(overrides):
+            raise UserError(
+                f"{key}: a resumed run stays in its directory, {run}; leave it out, or begin a new run from its agents "
+                f"with population.from={run}"
+            )
     directory, name = (json.dumps(str(part), ensure_ascii=False) for part in (run.resolve().parent, run.resolve().name))
     place = [f"run.directory={directory}", f"run.name={name}", "run.resume=auto"]
     given = [*overrides, *place]

@@ -180,17 +180,18 @@ def write_page(run: Path, folder: Path, name: str, video: Path | None, benchmark
                 raise UserError(reason(error, run / file)) from error
     if (copied := folder / BENCHMARK_COPY / CONFIG).is_file():
         own = validate(without_removed(read_yaml(copied)), SETTINGS)
-        copied.write_text(as_yaml(shared_settings(own, also=config.tracking.exclude)))
+        copied.write_text(as_yaml(shared_settings(own, also=config.tracking.exclude)), encoding="utf-8")
     if benchmark is not None:
         (folder / RESULTS).parent.mkdir()
-        (folder / RESULTS).write_text(yaml.safe_dump(evaluation_results(drawn, benchmark), sort_keys=False))
+        results = yaml.safe_dump(evaluation_results(drawn, benchmark), sort_keys=False)
+        (folder / RESULTS).write_text(results, encoding="utf-8")
     if video is not None:
         shutil.copyfile(video, folder / VIDEO)
-    (folder / "config.yaml").write_text(as_yaml(settings))
+    (folder / CONFIG).write_text(as_yaml(settings), encoding="utf-8")
     if not missing("plot"):
         draw([drawn], folder / PICTURE)
     files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    (folder / "README.md").write_text(card(drawn, settings, name, files))
+    (folder / "README.md").write_text(card(drawn, settings, name, files), encoding="utf-8")
     return [*files, "README.md"]
 
 

@@ -22,6 +22,7 @@ from evorl.runs.loaded import LoadedAgent
 from evorl.system.extras import require
 from evorl.system.files import write_atomically
 from evorl.system.inference import ACTION, NEXT_STATE, session_of
+from evorl.system.plugins import described
 from evorl.types import UserError
 
 OPSET = 17
@@ -69,17 +70,20 @@ def _exported(acting: ActingAgent, example: tuple[Any, Any, list[torch.Tensor]],
     buffer, names = io.BytesIO(), (*acting.inputs, *acting.outputs)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        # Export by tracing (dynamo=False), with a dynamic batch axis.
-        torch.onnx.export(
-            acting,
-            tuple(example[2]),
-            buffer,  # type: ignore[arg-type]
-            input_names=list(acting.inputs),
-            output_names=list(acting.outputs),
-            dynamic_axes={name: {0: "batch"} for name in names},
-            opset_version=OPSET,
-            dynamo=False,
-        )
+        try:
+            # Export by tracing (dynamo=False), with a dynamic batch axis.
+            torch.onnx.export(
+                acting,
+                tuple(example[2]),
+                buffer,  # type: ignore[arg-type]
+                input_names=list(acting.inputs),
+                output_names=list(acting.outputs),
+                dynamic_axes={name: {0: "batch"} for name in names},
+                opset_version=OPSET,
+                dynamo=False,
+            )
+        except Exception as error:  # A module of the user's own may raise anything, in torch's exporter too.
+            raise UserError(f"export: ONNX cannot express this agent's network: {described(error)}") from error
     model = onnx.load_from_string(buffer.getvalue())
     onnx.helper.set_model_props(model, dict(facts))
     onnx.checker.check_model(model)

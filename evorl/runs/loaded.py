@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from evorl.algorithms import SETTINGS, Algorithm, make_algorithm
 from evorl.config import AnyConfig, validate, without_removed
-from evorl.config.errors import on_one_line
+from evorl.config.errors import on_one_line, shown
 from evorl.envs import Environments
 from evorl.envs.games import BENCHMARK, GAMES
 from evorl.envs.interface import interface_from_json, interface_to_json
@@ -204,6 +204,9 @@ def _interface(run: Path, config: AnyConfig, allow_code: bool) -> tuple[EnvSpec,
 
 def _saved(run: Path, agent: int | None, generation: int | None) -> Agent:
     """An agent from the newest checkpoint that contains it, or from that of `generation`. Raises UserError."""
+    for name, number in (("agent", agent), ("generation", generation)):
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int | np.integer)):
+            raise UserError(f"{name}: {shown(number)} is no whole number")
     checkpoints = Checkpoints(run / "checkpoints", keep=1)
     there = checkpoints.generations()
     if generation is not None and generation not in there:

@@ -24,6 +24,7 @@ from evorl.system.background import end_background, end_now, limit_end
 from evorl.system.console import escape_stdout, say, warnings_on_one_line
 from evorl.system.processes import keep_freed_memory
 from evorl.system.signals import Interrupted, signal_handlers
+from evorl.system.streams import open_missing
 from evorl.types import RunFailed, UserError
 
 REPORT_AFTER = 15.0
@@ -85,6 +86,7 @@ def _shutdown() -> None:
 
 def run_program(main: Callable[[Sequence[str]], object], arguments: Sequence[str]) -> int:
     """Run `main` and return its exit code: 0, 1 for a failure, 2 for a user error, 128 + n for signal n."""
+    open_missing()
     keep_freed_memory()
     escape_stdout()
     # The final garbage collections would traverse all of torch: 0.4 s of the 2.5 s that a mistyped key takes.

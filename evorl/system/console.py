@@ -21,7 +21,10 @@ GONE = (errno.EPIPE, errno.EIO, errno.ENXIO, errno.EBADF)
 class Terminal:
     """stderr as a file that never raises: a closed reader, such as `tee` after Ctrl-C, must not end a run."""
 
-    encoding = "utf-8"
+    @property
+    def encoding(self) -> str:
+        """The terminal's encoding, by which tqdm chooses the letters of its bar."""
+        return getattr(sys.stderr, "encoding", None) or "ascii"
 
     def write(self, text: str) -> int:
         try:

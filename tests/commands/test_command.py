@@ -135,3 +135,8 @@ def test_the_package_runs_as_a_module(monkeypatch, capsys):
         runpy.run_module("evorl", run_name="__main__")
     assert ended.value.code == 0
     assert "usage: evorl" in capsys.readouterr().out
+
+
+def test_a_program_without_standard_streams_succeeds():
+    done = subprocess.run(["sh", "-c", f"{shlex.quote(sys.executable)} -m evorl --version >&- 2>&-"], cwd=ROOT)
+    assert done.returncode == 0

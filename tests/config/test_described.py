@@ -71,6 +71,10 @@ def test_the_command_shows_what_a_command_line_stands_for(capsys):
 def test_a_key_that_is_not_there_is_a_mistake(capsys):
     assert run_program(run_command, ["config", "--explain", "algorithm.gama"]) == 2
     assert "there is no key 'algorithm.gama'; did you mean 'algorithm.gamma'?" in error_line(capsys)
+    assert run_program(run_command, ["config", "--explain", "algorithm.clip"]) == 2
+    assert "dqn has no algorithm.clip, which is a setting of appo, ppo: evorl config appo --explain" in error_line(
+        capsys
+    )
     assert run_program(run_command, ["config", "ppo", "algorithm.clip=-1"]) == 2
     assert "algorithm.clip: -1 is out of range" in error_line(capsys)
 

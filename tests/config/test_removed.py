@@ -64,3 +64,6 @@ def test_runs_that_have_them_are_read_and_resumed_only_without_them(trained_run,
     assert "evolution.every" not in line
     given = ["tracking.group=null", "run.lock_timeout=10.0", "training.max_steps=160"]
     assert set(given) < set(resume_command(run, given, ROOT / "demos" / "online.py", None))
+    for moved in ("run.name=other", "run={name: other}", "--run.resume=never"):
+        with pytest.raises(UserError, match=r"a resumed run stays in its directory, .* with population\.from="):
+            resume_command(run, [moved], ROOT / "demos" / "online.py", None)

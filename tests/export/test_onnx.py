@@ -132,6 +132,8 @@ def test_an_agent_that_is_not_the_best_has_a_file_of_its_own(trained_run, tmp_pa
     id = lines(run / "lineage.jsonl")[-1]["id"]
     run_command(["export", str(run), "--agent", str(id)])
     assert (run / f"agent-{id}.onnx").exists()
+    run_command(["export", str(run), "--generation", "3"])
+    assert list(run.glob("agent-*-generation-3.onnx"))
     assert not (run / "agent.onnx").exists()
 
 

@@ -1,0 +1,32 @@
+"""The standard streams of a program whose reader has gone, or that was started without them (`>&-`)."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from pathlib import Path
+
+
+def open_missing() -> None:
+    """Give stdout and stderr that were closed at the start, for which Python has None, nowhere to write to."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 -- open to the end
+
+
+def reader_has_gone() -> bool:
+    """True if stdout is a pipe that nobody reads any more, as after `| head`."""
+    poll = select.poll()
+    try:
+        poll.register(sys.stdout.fileno(), 0)
+    except (OSError, ValueError):  # There is no descriptor: stdout is closed, or replaced by a file in memory.
+        return False
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+
+def discard_stdout() -> None:
+    """Discard what is buffered for stdout and all that follows: Python would fail when it flushes it at exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
