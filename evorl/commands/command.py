@@ -125,6 +125,7 @@ def file_and_assignments(words: Sequence[str]) -> tuple[Path, list[str]]:
 
     Says so if a file that is tuned for the task was taken in place of the one named.
     """
+    from evorl.config.fields import DEFAULT_ALGORITHM
     from evorl.config.yaml import configuration_file, substitution
     from evorl.system.console import say
     from evorl.types import UserError
@@ -137,7 +138,7 @@ def file_and_assignments(words: Sequence[str]) -> tuple[Path, list[str]]:
         raise UserError(f"{told}; the environment is environment={environment}")
     if len(named) > 1:
         raise UserError(f"name one algorithm or file, not several: {', '.join(map(repr, named[:3]))}")
-    name = named[0] if named else "dqn"
+    name = named[0] if named else DEFAULT_ALGORITHM
     file = configuration_file(name, given).absolute()
     if told := substitution(name, file):
         say(told)

@@ -290,6 +290,16 @@ class AlgorithmSettings(Section):
         return None
 
 
+DEFAULT_ALGORITHM: str = AlgorithmSettings.model_fields["name"].default
+
+
+def algorithm_of(data: Mapping[str, Any]) -> str | None:
+    """Return the name of the algorithm in a file's settings, None if it is no text."""
+    section = data.get("algorithm", {})
+    name = section.get("name", DEFAULT_ALGORITHM) if isinstance(section, dict) else section
+    return name if isinstance(name, str) else None
+
+
 def _takes(annotation: Any, *kinds: Any) -> bool:
     """Return whether one of `kinds` is in a field's type, also in lists and mappings; sections check their own."""
     # What a Literal allows is among its arguments as a value.

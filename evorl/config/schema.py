@@ -30,6 +30,7 @@ from pydantic import (
 
 from evorl.config.errors import explain, nearest, shown
 from evorl.config.fields import (
+    DEFAULT_ALGORITHM,
     ENVIRONMENT,
     EXPONENT,
     RETURN,
@@ -874,7 +875,7 @@ def validate(
     """
     data = without_removed(data, if_unset=True)
     section = data.get("algorithm", {})
-    name = section.get("name", "dqn") if isinstance(section, dict) else "dqn"
+    name = section.get("name", DEFAULT_ALGORITHM) if isinstance(section, dict) else DEFAULT_ALGORITHM
     if not isinstance(name, str) or name not in algorithms:
         raise UserError(f"algorithm.name: there is no algorithm {shown(name)}" + nearest(str(name), algorithms))
     model = model_of(algorithms[name])

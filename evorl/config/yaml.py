@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from evorl.config.errors import nearest, on_one_line, shown
-from evorl.config.fields import ENVIRONMENT, EXPONENT
+from evorl.config.fields import ENVIRONMENT, EXPONENT, algorithm_of
 from evorl.config.schema import Environment, Origins, with_dotted_names
 from evorl.config.task import Tuned, environment_of, for_another, paths_in
 from evorl.types import UserError
@@ -259,7 +259,7 @@ def configuration_file(name: str, assignments: Sequence[str] = ()) -> Path:
     if name not in shipped_names():
         raise UserError(f"{shown(name)} is no file and no shipped configuration" + nearest(name, shipped_names()))
     asked = override({"algorithm": {"name": name}}, assignments)
-    return TRAINING / f"{tuned_name(_algorithm(asked) or name, environment_of(asked)) or name}.yaml"
+    return TRAINING / f"{tuned_name(algorithm_of(asked) or name, environment_of(asked)) or name}.yaml"
 
 
 def substitution(name: str, path: Path) -> str:
@@ -310,7 +310,7 @@ def _path_of(assignment: str) -> str:
 def _with_algorithm(path: Path, assignments: Sequence[str]) -> tuple[Path, dict[str, Any]]:
     """Return the effective file and its settings, for the algorithm that the overrides name."""
     data = read_yaml(path)
-    before, after = (_algorithm(each) for each in (data, override(data, assignments)))
+    before, after = (algorithm_of(each) for each in (data, override(data, assignments)))
     named = any(each.startswith(("algorithm.name=", "algorithm=")) and "{" not in each for each in assignments)
     if not named or before == after or after not in shipped_names():
         return path, data
@@ -333,12 +333,6 @@ def _with_algorithm(path: Path, assignments: Sequence[str]) -> tuple[Path, dict[
         ranges = {**ranges, **of_environment} if ranges else ranges
         kept["evolution"] = {**evolution, "hyperparameters": ranges}
     return path, kept
-
-
-def _algorithm(data: dict[str, Any]) -> Any:
-    section = data.get("algorithm", {})
-    name = section.get("name", "dqn") if isinstance(section, dict) else section
-    return name if isinstance(name, str) else None
 
 
 def _is_shipped(path: Path) -> bool:

@@ -174,6 +174,10 @@ class Ranks:
             if payload:
                 raise UserError(payload.decode(), reported_elsewhere=rank != self.rank)
 
+    def first_problem(self, problem: str, what: str) -> str:
+        """The problem of the first rank that has one, the same on all ranks, or ""."""
+        return next((each.decode() for each in self.gather_bytes(problem.encode(), what) if each), "")
+
     def pauses(self, *, together: bool) -> Pauses:
         """The protocol by which ranks agree on pauses; ranks that step `together` pause after the same step."""
         return Pauses(self._store, self.rank, self.size, self._timeout, together=together)

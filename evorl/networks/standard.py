@@ -70,6 +70,7 @@ class StandardNetwork(Network):
         self.bf16 = bf16
         self.images = {name: ImageEncoder(name, part, initialisation, bf16) for name, part in images.items()}
         self._plans: dict[Layout, DensePlan] = {}
+        self._parts: dict[Layout, tuple[DensePlan, DensePlan]] = {}
         self.normalized = normalized
 
     def specs(self, architecture: Architecture) -> Specs:
@@ -120,10 +121,11 @@ class StandardNetwork(Network):
         plan, state = self._plan(layout), None
         sources = [self._encoded(layout, p, name, x[name]) for name in self.parts]
         if recurrent is not None and layout.architecture.recurrent:
-            (hidden,) = dense(replace(plan, heads=()), p, sources)
+            layers, plan = self._parted(layout)
+            (hidden,) = dense(layers, p, sources)
             cell, streams = CELLS[layout.architecture.recurrent], plan.streams
             hidden, state = recur(cell, streams, p, hidden, recurrent)
-            plan, sources = replace(plan, layers=()), [hidden]
+            sources = [hidden]
         outputs = dense(plan, p, sources, None, tape)
         return dict(zip(self._outputs(plan), outputs, strict=True)) | self._constants(p), state
 
@@ -228,6 +230,14 @@ class StandardNetwork(Network):
             plan = DensePlan(tuple(layers), heads, streams, layout.spans, *flags)
             self._plans[layout] = plan
         return plan
+
+    def _parted(self, layout: Layout) -> tuple[DensePlan, DensePlan]:
+        """The plans of the layers before a recurrent cell and of the heads after it."""
+        parts = self._parts.get(layout)
+        if parts is None:
+            plan = self._plan(layout)
+            parts = self._parts[layout] = replace(plan, heads=()), replace(plan, layers=())
+        return parts
 
 
 def _one_hot(part: ObservationSpec, x: Tensor) -> Tensor:

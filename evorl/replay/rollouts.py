@@ -137,7 +137,7 @@ class RolloutBuffer:
         agent = torch.arange(layout.agents, device=device)[:, None, None]
         return self._slots(step + along, agent, (index % layout.num_envs).unsqueeze(2))
 
-    def _slots(self, step: Tensor, agent: Tensor, env: Tensor) -> Tensor:
+    def _slots(self, step: Tensor | int, agent: Tensor, env: Tensor) -> Tensor:
         return ((int(self._first[0]) + step) * self.layout.agents + agent) * self.layout.num_envs + env
 
     def gather(self, slots: Tensor, names: Iterable[str]) -> Found:
@@ -150,7 +150,8 @@ class RolloutBuffer:
 
     def next_observation(self, step: int) -> Tensors:
         """Copies of the next-observation parts [P, E, ...] of a step, including final observations."""
-        return self.storage.next_observation(self.slots[:, step])
+        agent, env = (torch.arange(n, device=self.storage.device) for n in (self.layout.agents, self.layout.num_envs))
+        return self.storage.next_observation(self._slots(step, agent[:, None], env))
 
     def columns(self, names: Iterable[str]) -> Tensors:
         """Copies of columns and of the flag `valid`, each [P, T, E, ...]."""

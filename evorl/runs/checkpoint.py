@@ -31,10 +31,8 @@ from evorl.runs.directory import (
     ELITE,
     STATE,
     RunDirectory,
-    environments_file,
     part_file,
     read_config,
-    replay_file,
 )
 from evorl.seeding import derive_seed
 from evorl.system.console import WarnOnce, say
@@ -184,6 +182,9 @@ def bytes_of(tensors: Tensors) -> int:
 
 PARTS = ("policy", "learner", "experience")
 """The names of the parts, in the order of the argument `parts` of `Run.steps`."""
+ENVIRONMENTS, REPLAY = "environments", "replay"
+"""Names of a rank's other files."""
+OTHERS = "the other ranks' interim checkpoints"
 
 
 class Part(Protocol):
@@ -273,7 +274,7 @@ class InterimCheckpoints:
         if not self._number:
             self.clear()
             return False
-        if problem := self._first(self._damage()):
+        if problem := ranks.first_problem(self._damage(), OTHERS):
             return self._refuse(problem, f"generation {generation + 1} begins anew")
         position, progress = self._read(ranks.from_main(lambda: checkpoints.read(self._number, STATE), "its state"))
         if progress.generation < generation:
@@ -290,7 +291,7 @@ class InterimCheckpoints:
                 there = f"{progress.ranks} {progress.placement} ranks with {progress.vectorization} environments"
                 self._warn_once("interim", f"{where}: this checkpoint is from {there}, and can be resumed only so")
             return False
-        if lost := self._first(self._restore_environments(generation + 1)):
+        if lost := ranks.first_problem(self._restore_environments(generation + 1), OTHERS):
             return self._refuse(lost, f"generation {generation + 1} begins anew")
         self.position, self.progress = position, progress
         return True
@@ -367,7 +368,7 @@ class InterimCheckpoints:
         if total > limit:
             return f"the experience takes {total:.0f} MB, more than checkpoint.max_replay_mb {limit:g}"
         files = {part_file(name, rank): encode_tensors(*snapshot) for name, snapshot in snapshots.items()}
-        files[environments_file(rank)] = encode_tensors(episodes, {})
+        files[part_file(ENVIRONMENTS, rank)] = encode_tensors(episodes, {})
         if ranks.is_main:
             here = progress.copy()
             here.note_setup(self._config, self._placement)
@@ -390,7 +391,7 @@ class InterimCheckpoints:
         """A description of damage to the files that this rank needs, or ""."""
         ranks, checkpoints = self._ranks, self._checkpoints
         where = checkpoints.path(self._number)
-        needed = {environments_file(ranks.rank), *(part_file(name, ranks.rank) for name in PARTS)}
+        needed = {part_file(ENVIRONMENTS, ranks.rank), *(part_file(name, ranks.rank) for name in PARTS)}
         try:
             files = checkpoints.verify(self._number) if self._directory.leads else checkpoints.files(self._number)
             if ranks.is_main:
@@ -418,18 +419,13 @@ class InterimCheckpoints:
         """Let the running episodes of this rank go on; return why they cannot, or ""."""
         rank = self._ranks.rank
         seed = derive_seed(self._config.seed, generation=generation, rank=rank, purpose="environments")
-        path = self._checkpoints.path(self._number) / environments_file(rank)
+        path = self._checkpoints.path(self._number) / part_file(ENVIRONMENTS, rank)
         try:
             tensors, _ = decode_tensors(self._checkpoints.read(self._number, path.name), "the running episodes")
             lost = self._environments.restore(tensors, seed)
         except UserError as error:
             return f"{path}: {error}"
         return f"{path}: the running episode cannot be played again in {lost}" if lost else ""
-
-    def _first(self, problem: str) -> str:
-        """The first problem of any rank, the same on all of them, or ""."""
-        everyones = self._ranks.gather_bytes(problem.encode(), "the other ranks' interim checkpoints")
-        return next((each.decode() for each in everyones if each), "")
 
     def _refuse(self, problem: str, so: str) -> bool:
         """Set the newest one aside, and say why and what follows; return False."""
@@ -514,9 +510,9 @@ class CheckpointManager:
         """This rank's files: its replay and running episodes; on the main process also agents, state, elite."""
         rows, numbers = self._experience.state()
         progress.replay = self._replay_is_kept(bytes_of(rows))
-        files = {replay_file(self._ranks.rank): encode_tensors(rows, numbers)} if progress.replay else {}
+        files = {part_file(REPLAY, self._ranks.rank): encode_tensors(rows, numbers)} if progress.replay else {}
         if self._environments is not None and (episodes := self._environments.state()):
-            files[environments_file(self._ranks.rank)] = encode_tensors(episodes, {})
+            files[part_file(ENVIRONMENTS, self._ranks.rank)] = encode_tensors(episodes, {})
         if self._ranks.is_main:
             files |= {AGENTS: agents, STATE: json_bytes(asdict(progress))}
             if progress.elite.payload:
@@ -604,8 +600,7 @@ class CheckpointManager:
 
         The main process has checkpoints of the generations `known`.
         """
-        replies = self._ranks.gather_bytes(self._problem(generation, known).encode(), "the other hosts' checkpoints")
-        return next((reply.decode() for reply in replies if reply), "")
+        return self._ranks.first_problem(self._problem(generation, known), "the other hosts' checkpoints")
 
     def _problem(self, generation: int, known: Sequence[int]) -> str:
         """The reason why this host cannot resume from a generation, or "".
@@ -689,7 +684,7 @@ class CheckpointManager:
     def _load_replay(self, generation: int, progress: Progress) -> int:
         """Restore every rank's part of the replay; return the number of missing parts. Raises UserError."""
         ranks, checkpoints = self._ranks, self._checkpoints
-        parts = [replay_file(rank) for rank in range(progress.ranks)] if progress.replay else []
+        parts = [part_file(REPLAY, rank) for rank in range(progress.ranks)] if progress.replay else []
         missing, problem = 0, ""
         for name in parts[ranks.rank :: ranks.size]:
             path = checkpoints.path(generation) / name
@@ -711,7 +706,7 @@ class CheckpointManager:
             return []
         if not environments.can_continue or progress.moved(self._config, self._placement):
             return ["running episodes begin anew"]
-        name, lost, problem = environments_file(ranks.rank), "", ""
+        name, lost, problem = part_file(ENVIRONMENTS, ranks.rank), "", ""
         path = self._checkpoints.path(generation) / name
         if path.is_file():
             seed = derive_seed(self._config.seed, generation=generation + 1, rank=ranks.rank, purpose="environments")

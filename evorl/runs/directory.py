@@ -402,19 +402,9 @@ def _manifest(generation: int, files: Files) -> bytes:
     return json_bytes(content | {"sha256": digest(json_bytes(content))})
 
 
-def environments_file(rank: int) -> str:
-    """The name of the file with the running episodes of the environments of `rank`."""
-    return f"environments-rank-{rank:03d}.safetensors"
-
-
 def part_file(name: str, rank: int) -> str:
-    """The name of the file with one part of the training on `rank`, within a generation."""
+    """The name of the file with what `rank` alone has: the part `name` of its training, its replay or environments."""
     return f"{name}-rank-{rank:03d}.safetensors"
-
-
-def replay_file(rank: int) -> str:
-    """The name of the file with the replay buffer's part on `rank`."""
-    return f"replay-rank-{rank:03d}.safetensors"
 
 
 SUMMARY = "summary.json"

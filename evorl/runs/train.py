@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from evorl.algorithms import SETTINGS
 from evorl.config import AnyConfig, Environment, Evolution, Network
 from evorl.config.errors import shown
-from evorl.config.fields import ENVIRONMENT, AlgorithmSettings, given_in
+from evorl.config.fields import DEFAULT_ALGORITHM, ENVIRONMENT, AlgorithmSettings, algorithm_of, given_in
 from evorl.config.schema import (
     ActorSettings,
     Checkpoint,
@@ -67,9 +67,7 @@ Main = Callable[[Sequence[str], Sequence[Callback]], Run]
 
 def program_for(data: Mapping[str, Any]) -> Path:
     """The demo that trains with these settings, which it validates itself."""
-    section = data.get("algorithm", {})
-    name = section.get("name", "dqn") if isinstance(section, dict) else section
-    settings = SETTINGS.get(name) if isinstance(name, str) else None
+    settings = SETTINGS.get(algorithm_of(data) or "")
     return ASYNCHRONOUS if settings is not None and settings.sends is not None else ONLINE
 
 
@@ -169,7 +167,7 @@ def train(
         _refuse_other_algorithm(config, type(algorithm))
     keep_freed_memory()
     with tempfile.TemporaryDirectory() as folder:
-        path = _file_of("dqn" if config is None else config, Path(folder), told)
+        path = _file_of(DEFAULT_ALGORITHM if config is None else config, Path(folder), told)
         settings = read_settings(path, told)
         _refuse_script_for_actors(settings)
         main = main_of(program_for(settings))
