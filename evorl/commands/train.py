@@ -22,12 +22,12 @@ from evorl.config import AnyConfig, read_yaml, validate, without_removed
 from evorl.config.errors import on_one_line
 from evorl.config.yaml import ACCELERATE, PACKAGE, VERBOSE, plain_assignments, read_settings
 from evorl.report.statistics import interval
-from evorl.runs.checkpoint import progress_of
 from evorl.runs.directory import CONFIG, Checkpoints, check_run, check_same_run, is_own, load_elite
 from evorl.runs.launch import asked_for_bf16, check, launched, read_config
 from evorl.runs.lineage import ancestry, replayed
 from evorl.runs.loaded import refuse_code
 from evorl.runs.opponents import with_copy
+from evorl.runs.progress import progress_of
 from evorl.runs.read import read_overview
 from evorl.runs.train import ASYNCHRONOUS, ONLINE, main_of, program_for
 from evorl.system.console import aligned, digits, say

@@ -26,9 +26,10 @@ from evorl.config.errors import on_one_line
 from evorl.config.fields import RATING
 from evorl.league.standings import Standings
 from evorl.runs.champion import Score
-from evorl.runs.checkpoint import progress_of
-from evorl.runs.directory import STATE, Checkpoints, JsonLines, Row
+from evorl.runs.directory import STATE, Checkpoints
+from evorl.runs.json_lines import JsonLines, Row
 from evorl.runs.lineage import LINE, SAME, Stage, reader_of
+from evorl.runs.progress import progress_of
 from evorl.runs.read import read_overview
 from evorl.system.files import reason
 from evorl.types import NO_BASELINE, Architecture, Measured, Mutation, UserError

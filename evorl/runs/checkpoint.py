@@ -1,4 +1,4 @@
-"""The progress of a run, its checkpoints after each generation and within one, and the resume from the newest.
+"""The checkpoints of a run after each generation and within one, and the resume from the newest.
 
 Every rank writes its files and reloads the agents.
 """
@@ -9,8 +9,8 @@ import contextlib
 import json
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Protocol
 
 import numpy as np
@@ -21,10 +21,8 @@ from evorl.config import AnyConfig
 from evorl.config.errors import on_one_line
 from evorl.distributed import Placement
 from evorl.envs.continuation import Continued
-from evorl.league.standings import Standings
 from evorl.population import check_agents, check_environment_hyperparameters
 from evorl.replay import Experience
-from evorl.runs.champion import Champion
 from evorl.runs.directory import (
     AGENTS,
     ARCHIVE,
@@ -34,145 +32,13 @@ from evorl.runs.directory import (
     part_file,
     read_config,
 )
+from evorl.runs.progress import LIMIT, Progress, progress_of
 from evorl.seeding import derive_seed
 from evorl.system.console import WarnOnce, say
 from evorl.system.files import digest, json_bytes, read_bounded
 from evorl.system.formats import decode_agents, decode_tensors, encode_agents, encode_tensors
-from evorl.system.processes import made_with
 from evorl.system.untrusted_json import parse_json
 from evorl.types import Agent, Number, Tensors, UserError, Words
-
-
-@dataclass
-class Progress:
-    """The progress of a run. `generation` is the last one recorded, 0 before the first.
-
-    The fields from `ranks` on describe the setup at the newest checkpoint; `replay` is True if that contains all parts
-    of the replay.
-    """
-
-    __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-    generation: Number = 0
-    agent_steps: Number = 0
-    global_steps: Number = 0
-    evaluation_steps: Number | None = 0
-    """The steps of all agents in evaluation, matches included; None in a run that began before they were kept."""
-    next_id: Number = 0
-    elite: Champion = field(default_factory=Champion)
-    solved: bool = False
-    wall_clock_seconds: Annotated[float, Field(ge=0)] = 0.0
-    ranks: Annotated[int, Field(ge=1, le=1_000_000)] = 1
-    placement: Words = "replicated"
-    vectorization: Words | None = None
-    replay: bool = True
-    shortened_by: Number | None = None
-    """The `training.max_steps` that cut the last generation short, or None."""
-    selection_began: Number | None = None
-    """The first generation that selection followed, or None before it."""
-    rank_correlation: Annotated[float, Field(ge=-1.01, le=1.01)] | None = None
-    """The correlation of the agents' ranks in the last generation with those in the one before, where it is used."""
-    drifts: Number = 0
-    """The number of generations after which replicas differed between ranks and took the agents of rank 0."""
-    league: Standings | None = None
-    """Of a game: payoff matrix, ratings and archive, whose agents have a file of their own."""
-    made_with: Annotated[dict[Words, Words], Field(max_length=100)] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.archive: bytes = b""
-        """The agents of the league's archive, encoded; empty without any."""
-
-    def copy(self) -> Progress:
-        """A snapshot of the fields of `state.json` alone, without the agents of the elite and the archive."""
-        return replace(self, elite=replace(self.elite))
-
-    def note_setup(self, config: AnyConfig, placement: Placement) -> None:
-        """Record the setup that must be unchanged for a resume to be bit-exact."""
-        self.ranks, self.placement = placement.ranks.size, placement.kind
-        self.vectorization = config.environment.vectorization
-        self.made_with = _made_with(config, placement)
-
-    def is_solved(self, config: AnyConfig) -> bool:
-        """True if the configuration's target is reached; it may have been raised since the checkpoint."""
-        target, bound = config.training.target_fitness, self.elite.lower_bound
-        return self.solved and target is not None and bound is not None and bound >= target
-
-    def measured_otherwise(self, config: AnyConfig) -> bool:
-        """True if the elite's returns are of episodes with another `evaluation.max_steps`."""
-        return self.made_with.get(LIMIT, now := json.dumps(config.evaluation.max_steps)) != now
-
-    def moved(self, config: AnyConfig, placement: Placement) -> bool:
-        """True if ranks, placement or vectorisation of the environments differ from the recorded setup."""
-        here = placement.ranks.size, placement.kind, config.environment.vectorization
-        return (self.ranks, self.placement, self.vectorization) != here
-
-    def changes_of_setup(self, config: AnyConfig, placement: Placement) -> Iterator[str]:
-        """Yield a description of each change since the setup was recorded."""
-        ranks, here, vectorization = placement.ranks.size, placement.kind, config.environment.vectorization
-        if self.ranks != ranks:
-            yield f"the number of ranks changed from {self.ranks} to {ranks}"
-        if self.placement != here:
-            yield f"the placement changed from {self.placement} to {here}"
-        if self.vectorization not in (None, vectorization):
-            yield f"environment.vectorization changed from {self.vectorization} to {vectorization}"
-        versions = _made_with(config, placement)
-        for name, value in self.made_with.items():
-            if value != versions.get(name):
-                yield f"{name} changed from {value} to {versions.get(name)}"
-
-    def contradiction(self) -> str | None:
-        """Describe an inconsistency between fields, or return None."""
-        if (self.elite.generation or 0) > self.generation:
-            return f"elite.generation {self.elite.generation} comes after generation {self.generation}"
-        if self.agent_steps > self.global_steps:
-            return f"agent_steps {self.agent_steps} are more than global_steps {self.global_steps}"
-        return None
-
-    def contradicts(self, agents: Sequence[Agent]) -> str | None:
-        """Describe why these agents are inconsistent with this progress, or return None."""
-        for agent in agents:
-            if agent.id >= self.next_id:
-                return f"agent {agent.id} is not below next_id {self.next_id}"
-            if (agent.parent_generation or 0) > self.generation:
-                return f"agent {agent.id} has a parent of generation {agent.parent_generation}, after {self.generation}"
-        return None
-
-
-def _made_with(config: AnyConfig, placement: Placement) -> dict[str, str]:
-    """The conditions of bit-exact results, by name: versions, machine, precision, compilation, limit of evaluation."""
-    return made_with(placement.ranks.device) | {
-        "precision": "bfloat16" if config.network.bf16 else "float32",
-        "training.compile": str(config.training.compile).lower(),
-        LIMIT: json.dumps(config.evaluation.max_steps),
-    }
-
-
-LIMIT = "evaluation.max_steps"
-"""The setting in `made_with` that tells of which episodes the elite's returns are."""
-PROGRESS = TypeAdapter(Progress)
-SINCE = ("league", "evaluation_steps", "training_fitness")
-"""Fields that checkpoints of earlier revisions lack."""
-
-
-def progress_of(payload: bytes, where: str) -> Progress:
-    """Parse a checkpoint's `state.json`; errors name it as `where`. Raises UserError if it is invalid."""
-    try:
-        progress = PROGRESS.validate_json(payload)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = on_one_line(".".join(map(str, first["loc"])), 200)
-        raise UserError(f"{where}: {place}: {on_one_line(first['msg'], 200)}") from error
-    given = json.loads(payload)
-    if "evaluation_steps" not in given:
-        progress.evaluation_steps = None
-    for place, section, kind in (("", given, Progress), ("elite.", given.get("elite", {}), Champion)):
-        for each in fields(kind):
-            # Defaults describe a new run, and would be wrong for one that has been trained.
-            if each.name not in section and each.name not in SINCE:
-                raise UserError(f"{where}: lacks {place}{each.name}, which every checkpoint of this version has")
-    if problem := progress.contradiction():
-        raise UserError(f"{where}: {problem}")
-    return progress
 
 
 def bytes_of(tensors: Tensors) -> int:

@@ -17,7 +17,8 @@ from evorl.config.errors import on_one_line, shown
 from evorl.config.schema import MAX_MUTATIONS
 from evorl.evolution.selection import MIGRATION
 from evorl.evolution.strategy import KIND as STRATEGY
-from evorl.runs.directory import JsonLines, Row, load_elite
+from evorl.runs.directory import load_elite
+from evorl.runs.json_lines import JsonLines, Row
 from evorl.system.console import aligned, digits
 from evorl.types import Architecture, Measured, Mutation, Number, UserError, Words
 

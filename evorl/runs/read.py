@@ -15,8 +15,9 @@ from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from evorl.config.errors import shown
-from evorl.runs.directory import MOST_RESUMES, JsonLines, Row, from_here, read_config
+from evorl.runs.directory import MOST_RESUMES, from_here, read_config
 from evorl.runs.directory import RESUMES as RESUMES_FILE
+from evorl.runs.json_lines import JsonLines, Row
 from evorl.system.files import read_bounded, reason
 from evorl.system.untrusted_json import parse_json
 from evorl.types import Measured, Number, UserError, Words

@@ -31,7 +31,7 @@ from evorl.population import Learner, Policy
 from evorl.population.evaluation import Evaluator
 from evorl.replay import Experience
 from evorl.runs.callbacks import Callback
-from evorl.runs.checkpoint import CheckpointManager, InterimCheckpoints, Part, Progress
+from evorl.runs.checkpoint import CheckpointManager, InterimCheckpoints, Part
 from evorl.runs.console import details, header
 from evorl.runs.directory import RunDirectory
 from evorl.runs.fitness import Fitness, generation_fitness
@@ -40,6 +40,7 @@ from evorl.runs.lineage import stage_of
 from evorl.runs.logger import EVALUATION, Logger, NullLogger
 from evorl.runs.metrics import Counts, RecentEpisodes
 from evorl.runs.opponents import Opponent, Task, keep_benchmark
+from evorl.runs.progress import Progress
 from evorl.runs.summary import end_of, exchange_reasons, summary_of
 from evorl.runs.transfer import first_agents
 from evorl.seeding import derive_seed, numpy_generator, torch_generator

@@ -18,8 +18,9 @@ from evorl.config.fields import ENVIRONMENT
 from evorl.distributed import Ranks
 from evorl.evolution.strategy import Tuner
 from evorl.population import Predecessor, check_agents, initial_population
-from evorl.runs.directory import AGENTS, CONFIG, Checkpoints, JsonLines, load_elite, read_config
+from evorl.runs.directory import AGENTS, CONFIG, Checkpoints, load_elite, read_config
 from evorl.runs.hub import local_run
+from evorl.runs.json_lines import JsonLines
 from evorl.runs.lineage import Stage, stage_of
 from evorl.system.files import reason, refuse_links_within
 from evorl.system.formats import decode_agents, encode_agents

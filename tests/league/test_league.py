@@ -26,10 +26,10 @@ from evorl.population import Policy, initial_population
 from evorl.population.evaluation import Evaluator
 from evorl.report.data import load
 from evorl.runs.champion import Champion
-from evorl.runs.checkpoint import Progress, progress_of
 from evorl.runs.fitness import Fitness
 from evorl.runs.launch import check
 from evorl.runs.opponents import Task, opponent_of
+from evorl.runs.progress import Progress, progress_of
 from evorl.seeding import torch_generator
 from evorl.system.formats import decode_agents
 from evorl.types import EvorlWarning, UserError

@@ -32,7 +32,8 @@ from evorl.commands.inspect import clean
 from evorl.config import AnyConfig, validate
 from evorl.distributed import Launch
 from evorl.runs import directory as run_directory
-from evorl.runs.directory import JsonLines, Owner, RunDirectory
+from evorl.runs.directory import Owner, RunDirectory
+from evorl.runs.json_lines import JsonLines
 from evorl.types import UserError
 
 DEADLINE = 60.0

@@ -11,7 +11,7 @@ from helpers.support import ROOT, agent, config, context, lines, train
 
 from evorl.evolution import SELECTIONS, evolve
 from evorl.runs.champion import Champion, Score, error_of_test, lower_bound, play_until_clear
-from evorl.runs.checkpoint import PROGRESS, Progress, progress_of
+from evorl.runs.progress import PROGRESS, Progress, progress_of
 from evorl.types import Mutation, UserError
 
 sys.path.insert(0, str(ROOT / "benchmarks"))

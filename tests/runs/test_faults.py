@@ -22,7 +22,8 @@ from evorl.commands.inspect import clean
 from evorl.commands.train import resume_command
 from evorl.distributed import Ranks
 from evorl.population import check_agents
-from evorl.runs.directory import Checkpoints, JsonLines, RunDirectory
+from evorl.runs.directory import Checkpoints, RunDirectory
+from evorl.runs.json_lines import JsonLines
 from evorl.system.files import Lock, is_locked, read_owner, settle
 from evorl.system.signals import Interrupted
 from evorl.types import EvorlWarning, RewardStats, UserError
@@ -148,7 +149,7 @@ def test_lines_that_could_not_be_written_come_later_and_only_once(tmp_path, monk
     log = JsonLines(tmp_path / "metrics.jsonl")
     log.add([{"generation": 1}])
     log.flush()
-    monkeypatch.setattr("evorl.runs.directory.os.fsync", full_disk)
+    monkeypatch.setattr("evorl.runs.json_lines.os.fsync", full_disk)
     log.add([{"generation": 2}])
     with pytest.raises(OSError, match="No space"):
         log.flush()
@@ -170,7 +171,7 @@ def test_lines_of_one_file_wait_where_those_of_another_cannot_be_written(tmp_pat
     directory = RunDirectory(tmp_path, keep=1)
     directory.metrics.add([{"generation": 1}])
     directory.lineage.add([{"generation": 1}])
-    monkeypatch.setattr("evorl.runs.directory.os.fsync", full_disk)
+    monkeypatch.setattr("evorl.runs.json_lines.os.fsync", full_disk)
     with pytest.raises(OSError, match="No space"):
         directory.flush()
     monkeypatch.undo()
@@ -194,7 +195,7 @@ def test_half_a_line_does_not_stay_where_the_disk_ends(tmp_path, monkeypatch):
         signal.signal(signal.SIGXFSZ, ignored)
     assert lines(log.path) == rows[:1]
     monkeypatch.setattr(
-        "evorl.runs.directory.os.fsync", lambda descriptor: (_ for _ in ()).throw(Interrupted(signal.SIGTERM))
+        "evorl.runs.json_lines.os.fsync", lambda descriptor: (_ for _ in ()).throw(Interrupted(signal.SIGTERM))
     )
     with pytest.raises(Interrupted):
         log.flush()

@@ -10,7 +10,7 @@ import pytest
 from helpers.long_runs import write_long_run
 from helpers.support import lines
 
-from evorl.runs.directory import JsonLines, members_of, row_of
+from evorl.runs.json_lines import JsonLines, members_of, row_of
 from evorl.runs.lineage import ancestry
 from evorl.runs.read import Table, columns, read_overview, read_run
 from evorl.system.files import read_lines, read_lines_backwards
