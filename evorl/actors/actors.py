@@ -24,10 +24,10 @@ from evorl.actors.supervisor import Supervisor, explaining_open_files
 from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig
 from evorl.distributed import Placement, Ranks
+from evorl.envs.continuation import Continued
 from evorl.envs.episodes import Collected, Recent
 from evorl.population import Learner, Policy
 from evorl.population.learner import read_state, split_states, state_size, write_state
-from evorl.system.closing import Closing
 from evorl.system.processes import free_memory, usable_cores
 from evorl.types import Agent, EvorlWarning, RunFailed, Tensors, UserError
 
@@ -167,7 +167,7 @@ class Counters:
         }
 
 
-class Actors(Closing):
+class Actors(Continued):
     """The actors of this rank, each of which acts for all of its agents.
 
     An actor has `actors.queue` slots, which it fills or which wait to be received. It blocks while it has none to fill.
@@ -237,7 +237,6 @@ class Actors(Closing):
         }
 
     def restore(self, tensors: Tensors, seed: int) -> str:
-        """Resume the episodes from `state`; return as text which environments could not. Raises UserError."""
         expected = {f"actor.{index}" for index in range(self._settings.count)}
         if tensors.keys() != expected:
             raise UserError("the running episodes are those of other actors")

@@ -169,7 +169,7 @@ class SampledActions(Actions):
     def noise_shape(self, architecture: Architecture) -> tuple[int, int]:
         if self.noise is not None:
             return self.noise.shape(architecture)
-        return (1, self.distribution.size) if self.exploration.kept else (0, 0)
+        return (1, self.distribution.bounds.size) if self.exploration.kept else (0, 0)
 
     def best(self, outputs: Tensors, mask: Tensor | None) -> Tensor:
         return self.distribution.bounds.to_environment(torch.tanh(outputs["action"]))
@@ -202,7 +202,7 @@ class SampledActions(Actions):
         return self.q_values(critics, observation, self.distribution.bounds.from_environment(action)).squeeze(-1)
 
     def target_entropy(self, given: Tensor | None, share: Tensor, mask: Tensor | None) -> Tensor:
-        target = torch.full_like(share, -self.distribution.size) if given is None else given
+        target = torch.full_like(share, -self.distribution.bounds.size) if given is None else given
         return target.unsqueeze(-1)
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from evorl.config import AnyConfig
 from evorl.config.fields import Section, Size
 from evorl.envs.spaces import EnvSpec
-from evorl.networks.distributions import Gaussian, Likelihood, SquashedGaussian
+from evorl.networks.distributions import BoxDistribution, Distribution, Likelihood
 from evorl.types import FEATURES, Agent, Architecture, Head, RecurrentInput, Tensors, UserError
 
 KEY = "algorithm.state_dependent_noise"
@@ -106,14 +106,14 @@ class StateDependentNoise:
         return noise * self.variance(outputs).rsqrt(), None if recurrent is None else state
 
 
-class StateDependentDistribution:
+class StateDependentDistribution(Distribution):
     """A Gaussian, or a squashed one, whose scale is that of state-dependent noise, for on-policy learning.
 
     Its gradient does not flow through the features: the policy loss trains them by the mean alone, so that the policy
     cannot change its noise by features that its mean and its value depend on. SAC's does, by `gaussian` and autograd.
     """
 
-    def __init__(self, base: Gaussian | SquashedGaussian, noise: StateDependentNoise) -> None:
+    def __init__(self, base: BoxDistribution, noise: StateDependentNoise) -> None:
         self.base = base
         self.noise = noise
         self.heads = (base.heads[0], *noise.heads)

@@ -15,8 +15,9 @@ A vector environment cannot be serialised, but it can be brought back to the sam
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 
 from evorl.envs.spaces import choices
 from evorl.seeding import derive_seed
+from evorl.system.closing import Closing
 from evorl.types import Tensors, UserError
 
 Vector = VectorEnv[Any, Any, Any]
@@ -119,46 +121,51 @@ class Journal:
         self._rows, self._count, self._began = rows, len(kept), self._began - first
 
 
-class Continuation(Protocol):
+class Continuation(ABC):
     """Saves and replays the running episodes of one kind of vector environment."""
 
-    @property
-    def kind(self) -> str:
-        """The name of the kind, as stored in checkpoints."""
+    kind: ClassVar[str]
+    """The name of the kind, as stored in checkpoints."""
+    journal: Journal | None = None
+    """The action log needed for a replay, or None."""
 
-    @property
-    def journal(self) -> Journal | None:
-        """The action log needed for a replay, or None."""
-
+    @abstractmethod
     def reset(self, vector: Vector, seeds: Sequence[int]) -> None:
         """Record that all copies were reset with these seeds [N]."""
 
     def begin(self, vector: Vector, copies: Flags) -> tuple[Any, dict[str, Any]] | None:
         """Record where episodes started [N]; return new observations and info if copies were reset again, else None."""
+        return None
 
+    @abstractmethod
     def origins(self, vector: Vector) -> list[Any]:
         """The JSON-compatible start state of each copy, without its actions."""
 
+    @abstractmethod
     def play(self, vector: Vector, origins: Sequence[Any]) -> list[Any]:
         """Restore the copies by replay; return the observation of each copy, or None where its replay failed.
 
         The journal must be restored first. Propagates any exception from an environment or a corrupt file.
         """
 
+    @abstractmethod
     def begin_anew(self, vector: Vector, copies: Flags, seed: int) -> list[Any]:
         """Start a new episode in these copies; return the first observation of each copy."""
 
 
-class Continued(Protocol):
+class Continued(Closing):
     """Environments whose running episodes can be resumed by another process."""
 
     @property
+    @abstractmethod
     def can_continue(self) -> bool:
-        """True if this kind of environment supports a replay."""
+        """True if running episodes can be resumed in another process with this kind of environment."""
 
+    @abstractmethod
     def state(self) -> Tensors:
         """The state needed to resume the running episodes; empty if resuming is not supported."""
 
+    @abstractmethod
     def restore(self, tensors: Tensors, seed: int) -> str:
         """Resume the episodes saved by `state`, by replaying them.
 
@@ -167,10 +174,11 @@ class Continued(Protocol):
         """
 
 
-class GuardedEpisodes:
+class GuardedEpisodes(Continuation):
     """Episodes in Gymnasium's SyncVectorEnv or AsyncVectorEnv, whose copies are wrapped in Guard."""
 
     kind = "guarded"
+    journal: Journal
 
     def __init__(self, space: gym.Space[Any], copies: int) -> None:
         self.journal = Journal(space, copies)
@@ -201,10 +209,11 @@ class GuardedEpisodes:
         return [shown for _, shown in _asked(vector, "episode")]
 
 
-class AtariEpisodes:
+class AtariEpisodes(Continuation):
     """Episodes in Atari's native vector environment, which takes a seed for each copy that it resets."""
 
     kind = "atari"
+    journal: Journal
 
     def __init__(self, space: gym.Space[Any], copies: int) -> None:
         self.journal = Journal(space, copies)
@@ -249,17 +258,13 @@ class AtariEpisodes:
         return vector.reset(seed=np.array(self._seeds)[copies], options={"reset_mask": copies})  # type: ignore[arg-type]
 
 
-class PlainEpisodes:
+class PlainEpisodes(Continuation):
     """Episodes in a vector environment whose whole state is its numbers, arrays and random generator."""
 
     kind = "plain"
-    journal = None
 
     def reset(self, vector: Vector, seeds: Sequence[int]) -> None:
         """Do nothing: the state is read from the environment's attributes."""
-
-    def begin(self, vector: Vector, copies: Flags) -> tuple[Any, dict[str, Any]] | None:
-        return None
 
     def origins(self, vector: Vector) -> list[Any]:
         attributes = {

@@ -25,7 +25,7 @@ from torch import Tensor
 from evorl.config import Environment
 from evorl.config.errors import nearest, shown
 from evorl.config.fields import ENVIRONMENT, as_configured
-from evorl.envs.continuation import Continuation
+from evorl.envs.continuation import Continuation, Continued
 from evorl.envs.episodes import Collected, Episodes, Recent
 from evorl.envs.games import GameVector, Opponents
 from evorl.envs.generation import longest_episode
@@ -40,7 +40,6 @@ from evorl.envs.spaces import (
     refuse_late_masks,
 )
 from evorl.envs.vector import FINAL, RecoveringVector, serving_action, stacked_frames
-from evorl.system.closing import Closing
 from evorl.system.formats import check_tensors
 from evorl.types import Agent, EvorlWarning, Observation, Tensors, Transition, UserError
 
@@ -148,7 +147,7 @@ ORIGINS, SEEN, COUNTED = "origins", "observation.", "episodes."
 """Tensor names, or name prefixes, in the saved state of running episodes."""
 
 
-class Environments(Closing):
+class Environments(Continued):
     """P * E copies of one environment, stepped together.
 
     `observation` is the current observation, each part [P, E, ...], and `started` [P, E] marks the first observation of
@@ -344,11 +343,9 @@ class Environments(Closing):
 
     @property
     def can_continue(self) -> bool:
-        """True if running episodes can be resumed in another process with this kind of environment."""
         return self._vector.continuation is not None
 
     def state(self) -> Tensors:
-        """The state needed to resume the running episodes; empty if resuming is not supported."""
         kept = self._vector.continuation
         if kept is None or not hasattr(self, "observation"):
             return {}
@@ -365,11 +362,6 @@ class Environments(Closing):
         return tensors | {f"{SEEN}{name}": value for name, value in self.observation.items()}
 
     def restore(self, tensors: Tensors, seed: int) -> str:
-        """Resume the episodes saved by `state`, by replaying them.
-
-        Return a description of the environments that could not be restored; these start new episodes from `seed`.
-        Raises UserError for a state that does not fit these environments.
-        """
         kept, told = self._vector.continuation, _described(tensors)
         self.reset(seed)
         if kept is None or told["kind"] != kept.kind:

@@ -6,7 +6,7 @@ Axes: K agents, S seats that they fill, N' seats that are to move, M the most of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -20,15 +20,6 @@ from evorl.envs.spaces import MASK, Copies, EnvSpec, ObservationReader, action_r
 from evorl.population import Policy
 
 Places = NDArray[np.intp]
-
-
-class Fill(Protocol):
-    """Whoever fills seats: `places` [S] say which of several fills each, and a call gives moves as `Opponents` do."""
-
-    places: Places
-
-    def __call__(self, asked: Asked) -> NDArray[Any]:
-        """Moves [N', ...] within the action space."""
 
 
 class Players:
@@ -103,6 +94,10 @@ class Sides:
                 chosen = side(Asked(observation, mask, asked.copies[rows], asked.first[rows]))
                 moves |= dict(zip(rows.tolist(), chosen, strict=True))
         return np.stack([moves[row] for row in range(len(of))])
+
+
+Fill = Players | Sides
+"""Whoever fills the seats of fixtures: `places` [S] say which of several fills each."""
 
 
 def _rows(observation: Any, rows: Places) -> Any:

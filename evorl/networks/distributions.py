@@ -7,9 +7,10 @@ environment.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -56,30 +57,34 @@ class Likelihood(NamedTuple):
     gradients: Callable[[Tensor, Tensor], Tensors]
 
 
-class Distribution(Protocol):
+class Distribution(ABC):
     """A family of action distributions; `outputs` come from its `heads`, `mask` [P, B, A] marks allowed actions."""
 
-    @property
-    def heads(self) -> tuple[Head, ...]:
-        """The network heads whose outputs parametrise the distribution."""
+    heads: tuple[Head, ...]
+    """The network heads whose outputs parametrise the distribution."""
 
+    @abstractmethod
     def sample(self, outputs: Tensors, mask: Tensor | None, generator: torch.Generator) -> Tensor:
         """Draw unclipped actions [P, B, ...]."""
 
+    @abstractmethod
     def mode(self, outputs: Tensors, mask: Tensor | None) -> Tensor:
         """The most likely unclipped actions [P, B, ...]."""
 
+    @abstractmethod
     def log_prob(self, outputs: Tensors, mask: Tensor | None, unclipped_action: Tensor) -> Tensor:
         """log pi(a | s) [P, B] of unclipped actions [P, B, ...]; cheaper than `likelihood`, for acting."""
 
+    @abstractmethod
     def likelihood(self, outputs: Tensors, mask: Tensor | None, unclipped_action: Tensor) -> Likelihood:
         """Log-probability of unclipped actions [P, B, ...] and entropy, with their gradients, for learning."""
 
+    @abstractmethod
     def to_environment(self, unclipped_action: Tensor) -> Tensor:
         """Clip and reshape unclipped actions to the environment's [P, B, ...]; discrete actions count from 0."""
 
 
-class Categorical:
+class Categorical(Distribution):
     """A categorical action, or several independent ones with `sizes` choices each, whose logits are concatenated."""
 
     def __init__(self, sizes: tuple[int, ...], shape: tuple[int, ...] = ()) -> None:
@@ -189,7 +194,24 @@ class ActionBounds:
         return (action.reshape(*action.shape[:2], -1) - centre) / scale.where(scale > 0, 1.0)
 
 
-class Gaussian:
+class BoxDistribution(Distribution):
+    """A diagonal Gaussian of unclipped actions [P, B, A], which are mapped to a Box."""
+
+    def sample(self, outputs: Tensors, mask: Tensor | None, generator: torch.Generator) -> Tensor:
+        """Sample with the reparametrisation trick."""
+        mean = outputs["action"]
+        return self.moved(outputs, torch.randn(mean.shape, generator=generator, device=mean.device))
+
+    @abstractmethod
+    def moved(self, outputs: Tensors, noise: Tensor) -> Tensor:
+        """Unclipped actions [P, B, A] that are `noise` [P, B, A], in standard deviations, away from the mean."""
+
+    def mode(self, outputs: Tensors, mask: Tensor | None) -> Tensor:
+        """The mean, which is the mode before any squashing."""
+        return outputs["action"]
+
+
+class Gaussian(BoxDistribution):
     """Diagonal Gaussian with a learned mean and a learned, state-independent scale.
 
     Unclipped actions are unbounded. Dimensions with two bounds are scaled so that these are -1 and 1, and actions
@@ -199,19 +221,11 @@ class Gaussian:
 
     def __init__(self, space: gym.spaces.Box) -> None:
         self._bounds = ActionBounds(space)
-        size = math.prod(space.shape)
+        size = self._bounds.size
         self.heads = (Head("action", size, near_zero=True), Head("log_scale", size, constant=True))
 
-    def sample(self, outputs: Tensors, mask: Tensor | None, generator: torch.Generator) -> Tensor:
-        mean = outputs["action"]
-        return self.moved(outputs, torch.randn(mean.shape, generator=generator, device=mean.device))
-
     def moved(self, outputs: Tensors, noise: Tensor) -> Tensor:
-        """Unclipped actions [P, B, A] that are `noise` [P, B, A], in standard deviations, away from the mean."""
         return outputs["action"] + outputs["log_scale"].exp() * noise
-
-    def mode(self, outputs: Tensors, mask: Tensor | None) -> Tensor:
-        return outputs["action"]
 
     def log_prob(self, outputs: Tensors, mask: Tensor | None, unclipped_action: Tensor) -> Tensor:
         log_scale = outputs["log_scale"]
@@ -234,7 +248,7 @@ class Gaussian:
         return self._bounds.to_environment(unclipped_action)
 
 
-class SquashedGaussian:
+class SquashedGaussian(BoxDistribution):
     """Tanh-squashed diagonal Gaussian with state-dependent mean and scale (SAC, arXiv 1801.01290, appendix C).
 
     Unclipped actions are those before the tanh; log-probabilities are densities of the squashed actions in (-1, 1).
@@ -249,8 +263,8 @@ class SquashedGaussian:
         nodes, weights = np.polynomial.hermite_e.hermegauss(QUADRATURE)
         self._nodes = torch.from_numpy(nodes.astype(np.float32))
         self._weights = torch.from_numpy((weights / weights.sum()).astype(np.float32))
-        self.size = math.prod(self.bounds.shape)
-        self.heads = (Head("action", self.size, near_zero=True), Head("log_scale", self.size, near_zero=True))
+        size = self.bounds.size
+        self.heads = (Head("action", size, near_zero=True), Head("log_scale", size, near_zero=True))
 
     def bounded(self, outputs: Tensors) -> Tensors:
         """Clamp the log-scales among the outputs to `LOG_SCALES`.
@@ -260,18 +274,8 @@ class SquashedGaussian:
         """
         return {**outputs, "log_scale": _Clamped.apply(outputs["log_scale"], *LOG_SCALES)}
 
-    def sample(self, outputs: Tensors, mask: Tensor | None, generator: torch.Generator) -> Tensor:
-        """Sample unclipped actions [P, B, A] with the reparametrisation trick."""
-        mean = outputs["action"]
-        return self.moved(outputs, torch.randn(mean.shape, generator=generator, device=mean.device))
-
     def moved(self, outputs: Tensors, noise: Tensor) -> Tensor:
-        """Unclipped actions [P, B, A] that are `noise` [P, B, A], in standard deviations, away from the mean."""
         return torch.addcmul(outputs["action"], self._log_scale(outputs).exp(), noise)
-
-    def mode(self, outputs: Tensors, mask: Tensor | None) -> Tensor:
-        """The mean, which is the mode before the tanh."""
-        return outputs["action"]
 
     def log_prob(self, outputs: Tensors, mask: Tensor | None, unclipped_action: Tensor) -> Tensor:
         """The log-density [P, B] of tanh(u) at unclipped actions u [P, B, A]."""
@@ -354,7 +358,7 @@ DISTRIBUTIONS: Mapping[type, Callable[[Any], Distribution]] = {
 }
 """Default distribution of each kind of action space."""
 
-BOX_DISTRIBUTIONS: Mapping[str, Callable[[Any], Gaussian | SquashedGaussian]] = {
+BOX_DISTRIBUTIONS: Mapping[str, Callable[[Any], BoxDistribution]] = {
     "gaussian": Gaussian,
     "squashed": SquashedGaussian,
 }

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import combinations, groupby
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -103,25 +103,29 @@ class Network(ABC):
         raise ValueError("this network has no hidden layers to remove")
 
 
-class TargetRule(Protocol):
-    """Update rule of a target network: target += tau * (parameters - target)."""
+@dataclass(frozen=True)
+class TargetRule(ABC):
+    """Update rule of a target network: target += tau * (parameters - target); `hyperparameter` sets each agent's."""
+
+    hyperparameter: str
 
     @property
+    @abstractmethod
     def changes(self) -> bool:
         """True if tau depends on the number of updates."""
 
+    @abstractmethod
     def rate(self, hyperparameters: Mapping[str, Tensor], updates: Tensor) -> Tensor:
         """tau [P] for the update that is each agent's `updates`-th [P]."""
 
 
 @dataclass(frozen=True)
-class Polyak:
+class Polyak(TargetRule):
     """Polyak averaging (arXiv 1509.02971, section 3), with the per-agent coefficient `hyperparameter`.
 
     With `every` above 1, only in the first of every `every` updates of the agent, in which delayed steps are taken.
     """
 
-    hyperparameter: str
     every: int = 1
 
     @property
@@ -134,12 +138,14 @@ class Polyak:
 
 
 @dataclass(frozen=True)
-class Periodic:
+class Periodic(TargetRule):
     """Hard copy (Mnih et al. 2015) every n * `times` updates, where n is the per-agent value of `hyperparameter`."""
 
-    hyperparameter: str
     times: int = 1
-    changes: ClassVar[bool] = True
+
+    @property
+    def changes(self) -> bool:
+        return True
 
     def rate(self, hyperparameters: Mapping[str, Tensor], updates: Tensor) -> Tensor:
         period = hyperparameters[self.hyperparameter].round().clamp(min=1)
