@@ -126,13 +126,15 @@ class ReplaySettings:
     """When and how often to learn from replay.
 
     In `lockstep` all ranks that hold the same agents add equally many transitions. With `split_batches`, `learn_step`
-    counts environment steps over all of these ranks, otherwise on each.
+    counts environment steps over all of these ranks, otherwise on each. Unless `shared`, agents learn from their own
+    transitions only.
     """
 
     learning_starts: int
     lockstep: bool
     reward_clip: float | None
     split_batches: bool
+    shared: bool = True
 
 
 class ReplayExperience(Experience):
@@ -313,6 +315,9 @@ class ReplayExperience(Experience):
         self._statistics.resume(_part_of("statistics.", within), self.storage.device)
 
     def restore(self, rows: Tensors, numbers: Mapping[str, int]) -> None:
+        if not self._settings.shared and numbers.get("streams") != self.storage.streams:
+            # Its streams are those of other agents than here, which must not learn from them.
+            return
         priorities = {name: values for name, values in rows.items() if name.startswith(PRIORITIES)}
         self.storage.restore({name: values for name, values in rows.items() if name not in priorities}, numbers)
         self.sampler.restore(priorities, numbers)
@@ -411,6 +416,7 @@ def replay_experience(
         lockstep=always_valid and not prioritised and config.actors is None,
         reward_clip=config.algorithm.reward_clip,
         split_batches=config.algorithm.split_batches,
+        shared=replay.shared,
     )
     sampler = _prioritised(config, storage, placement, place) if prioritised else UniformSampler(storage, place)
     parts = {name: interface.parts[name] for name in normalized}

@@ -598,6 +598,8 @@ class CheckpointManager:
             reasons.append("actors run freely")
         if not progress.replay:
             reasons.append("the replay was too large to be kept")
+        if not self._config.replay.shared and progress.regrouped(self._placement):
+            reasons.append("agents of replays that are not shared begin with empty ones")
         if missing:
             reasons.append(f"{missing} parts of the replay are not on these hosts")
         if reasons and self._ranks.is_main:

@@ -81,6 +81,11 @@ class Progress:
         here = placement.ranks.size, placement.kind, config.environment.vectorization
         return (self.ranks, self.placement, self.vectorization) != here
 
+    def regrouped(self, placement: Placement) -> bool:
+        """True if ranks held other agents than they do now."""
+        here = placement.ranks.size, placement.kind
+        return (self.ranks, self.placement) != here and "sharded" in (self.placement, placement.kind)
+
     def changes_of_setup(self, config: AnyConfig, placement: Placement) -> Iterator[str]:
         """Yield a description of each change since the setup was recorded."""
         ranks, here, vectorization = placement.ranks.size, placement.kind, config.environment.vectorization
