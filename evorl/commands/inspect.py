@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from evorl.commands.command import file_and_assignments
 from evorl.config.errors import on_one_line
-from evorl.runs.directory import check_run
+from evorl.runs.directory import CONFIG, check_run
 from evorl.runs.hub import is_on_hub
 from evorl.runs.read import RunOverview, read_overview
 from evorl.system.console import aligned, digits
-from evorl.system.files import Lock, is_locked, remove, size_of
+from evorl.system.files import CHECKPOINTS, Lock, is_locked, remove, size_of
 from evorl.types import UserError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def _in_columns(run: Path, name: str) -> tuple[str, ...]:
 def _began(path: Path) -> float | None:
     """Return the modification time of a run's configuration, 0 if it is not accessible, None if there is no run."""
     try:
-        status = (path / "config.yaml").stat()
+        status = (path / CONFIG).stat()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError:
@@ -214,7 +214,7 @@ def clean(run: Path, delete: bool) -> str:
     check_run(run)
     if is_locked(run):
         raise UserError(f"{run}: is still training")
-    checkpoints = run / "checkpoints"
+    checkpoints = run / CHECKPOINTS
     size = size_of(checkpoints)
     if not delete:
         return f"{run}: {size / 1e6:,.1f} MB of checkpoints; --yes deletes them"

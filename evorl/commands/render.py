@@ -95,6 +95,7 @@ def plot(parsed: argparse.Namespace) -> None:
 def export(parsed: argparse.Namespace) -> None:
     """`evorl export`."""
     from evorl.export.onnx_file import check_packages, in_float32, write_onnx
+    from evorl.runs.directory import EXPORTED
     from evorl.runs.hub import is_on_hub
     from evorl.runs.loaded import load
 
@@ -105,7 +106,7 @@ def export(parsed: argparse.Namespace) -> None:
     here = Path() if is_on_hub(parsed.run) else parsed.run
     is_best = parsed.agent is None and parsed.generation is None
     of = "" if parsed.generation is None else f"-generation-{parsed.generation}"
-    own = "agent.onnx" if is_best else f"agent-{found.agent.id}{of}.onnx"
+    own = EXPORTED if is_best else f"agent-{found.agent.id}{of}.onnx"
     loaded, output = in_float32(found), parsed.output or here / own
     difference = write_onnx(loaded, output, facts_of(loaded))
     exact = "" if loaded is found else "; exported in float32, although the agent was trained in bfloat16"

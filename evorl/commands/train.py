@@ -22,7 +22,7 @@ from evorl.config import AnyConfig, read_yaml, validate, without_removed
 from evorl.config.errors import on_one_line
 from evorl.config.yaml import ACCELERATE, PACKAGE, VERBOSE, plain_assignments, read_settings
 from evorl.report.statistics import interval
-from evorl.runs.directory import CONFIG, Checkpoints, check_run, check_same_run, is_own, load_elite
+from evorl.runs.directory import CONFIG, STATE, Checkpoints, check_run, check_same_run, is_own, load_elite
 from evorl.runs.launch import asked_for_bf16, check, launched, read_config
 from evorl.runs.lineage import ancestry, replayed
 from evorl.runs.loaded import refuse_code
@@ -31,7 +31,7 @@ from evorl.runs.progress import progress_of
 from evorl.runs.read import read_overview
 from evorl.runs.train import ASYNCHRONOUS, ONLINE, main_of, program_for
 from evorl.system.console import aligned, digits, say
-from evorl.system.files import json_bytes, write_atomically
+from evorl.system.files import CHECKPOINTS, json_bytes, write_atomically
 from evorl.system.processes import usable_cores
 from evorl.system.untrusted_json import parse_json
 from evorl.types import RunFailed, UserError
@@ -114,12 +114,12 @@ def resume_command(
     directory, name = (json.dumps(str(part), ensure_ascii=False) for part in (run.resolve().parent, run.resolve().name))
     place = [f"run.directory={directory}", f"run.name={name}", "run.resume=auto"]
     given = [*overrides, *place]
-    config = read_config(run / "config.yaml", given)
-    own = validate(without_removed(read_yaml(run / "config.yaml")), SETTINGS)
+    config = read_config(run / CONFIG, given)
+    own = validate(without_removed(read_yaml(run / CONFIG)), SETTINGS)
     refuse_code(config, allow_code or is_own(run, own), trains=True)
     ranks = processes_for(run, processes)
     check_same_run(run, check(config, ranks=ranks))
-    return _again(program, config, run / "config.yaml", given, ranks)
+    return _again(program, config, run / CONFIG, given, ranks)
 
 
 def retrain(parsed: argparse.Namespace) -> None:
@@ -208,15 +208,15 @@ def _ranks_of(run: Path) -> int:
 
     One within a generation is newer than all others.
     """
-    interim = Checkpoints(run / "checkpoints", keep=1, stem="interim")
+    interim = Checkpoints(run / CHECKPOINTS, keep=1, stem="interim")
     for number in reversed(interim.generations()):
         with contextlib.suppress(UserError, ValueError, KeyError, TypeError):
-            state = parse_json(interim.read(number, "state.json"))
+            state = parse_json(interim.read(number, STATE))
             return progress_of(json_bytes(state["progress"]), str(interim.path(number))).ranks
-    checkpoints = Checkpoints(run / "checkpoints", keep=1)
+    checkpoints = Checkpoints(run / CHECKPOINTS, keep=1)
     for generation in reversed(checkpoints.generations()):
         with contextlib.suppress(UserError):
-            return progress_of(checkpoints.read(generation, "state.json"), str(checkpoints.path(generation))).ranks
+            return progress_of(checkpoints.read(generation, STATE), str(checkpoints.path(generation))).ranks
     return 1
 
 

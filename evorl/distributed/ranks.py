@@ -343,6 +343,11 @@ class Placement:
         return 1 if self.is_sharded else self.ranks.size
 
     @property
+    def copy(self) -> int:
+        """This rank's number among those that hold the same agents."""
+        return 0 if self.is_sharded else self.ranks.rank
+
+    @property
     def local(self) -> slice:
         """The slice of agents on this rank."""
         if not self.is_sharded:

@@ -21,7 +21,7 @@ from evorl.report.data import Drawn, load
 from evorl.report.facts import effect_rows, environment_facts, path_rows, run_facts, state
 from evorl.report.picture import draw
 from evorl.report.statistics import effects
-from evorl.runs.directory import BENCHMARK_COPY, CONFIG, INTERFACE
+from evorl.runs.directory import BENCHMARK_COPY, CONFIG, EXPORTED, INTERFACE, LINEAGE, METRICS, SUMMARY
 from evorl.runs.hub import BENCHMARK_FILES, HUB
 from evorl.system.extras import missing, require
 from evorl.system.files import read_bounded, reason
@@ -138,8 +138,7 @@ def _plain(text: str) -> str:
     return " ".join(escaped.split())
 
 
-FILES = ("elite/agent.safetensors", "elite/agent.json", "metrics.jsonl", "lineage.jsonl", "summary.json", INTERFACE)
-EXPORTED = "agent.onnx"
+FILES = ("elite/agent.safetensors", "elite/agent.json", METRICS, LINEAGE, SUMMARY, INTERFACE)
 VIDEO = "replay.mp4"
 OWNED = (*FILES, EXPORTED, f"{BENCHMARK_COPY}/*", RESULTS, VIDEO, PICTURE)
 """The files of an earlier push that go where a page no longer has them; other files are left there."""

@@ -169,7 +169,7 @@ class League:
         """The opponents of this rank's environments, by place in population and archive [P of this rank * E]."""
         result = self._expected(agents)
         placement = self._placement
-        copy = 0 if placement.is_sharded else placement.ranks.rank
+        copy = placement.copy
         drawn = []
         for place in range(*placement.local.indices(len(agents))):
             # By the agent's place in the whole population, so that its opponents do not depend on the rank it is on.

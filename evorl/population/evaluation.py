@@ -135,7 +135,7 @@ class Evaluator(Closing):
         self._placement = placement
         self.algorithm = algorithm
         self._settings = for_evaluation(config.environment)
-        copy = 0 if placement.is_sharded else placement.ranks.rank
+        copy = placement.copy
         self._mine = slice(copy, None, placement.copies)
         self._populations: dict[int, Environments] = {}
         self._few: dict[tuple[int, int], Environments] = {}

@@ -406,7 +406,7 @@ def replay_experience(
     place = SamplerSettings(
         config.seed,
         ranks.rank,
-        0 if placement.is_sharded else ranks.rank,
+        placement.copy,
         config.algorithm.split_batches,
         windows.transitions,
     )

@@ -26,12 +26,12 @@ from evorl.config.errors import on_one_line
 from evorl.config.fields import RATING
 from evorl.league.standings import Standings
 from evorl.runs.champion import Score
-from evorl.runs.directory import STATE, Checkpoints
+from evorl.runs.directory import LINEAGE, METRICS, STATE, Checkpoints
 from evorl.runs.json_lines import JsonLines, Row
 from evorl.runs.lineage import LINE, SAME, Stage, reader_of
 from evorl.runs.progress import progress_of
 from evorl.runs.read import read_overview
-from evorl.system.files import reason
+from evorl.system.files import CHECKPOINTS, reason
 from evorl.types import NO_BASELINE, Architecture, Measured, Mutation, UserError
 
 MOST_LIVES = 4_000
@@ -578,7 +578,7 @@ class Drawn:
 def load(path: Path) -> Drawn:
     """Read the run in directory `path` for drawing. Raises UserError if it is unreadable or has no generation yet."""
     overview = read_overview(path)
-    lineage, metrics = JsonLines(path / "lineage.jsonl"), JsonLines(path / "metrics.jsonl")
+    lineage, metrics = JsonLines(path / LINEAGE), JsonLines(path / METRICS)
     try:
         rows = list(islice(lineage.rows(), MOST_LIVES + 1))
         if not overview.last or not rows:
@@ -623,7 +623,7 @@ def _name(place: Path, places: Sequence[Path]) -> str:
 
 def _standings(path: Path) -> Standings | None:
     """The league of the newest checkpoint; None without one, or without a checkpoint that can be read."""
-    checkpoints = Checkpoints(path / "checkpoints", keep=1)
+    checkpoints = Checkpoints(path / CHECKPOINTS, keep=1)
     newest = max(checkpoints.generations(), default=0)
     try:
         return progress_of(checkpoints.read(newest, STATE), str(path)).league if newest else None

@@ -26,6 +26,7 @@ from evorl.config.fields import leaves
 from evorl.config.yaml import parse_settings
 from evorl.runs.json_lines import JsonLines
 from evorl.system.files import (
+    CHECKPOINTS,
     Lock,
     digest,
     entry,
@@ -51,7 +52,7 @@ from evorl.types import Agent, UserError
 if TYPE_CHECKING:
     from evorl.distributed import Launch, Ranks
 
-CONFIG = "config.yaml"
+CONFIG, METRICS, LINEAGE = "config.yaml", "metrics.jsonl", "lineage.jsonl"
 KWARGS = "environment.kwargs"
 
 
@@ -270,6 +271,7 @@ def part_file(name: str, rank: int) -> str:
 
 
 SUMMARY = "summary.json"
+EXPORTED = "agent.onnx"
 """The file that says how the run ended."""
 BENCHMARK_COPY = "benchmark"
 """The subdirectory of a run that holds the copy of its `league.benchmark`, made when training begins."""
@@ -332,10 +334,10 @@ class RunDirectory:
 
     def __init__(self, path: Path, keep: int, lock: Lock | None = None) -> None:
         self.path = path
-        self.checkpoints = Checkpoints(path / "checkpoints", keep)
-        self.interim = Checkpoints(path / "checkpoints", keep=1, stem="interim")
-        self.metrics = JsonLines(path / "metrics.jsonl")
-        self.lineage = JsonLines(path / "lineage.jsonl")
+        self.checkpoints = Checkpoints(path / CHECKPOINTS, keep)
+        self.interim = Checkpoints(path / CHECKPOINTS, keep=1, stem="interim")
+        self.metrics = JsonLines(path / METRICS)
+        self.lineage = JsonLines(path / LINEAGE)
         self._lock = lock
         self.is_shared = self.leads = True
         self.who_shares: NDArray[np.bool_] = np.ones(1, dtype=bool)
@@ -617,7 +619,7 @@ def check_same_run(path: Path, config: AnyConfig) -> None:
     """Raise UserError if `config` differs from that of the run in `path` in a setting that may not change on resume."""
     from evorl.algorithms import SETTINGS
 
-    begun = validate(without_removed(read_yaml(path / "config.yaml")), SETTINGS)
+    begun = validate(without_removed(read_yaml(path / CONFIG)), SETTINGS)
     if difference := _first_difference(begun, config):
         raise UserError(f"run.resume: {path} was begun with another configuration: {difference}")
 

@@ -40,7 +40,7 @@ from evorl.runs.opponents import check_benchmark
 from evorl.runs.program import Parser, parse
 from evorl.runs.video import check_encoder
 from evorl.system.extras import EXTRAS, require
-from evorl.system.processes import usable_cores
+from evorl.system.processes import is_first_rank, usable_cores
 from evorl.system.signals import LAUNCHED
 from evorl.tracking import TRACKERS, shared_settings
 from evorl.types import EvorlWarning, UserError
@@ -199,7 +199,7 @@ def load_config(arguments: Sequence[str], default: Path, asynchronous: bool | No
     if asynchronous not in (None, config.actors is not None):
         other = "demos/asynchronous.py" if config.actors else "demos/online.py"
         raise UserError(f"algorithm.name: {config.algorithm.name} is trained by {other}")
-    if os.environ.get("RANK", "0") == "0":
+    if is_first_rank():
         for told in (replaced_ranges(parsed.config, parsed.overrides, config), *_without_effect(config)):
             if told:
                 warnings.warn(told, EvorlWarning, stacklevel=2)
@@ -346,7 +346,7 @@ def check(config: AnyConfig, trains: bool = True, ranks: int | None = None) -> A
         if config.actors is not None:
             max_staleness(config, algorithm, copies)
         findings = one.try_step()
-    if os.environ.get("RANK", "0") == "0":
+    if is_first_rank():
         for finding in findings:
             warnings.warn(f"environment.id: {finding}", EvorlWarning, stacklevel=2)
     return config

@@ -17,7 +17,7 @@ from evorl.config.errors import on_one_line, shown
 from evorl.config.schema import MAX_MUTATIONS
 from evorl.evolution.selection import MIGRATION
 from evorl.evolution.strategy import KIND as STRATEGY
-from evorl.runs.directory import load_elite
+from evorl.runs.directory import LINEAGE, METRICS, load_elite
 from evorl.runs.json_lines import JsonLines, Row
 from evorl.system.console import aligned, digits
 from evorl.types import Architecture, Measured, Mutation, Number, UserError, Words
@@ -53,10 +53,10 @@ def ancestry(run: Path) -> list[Stage]:
     Raises UserError if `lineage.jsonl` does not trace back to an initial agent.
     """
     _, elite = load_elite(run)
-    last = JsonLines(run / "metrics.jsonl").last() or {}
+    last = JsonLines(run / METRICS).last() or {}
     generation = last.get("elite_generation")
     key: Key = generation if isinstance(generation, int) else None, elite.id
-    search = _Search(JsonLines(run / "lineage.jsonl"))
+    search = _Search(JsonLines(run / LINEAGE))
     stage = _stage(run, search.first(key), key)
     stages: list[Stage] = []
     while True:
@@ -102,7 +102,7 @@ class _Search:
 def _stage(run: Path, row: Any, key: Key) -> Stage:
     if row is None:
         raise UserError(f"{run / 'lineage.jsonl'}: has no line for agent {key[1]} in generation {key[0]}")
-    return stage_of(row, run / "lineage.jsonl")
+    return stage_of(row, run / LINEAGE)
 
 
 def stage_of(row: Row, path: Path) -> Stage:
@@ -179,7 +179,7 @@ def _steps(run: Path, stages: Sequence[Stage]) -> int:
 
     Reset steps are not counted, so generations differ in length, and the last one may be shorter.
     """
-    path = run / "metrics.jsonl"
+    path = run / METRICS
     try:
         rows = JsonLines(path).members("agent_steps")
         reached = {row["generation"]: STEPS.validate_python(row.get("agent_steps")) for row in rows}

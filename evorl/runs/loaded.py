@@ -34,7 +34,7 @@ from evorl.runs.directory import (
 from evorl.runs.hub import local_run
 from evorl.seeding import torch_generator
 from evorl.system.console import digits
-from evorl.system.files import read_bounded, reason
+from evorl.system.files import CHECKPOINTS, read_bounded, reason
 from evorl.system.formats import decode_agents
 from evorl.system.untrusted_json import parse_json
 from evorl.types import Agent, UserError
@@ -207,7 +207,7 @@ def _saved(run: Path, agent: int | None, generation: int | None) -> Agent:
     for name, number in (("agent", agent), ("generation", generation)):
         if number is not None and (isinstance(number, bool) or not isinstance(number, int | np.integer)):
             raise UserError(f"{name}: {shown(number)} is no whole number")
-    checkpoints = Checkpoints(run / "checkpoints", keep=1)
+    checkpoints = Checkpoints(run / CHECKPOINTS, keep=1)
     there = checkpoints.generations()
     if generation is not None and generation not in there:
         known = ", ".join(map(str, there)) or "none"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,17 +24,26 @@ from evorl.league.exported import ExportedAgent, ExportedPlayers
 from evorl.league.players import Players
 from evorl.population import Policy
 from evorl.population.evaluation import RANDOM
-from evorl.runs.directory import BENCHMARK_COPY, CONFIG, RunDirectory, is_function, is_own, read_config, sign_code
+from evorl.runs.directory import (
+    BENCHMARK_COPY,
+    CONFIG,
+    EXPORTED,
+    RunDirectory,
+    is_function,
+    is_own,
+    read_config,
+    sign_code,
+)
 from evorl.runs.hub import FILES, is_on_hub, local_run
 from evorl.runs.loaded import LoadedAgent, load
 from evorl.seeding import torch_generator
 from evorl.system.extras import require
 from evorl.system.files import make_directory, read_bounded, reason, remove, sync_directory, write_atomically
+from evorl.system.processes import is_first_rank
 from evorl.types import UserError
 
 FORMS = "random, package.module:player, the directory of a run, or an exported agent, FILE.onnx"
 ONNX = ".onnx"
-EXPORTED = "agent.onnx"
 """The exported agent in a directory that is no run."""
 
 
@@ -187,7 +195,7 @@ def check_benchmark(config: AnyConfig, interface: EnvSpec) -> None:
     The main process alone looks at files, which other hosts may not have; a resumed run has a copy of them.
     """
     name = _benchmark(config)
-    if is_function(name) or (os.environ.get("RANK", "0") == "0" and config.run.resume != "auto"):
+    if is_function(name) or (is_first_rank() and config.run.resume != "auto"):
         opponent_of(name, BENCHMARK, Task(config.environment, interface))
 
 

@@ -22,7 +22,7 @@ from evorl.config.errors import MAX_TOLD, on_one_line
 from evorl.config.suggestions import keys_of, suggested
 from evorl.system.background import end_background, end_now, limit_end
 from evorl.system.console import escape_stdout, say, warnings_on_one_line
-from evorl.system.processes import keep_freed_memory
+from evorl.system.processes import is_first_rank, keep_freed_memory
 from evorl.system.signals import Interrupted, signal_handlers
 from evorl.system.streams import open_missing
 from evorl.types import RunFailed, UserError
@@ -140,7 +140,7 @@ def _report(error: UserError) -> None:
     local = error.reported_elsewhere is None and is_initialized() and os.environ.get("WORLD_SIZE", "1") != "1"
     line = on_one_line(str(error), MAX_TOLD) + (f" (on rank {os.environ['RANK']})" if local else "")
     # Before the process group is initialised, no rank knows which others raised the error.
-    if not error.reported_elsewhere and (is_initialized() or os.environ.get("RANK", "0") == "0"):
+    if not error.reported_elsewhere and (is_initialized() or is_first_rank()):
         _say(line)
         return
     # The first rank of a host reports for those that raised the same error.
@@ -153,7 +153,7 @@ def _report(error: UserError) -> None:
 
 def _say(line: str) -> None:
     # Rank 0 closes its progress bar before this; another rank's line would be appended to the bar.
-    say(("" if os.environ.get("RANK", "0") == "0" else "\n") + f"error: {line}")
+    say(("" if is_first_rank() else "\n") + f"error: {line}")
 
 
 def _break_off(code: int) -> None:

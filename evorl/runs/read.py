@@ -15,7 +15,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from evorl.config.errors import shown
-from evorl.runs.directory import MOST_RESUMES, from_here, read_config
+from evorl.runs.directory import METRICS, MOST_RESUMES, from_here, read_config
 from evorl.runs.directory import RESUMES as RESUMES_FILE
 from evorl.runs.json_lines import JsonLines, Row
 from evorl.system.files import read_bounded, reason
@@ -295,7 +295,7 @@ def read_overview(path: Path) -> RunOverview:
     """Read the outcome of the run in a directory. Raises UserError like `read_run`."""
     config = read_config(path)
     try:
-        last = JsonLines(path / "metrics.jsonl").last() or {}
+        last = JsonLines(path / METRICS).last() or {}
         elite = _object(path / "elite" / "agent.json", AGENT)
         summary = _object(path / "summary.json", SUMMARY)
         resumes = _object(path / RESUMES_FILE, RESUMES).get("generations", [])

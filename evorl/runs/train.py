@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import json
 import math
-import os
 import sys
 import tempfile
 import threading
@@ -45,7 +44,7 @@ from evorl.runs.run import Run
 from evorl.system.background import end_background, limit_end
 from evorl.system.console import digits, say, warnings_on_one_line
 from evorl.system.plugins import SCRIPT, name_of
-from evorl.system.processes import keep_freed_memory
+from evorl.system.processes import is_first_rank, keep_freed_memory
 from evorl.system.signals import Interrupted, signal_handlers
 from evorl.types import UserError
 
@@ -331,7 +330,7 @@ def _file_of(config: str | Path | Mapping[str, Any] | AnyConfig, folder: Path, g
     """
     if isinstance(config, str | Path):
         path = configuration_file(str(config), given).absolute()
-        if (told := substitution(str(config), path)) and os.environ.get("RANK", "0") == "0":
+        if (told := substitution(str(config), path)) and is_first_rank():
             say(told)
         return path
     if not isinstance(config, Mapping | Config):

@@ -18,11 +18,11 @@ from evorl.config.fields import ENVIRONMENT
 from evorl.distributed import Ranks
 from evorl.evolution.strategy import Tuner
 from evorl.population import Predecessor, check_agents, initial_population
-from evorl.runs.directory import AGENTS, CONFIG, Checkpoints, load_elite, read_config
+from evorl.runs.directory import AGENTS, CONFIG, LINEAGE, Checkpoints, load_elite, read_config
 from evorl.runs.hub import local_run
 from evorl.runs.json_lines import JsonLines
 from evorl.runs.lineage import Stage, stage_of
-from evorl.system.files import reason, refuse_links_within
+from evorl.system.files import CHECKPOINTS, reason, refuse_links_within
 from evorl.system.formats import decode_agents, encode_agents
 from evorl.types import INITIAL, Agent, UserError
 
@@ -97,7 +97,7 @@ def _elite(run: Path) -> list[Agent]:
 def _newest(run: Path) -> list[Agent]:
     """The agents of a run's newest readable checkpoint. Raises UserError if there is none."""
     refuse_links_within(run)
-    checkpoints = Checkpoints(run / "checkpoints", keep=1)
+    checkpoints = Checkpoints(run / CHECKPOINTS, keep=1)
     problem = "there is none"
     for generation in reversed(checkpoints.generations()):
         try:
@@ -148,7 +148,7 @@ def _config_of(run: Path) -> AnyConfig:
 def _of(run: Path, config: AnyConfig, algorithm: Algorithm) -> list[Predecessor]:
     """The predecessors of one run, each agent once."""
     _, elite = load_elite(run)
-    path, last = run / "lineage.jsonl", None
+    path, last = run / LINEAGE, None
     fitness: dict[int, float] = {}
     settings: dict[int, Predecessor] = {}
     for row in islice(JsonLines(path).backwards(), MOST):

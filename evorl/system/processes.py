@@ -224,3 +224,8 @@ def cpu() -> str:
     import torch
 
     return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+
+
+def is_first_rank() -> bool:
+    """True if this process is the main process of its launch, or was not launched by Accelerate."""
+    return os.environ.get("RANK", "0") == "0"

@@ -178,7 +178,7 @@ def test_each_agents_opponents_are_the_same_on_every_rank_that_holds_it(copy):
     here.standings = Standings((0, 1, 2, 3), points=tuple(map(tuple, points)), games=tuple(map(tuple, games)),
                                ratings=(0.0,) * 4, errors=(0.0,) * 4)  # fmt: skip
     whole = here._draw(agents, 6, 5).reshape(4, 6)
-    shard = SimpleNamespace(is_sharded=True, copies=1, local=slice(2 * copy, 2 * copy + 2), ranks=here._placement.ranks)
+    shard = SimpleNamespace(copies=1, copy=0, local=slice(2 * copy, 2 * copy + 2), ranks=here._placement.ranks)
     here._placement = shard
     assert here._draw(agents, 6, 5).reshape(2, 6).tolist() == whole[2 * copy : 2 * copy + 2].tolist()
 
@@ -187,9 +187,7 @@ def test_replicas_of_an_agent_have_opponents_of_their_own():
     here, agents = league("league.matchmaking=uniform")
     drawn = []
     for rank in range(2):
-        here._placement = SimpleNamespace(
-            is_sharded=False, copies=2, local=slice(0, 3), ranks=SimpleNamespace(rank=rank)
-        )
+        here._placement = SimpleNamespace(copies=2, copy=rank, local=slice(0, 3), ranks=SimpleNamespace(rank=rank))
         drawn.append(here._draw(agents, 20, 1).tolist())
     assert drawn[0] != drawn[1]
 
