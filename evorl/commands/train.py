@@ -68,7 +68,6 @@ def _refuse_settings_given_twice(parsed: argparse.Namespace) -> None:
         ("--seeds", "seed", parsed.seeds),
         ("--seeds", "run.resume", parsed.seeds),
         ("--name", "run.name", parsed.name),
-        ("--no-track", "tracking.backends", parsed.no_track or None),
     ):
         if value is not None and key in given:
             raise UserError(f"{key}: {option} sets it; leave one of them out")

@@ -135,7 +135,6 @@ def test_a_folder_may_have_a_sign_that_settings_have(in_directory):
         (["--seeds", "1", "run.resume=never"], "run.resume: --seeds sets it; leave one of them out"),
         (["--seed", "1", "--seed=4", "seed=4"], "seed: --seed sets it; leave one of them out"),
         (["--name", "a", "run.name=b"], "run.name: --name sets it; leave one of them out"),
-        (["--no-track", "tracking.backends=[tensorboard]"], "tracking.backends: --no-track sets it; leave one of them"),
         (["--seeds", "1", "2", "--seed", "4"], "argument --seed: not allowed with argument --seeds"),
         (["--jobs", "2"], "--jobs: is the number of seeds to train at a time"),
         (["--seeds", "-3"], "--seeds"),

@@ -396,16 +396,16 @@ def test_the_elite_is_measured_anew_under_another_limit_of_episodes(in_directory
 
 @pytest.mark.usefixtures("in_directory")
 def test_the_limit_of_a_run_whose_checkpoints_do_not_tell_it_is_that_of_its_configuration(monkeypatch):
-    from evorl.runs import checkpoint
+    from evorl.runs import progress
 
     settings = "run.name=a", "evaluation.episodes=2", "evaluation.confirmation_episodes=4"
-    made_with = checkpoint._made_with
+    made_with = progress._made_with
 
     def earlier(*given):
-        return {name: value for name, value in made_with(*given).items() if name != checkpoint.LIMIT}
+        return {name: value for name, value in made_with(*given).items() if name != progress.LIMIT}
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_made_with", earlier)
+        patch.setattr(progress, "_made_with", earlier)
         assert train(*settings, "training.max_steps=80", "evaluation.max_steps=5") == 0
     with pytest.warns(EvorlWarning, match="not bit-exact: evaluation.max_steps changed from 5"):
         assert train(*settings, "training.max_steps=120", "run.resume=auto") == 0
@@ -415,12 +415,12 @@ def test_what_a_run_was_made_with_is_compared_when_it_goes_on(in_directory, monk
     assert train("run.name=a", "training.max_steps=40") == 0
     newest = max((in_directory / "runs" / "a" / "checkpoints").iterdir())
     assert json.loads((newest / "state.json").read_text())["made_with"].keys() >= {"torch", "numpy", "cpu", "threads"}
-    from evorl.runs import checkpoint
+    from evorl.runs import progress
 
     with pytest.warns(EvorlWarning, match="not bit-exact: training.compile changed from auto to false"):
         assert train("run.name=a", "run.resume=auto", "training.max_steps=60", "training.compile=false") == 0
-    here = checkpoint.made_with
-    monkeypatch.setattr(checkpoint, "made_with", lambda device: here(device) | {"torch": "9.9"})
+    here = progress.made_with
+    monkeypatch.setattr(progress, "made_with", lambda device: here(device) | {"torch": "9.9"})
     with pytest.warns(EvorlWarning, match="this resume is not bit-exact: torch changed from .* to 9.9"):
         assert train("run.name=a", "run.resume=auto", "training.max_steps=80", "training.compile=false") == 0
     assert len(lines(in_directory / "runs" / "a" / "metrics.jsonl")) >= 2
