@@ -478,8 +478,9 @@ class Environment(Section):
     """Copies for each agent on each process that steps environments: a rank, or an actor."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the environment. They vary a task and do not make another: the file's target stays."""
-    vectorization: Literal["auto", "native", "sync", "async"] = "auto"
-    """`auto` takes the environment's own vector implementation where it has one, else `sync`."""
+    vectorization: Literal["auto", "native", "sync", "async", "envpool"] = "auto"
+    """`auto` takes the environment's own vector implementation where it has one, else `sync`. `envpool` takes EnvPool's
+    (extra `envpool`), for environments that Gymnasium has too; each generation begins new episodes."""
     observation_indices: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] | None = None
     """The indices of the entries of a vector observation that agents see; null: all."""
     image_channels: Literal["auto", "first", "last"] = "auto"
@@ -811,10 +812,10 @@ class Config(Section, Generic[Settings]):
                         "keeps it, and mutations begin there"
                     )
                 first[name] = float(value)
-        if first and self.environment.vectorization == "native":
+        if first and self.environment.vectorization in ("native", "envpool"):
             raise ValueError(
-                "environment.vectorization: native copies are all alike, and evolution.hyperparameters has "
-                f"{next(iter(first))}; take sync or async"
+                f"environment.vectorization: {self.environment.vectorization} copies are all alike, and "
+                f"evolution.hyperparameters has {next(iter(first))}; take sync or async"
             )
         return first
 

@@ -72,8 +72,8 @@ class GenerationLength:
             return None
         return (
             f"environment.carry_over: each generation begins new episodes after {self.of_each:,} steps of each "
-            f"environment, but evaluation plays up to {min(bounds):,}: later states are never trained on; take auto or "
-            "true, or more evolution.steps"
+            f"environment, but evaluation plays up to {min(bounds):,}: later states are never trained on; take more "
+            "evolution.steps, or auto or true with a vectorization other than envpool"
         )
 
 
@@ -89,7 +89,7 @@ def generation_length(config: AnyConfig, copies: int, period: int) -> Generation
     steps = steps_of_generation(config, copies, period)
     longest, actors = longest_episode(environment), config.actors
     count = 1 if actors is None else actors.count
-    if is_game(environment.id):
+    if is_game(environment.id) or environment.vectorization == "envpool":
         carries_over = False
     elif environment.carry_over == "auto":
         carries_over = longest is None or steps // count < EPISODES_IN_A_GENERATION * longest

@@ -40,6 +40,7 @@ from evorl.envs.diagnosis import (
     why_not_gymnasium,
     why_unknown,
 )
+from evorl.envs.envpool import THREADS, EnvPool
 from evorl.envs.faults import FAILURES, FAULT, FIRST, PLACE, fault, restart
 from evorl.envs.games import GameVector, is_game
 from evorl.envs.spaces import MASK, Copies
@@ -201,7 +202,7 @@ class RecoveringVector:
 
     def _seeds(self, seeds: Sequence[int]) -> Any:
         """The seed argument of a vector environment's reset: most native ones accept only a single seed."""
-        if seeds and isinstance(self.env, SyncVectorEnv | AsyncVectorEnv | GameVector):
+        if seeds and isinstance(self.env, SyncVectorEnv | AsyncVectorEnv | EnvPool | GameVector):
             return list(seeds)
         return np.array(seeds) if seeds and stacked_frames(self._settings) else self._seed
 
@@ -458,6 +459,8 @@ def make_vector(settings: Environment, copies: int, differing: Sequence[Mapping[
             if mode == "native":
                 options = _atari_options(settings) if name.startswith(ATARI) else _native_options(settings)
                 return gym.make_vec(name, copies, vectorization_mode="vector_entry_point", **options)
+            if mode == "envpool":
+                return _env_pool(settings, name, copies)
             return _guarded_vector(settings, name, mode, differing or [{}] * copies)
     except (gym.error.Error, ImportError) as error:
         raise _cannot_make(settings, error) from error
@@ -488,6 +491,20 @@ def _native_options(settings: Environment) -> dict[str, Any]:
     """The keyword arguments of a native vector environment, which does not know null and -1 as `make` does."""
     options = {name: value for name, value in settings.kwargs.items() if name != LIMIT or value is not None}
     return options | ({LIMIT: 2**31 - 1} if options.get(LIMIT) == -1 else {})
+
+
+def _env_pool(settings: Environment, name: str, copies: int) -> Vector:
+    """Make the copies by EnvPool. Raises UserError for Atari, and for episodes that are to outlast a generation."""
+    if name.startswith(ATARI):
+        raise UserError(
+            f"environment.vectorization: {settings.id} has a native vector implementation in C++ of its own; take auto"
+        )
+    if settings.carry_over is True:
+        raise UserError(
+            "environment.carry_over: a pool takes its seeds when it is made, so each generation makes one and begins "
+            "new episodes; take auto"
+        )
+    return EnvPool(name, copies, {THREADS: _share_of_cores(), **_native_options(settings)})
 
 
 def _game_vector(settings: Environment, copies: int, differing: bool) -> Vector:
@@ -612,16 +629,19 @@ def for_evaluation(settings: Environment) -> Environment:
 
 
 def for_actor(settings: Environment, actors: int) -> Environment:
-    """The settings for one of `actors` actors of a rank: Atari's threads share the cores with those of the others."""
-    if not settings.id.startswith(ATARI) or _mode(settings, _known_name(settings)) != "native":
+    """The settings for one of `actors` actors of a rank: Atari's or EnvPool's threads share the cores with theirs."""
+    if is_game(settings.id):
         return settings
-    threads = _cores_among(actors * int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    return settings.model_copy(update={"kwargs": {"num_threads": threads, **settings.kwargs}})
+    mode = _mode(settings, _known_name(settings))
+    if mode != "envpool" and not (mode == "native" and settings.id.startswith(ATARI)):
+        return settings
+    threads = _share_of_cores(actors)
+    return settings.model_copy(update={"kwargs": {THREADS: threads, **settings.kwargs}})
 
 
-def _cores_among(processes: int) -> int:
-    """The number of threads for each of several processes that step environments at once."""
-    return max(1, usable_cores() // processes)
+def _share_of_cores(actors: int = 1) -> int:
+    """The number of threads for the environments of each process on this machine that steps some."""
+    return max(1, usable_cores() // (actors * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
 
 def reward_threshold(settings: Environment) -> float | None:
@@ -667,7 +687,7 @@ def serving_action(settings: Environment, vector: Vector) -> NDArray[Any] | None
 
 
 def vectorization_of(settings: Environment) -> str:
-    """The vectorization of an environment, with `auto` resolved: `sync`, `async` or `native`."""
+    """The vectorization of an environment, with `auto` resolved: `sync`, `async`, `native` or `envpool`."""
     return "native" if is_game(settings.id) else str(_mode(settings, _known_name(settings)))
 
 
@@ -694,7 +714,7 @@ def _atari_options(settings: Environment) -> dict[str, Any]:
             )
     return {
         "reward_clipping": False,
-        "num_threads": _cores_among(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))),
+        THREADS: _share_of_cores(),
         **settings.kwargs,
         "life_loss_info": settings.life_loss_ends,
         "autoreset_mode": AutoresetMode.NEXT_STEP,
