@@ -150,14 +150,18 @@ def disturb_actors(
     """Kill and stop actors of a run at random moments; it must go on and end."""
     running, result = Running(system, directory, steps), Result(system, "actors")
     running.wait_for_actors()
+    struck: set[psutil.Process] = set()
     for stop in rng.permutation([False] * kills + [True] * stops):
         time.sleep(float(rng.uniform(0.05, 0.5)))
-        # Those that were stopped are replaced in some seconds.
-        while not (actors := running.wait_for_actors()) and running.learner.poll() is None:
+        # Those that were stopped are replaced in some seconds; on a busy machine a killed one may take a while to end.
+        while not (actors := [each for each in running.wait_for_actors() if each not in struck]):
+            if running.learner.poll() is not None:
+                break
             time.sleep(0.1)
         if not actors:
             break
         victim = actors[int(rng.integers(len(actors)))]
+        struck.add(victim)
         with contextlib.suppress(psutil.Error):
             victim.send_signal(signal.SIGSTOP if stop else signal.SIGKILL)
             result.stops += bool(stop)
