@@ -25,7 +25,7 @@ class Pool(SyncVectorEnv):
         return super().reset(seed=seeds)
 
 
-def make(name, *, env_type, num_envs, num_threads, max_episode_steps, seed=42):
+def make(name, *, env_type, num_envs, num_threads, max_episode_steps=None, seed=42):
     assert env_type == "gymnasium"
     assert num_threads >= 1
     if name == "Blackjack-v1":
