@@ -96,7 +96,9 @@ class Actor:
         self._board = Board(self._settings.count, SharedMemory(board), lock)
         self._memory = SharedMemory(memory)
         environment = for_actor(config.environment, self._settings.count)
-        self._environments = Environments(environment, context["agents"], environment.num_envs)
+        # The episodes of a pool end with the generation, and actors are not resumed within one.
+        continued = environment.vectorization != "envpool"
+        self._environments = Environments(environment, context["agents"], environment.num_envs, continued=continued)
         self._algorithm = make_algorithm(config, self._environments.interface)
         copies, count = context["copies"], self._settings.count
         # Exploration varies over all actors of the same agents, on every rank that holds a copy of them.

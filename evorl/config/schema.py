@@ -493,7 +493,8 @@ class Environment(Section):
     """Restarts of each copy after it raised an error; the episode it was in is dropped."""
     carry_over: Literal["auto"] | bool = "auto"
     """Let episodes run on over a generation's end; a resumed run plays them again. `auto` does so unless a generation
-    has twice as many steps of each environment as the longest episode that the environment allows."""
+    has twice as many steps of each environment as the longest episode that the environment allows, or environments are
+    EnvPool's."""
 
 
 class PopulationSettings(Section):

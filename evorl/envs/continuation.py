@@ -25,6 +25,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import iterate
 from numpy.typing import NDArray
 
 from evorl.envs.envpool import EnvPool
@@ -306,7 +307,7 @@ class PooledEpisodes(SeededEpisodes):
         shown = vector.reset(seed=self._seeds)[0]  # type: ignore[arg-type]
         for chosen in self.journal.actions:
             shown = vector.step(chosen.astype(self._type))[0]
-        return list(shown)
+        return list(iterate(vector.observation_space, shown))
 
     def begin_anew(self, vector: Vector, copies: Flags, seed: int) -> list[Any]:
         """Start nothing: no copy of a pool can be reset without the others."""

@@ -163,8 +163,12 @@ class Environments(Continued):
         device: torch.device | str = "cpu",
         *,
         whole_games: bool = False,
+        continued: bool = True,
     ) -> None:
-        """Create the environments. With `whole_games` (evaluation) a lost life ends no episode, but FIRE follows it."""
+        """Create the environments. With `whole_games` (evaluation) a lost life ends no episode, but FIRE follows it.
+
+        If not `continued`, nothing is recorded for another process to resume their episodes.
+        """
         self.agents = agents
         self.num_envs = num_envs
         self.device = torch.device(device)
@@ -174,7 +178,7 @@ class Environments(Continued):
         asked = settings.model_copy(update={"life_loss_ends": False}) if whole_games else settings
         self._copies = Copies(settings.id, copies, num_envs)
         # Evaluation episodes are never resumed by another process.
-        self._vector = RecoveringVector(asked, self._copies, continued=not whole_games)
+        self._vector = RecoveringVector(asked, self._copies, continued=continued and not whole_games)
         try:
             self._prepare(settings, whole_games)
         except BaseException:

@@ -24,10 +24,12 @@ THREADS = "num_threads"
 class EnvPool(VectorEnv[Any, Any, Any]):
     """N copies of one environment in EnvPool, with Gymnasium's spaces, so that agents can also act in Gymnasium's.
 
-    A pool takes its seeds when it is made, so each reset with a seed makes a new one.
+    A pool takes its seeds when it is made, so each reset with a seed makes a new one. It reports an episode that
+    terminates in the last step that it may have as truncated.
     """
 
     metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
+    _pool: Any = None
 
     def __init__(self, name: str, copies: int, options: Mapping[str, Any]) -> None:
         """Make the copies with EnvPool's `options`.
@@ -44,7 +46,10 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         if (limit := self.spec.max_episode_steps) is not None:
             options = {"max_episode_steps": limit, **options}
         self._make = partial(package.make, name, env_type="gymnasium", num_envs=copies, **options)
-        self._pool = self._make()
+        try:
+            self._pool = self._make()
+        except TypeError as error:
+            raise UserError(f"environment.kwargs: EnvPool's {name} does not accept these arguments: {error}") from error
         with gym.make(name, **{key: value for key, value in options.items() if key != THREADS}) as single:
             self.single_observation_space, self.single_action_space = single.observation_space, single.action_space
         for what in ("observation", "action"):
@@ -63,7 +68,7 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         """Reset all copies: with one seed, copy i begins from `seed` + i; with N seeds, each copy from its own."""
         if seed is not None:
             seeds: Any = range(seed, seed + self.num_envs) if isinstance(seed, int) else seed
-            self._pool.close()
+            self._pool = None  # EnvPool's threads and environments end with the last reference.
             self._pool = self._make(seed=[each % 2**31 for each in seeds])
         first: tuple[Any, dict[str, Any]] = self._pool.reset()
         return first
@@ -73,8 +78,8 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         return result
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Close the pool."""
-        self._pool.close()
+        """Drop the pool, by which EnvPool closes it."""
+        self._pool = None
 
 
 def _alike(theirs: gym.Space[Any], ours: gym.Space[Any]) -> bool:

@@ -504,7 +504,15 @@ def _env_pool(settings: Environment, name: str, copies: int) -> Vector:
             "environment.carry_over: a pool takes its seeds when it is made, so each generation makes one and begins "
             "new episodes; take auto"
         )
-    return EnvPool(name, copies, {THREADS: _share_of_cores(), **_native_options(settings)})
+    options = {THREADS: _share_of_cores(), **_native_options(settings)}
+    return EnvPool(name, copies, {**options, THREADS: min(options[THREADS], copies)})
+
+
+def by_gymnasium(settings: Environment) -> Environment:
+    """The settings for copies of Gymnasium's own environment, in this process."""
+    pooled = settings.vectorization == "envpool"
+    kwargs = {name: value for name, value in settings.kwargs.items() if not (pooled and name == THREADS)}
+    return settings.model_copy(update={"vectorization": "sync", "kwargs": kwargs})
 
 
 def _game_vector(settings: Environment, copies: int, differing: bool) -> Vector:
@@ -630,10 +638,7 @@ def for_evaluation(settings: Environment) -> Environment:
 
 def for_actor(settings: Environment, actors: int) -> Environment:
     """The settings for one of `actors` actors of a rank: Atari's or EnvPool's threads share the cores with theirs."""
-    if is_game(settings.id):
-        return settings
-    mode = _mode(settings, _known_name(settings))
-    if mode != "envpool" and not (mode == "native" and settings.id.startswith(ATARI)):
+    if settings.vectorization != "envpool" and not stacked_frames(settings):
         return settings
     threads = _share_of_cores(actors)
     return settings.model_copy(update={"kwargs": {THREADS: threads, **settings.kwargs}})

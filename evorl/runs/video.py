@@ -18,7 +18,7 @@ from evorl.config import Environment
 from evorl.config.errors import shown
 from evorl.envs.environments import Resets
 from evorl.envs.faults import FAULT, PLACE
-from evorl.envs.vector import Vector, close_vector, for_evaluation, make_vector, stacked_frames
+from evorl.envs.vector import Vector, by_gymnasium, close_vector, for_evaluation, make_vector, stacked_frames
 from evorl.runs.loaded import LoadedAgent, load
 from evorl.seeding import numpy_generator
 from evorl.system.extras import require
@@ -167,8 +167,9 @@ def _shown(settings: Environment, mode: str) -> tuple[Environment, Sees]:
     settings = for_evaluation(settings)
     if stacked_frames(settings):
         return settings, _as_the_agent_sees
-    kwargs = {**settings.kwargs, "render_mode": mode}
-    return settings.model_copy(update={"kwargs": kwargs, "vectorization": "sync"}), partial(_rendered, settings.id)
+    single = by_gymnasium(settings)
+    kwargs = {**single.kwargs, "render_mode": mode}
+    return single.model_copy(update={"kwargs": kwargs}), partial(_rendered, settings.id)
 
 
 def _rendered(id: str, vector: Vector, observation: Any) -> Image | None:

@@ -14,23 +14,29 @@ from helpers.support import config, lines, train_below
 
 from evorl.config import Environment
 from evorl.envs import Environments
+from evorl.envs.envpool import THREADS
 from evorl.envs.generation import generation_length
-from evorl.envs.vector import for_evaluation, make_vector, vectorization_of
+from evorl.envs.vector import by_gymnasium, for_actor, for_evaluation, make_vector, vectorization_of
 from evorl.types import UserError
 
 HAS_ENVPOOL = importlib.util.find_spec("envpool") is not None
 STAND_IN = str(Path(stand_ins.__path__[0]))
 
 
-@pytest.fixture(params=["stand-in", pytest.param("package", marks=pytest.mark.skipif(not HAS_ENVPOOL, reason="extra"))])
-def pool(request, monkeypatch):
-    if request.param == "stand-in":
-        monkeypatch.syspath_prepend(STAND_IN)
-        monkeypatch.delitem(sys.modules, "envpool", raising=False)
-        yield
-        sys.modules.pop("envpool", None)
-    else:
-        yield
+@pytest.fixture
+def stand_in(monkeypatch):
+    monkeypatch.syspath_prepend(STAND_IN)
+    before = sys.modules.pop("envpool", None)
+    yield
+    sys.modules.pop("envpool", None)
+    if before is not None:
+        sys.modules["envpool"] = before
+
+
+@pytest.fixture(params=["stand_in", pytest.param("package", marks=pytest.mark.skipif(not HAS_ENVPOOL, reason="extra"))])
+def pool(request):
+    if request.param == "stand_in":
+        request.getfixturevalue("stand_in")
 
 
 def settings(id="CartPole-v1", **more):
@@ -104,6 +110,41 @@ def test_a_replay_that_differs_begins_all_episodes_anew():
         played(theirs, 30)
 
 
+@pytest.mark.usefixtures("stand_in")
+def test_observations_in_parts_are_replayed_too():
+    """EnvPool gives them as a dictionary of arrays."""
+    world = settings("helpers.spaces:Shown-v0", kwargs={"kind": "dict"})
+    with Environments(world, 1, 2) as ours, Environments(world, 1, 2) as theirs:
+        ours.reset(3)
+        played(ours, 3)
+        assert theirs.restore({name: value.clone() for name, value in ours.state().items()}, seed=9) == ""
+
+
+@pytest.mark.usefixtures("pool")
+def test_a_pool_has_no_more_threads_than_copies(monkeypatch):
+    monkeypatch.setattr("evorl.envs.vector.usable_cores", lambda: 64)
+    asked = []
+    monkeypatch.setattr("evorl.envs.vector.EnvPool", lambda name, copies, options: asked.append(options[THREADS]))
+    make_vector(settings(), 3)
+    make_vector(settings(kwargs={THREADS: 2}), 3)
+    make_vector(for_actor(settings(), 32), 8)
+    assert asked == [3, 2, 2]
+
+
+@pytest.mark.usefixtures("pool")
+def test_what_shows_an_environment_takes_gymnasiums():
+    single = by_gymnasium(settings(kwargs={THREADS: 2, "max_episode_steps": 9}))
+    assert (single.vectorization, single.kwargs) == ("sync", {"max_episode_steps": 9})
+
+
+@pytest.mark.usefixtures("pool")
+def test_actors_do_not_record_what_is_never_resumed():
+    with Environments(settings(), 1, 2, continued=False) as made:
+        made.reset(3)
+        played(made, 3)
+        assert made.state() == {}
+
+
 @pytest.mark.usefixtures("pool")
 def test_evaluation_takes_a_seed_for_each_copy():
     mode = for_evaluation(settings())
@@ -126,16 +167,14 @@ def test_each_generation_begins_new_episodes():
 def test_what_cannot_be_pooled_is_refused():
     with pytest.raises(UserError, match=r"environment\.vectorization: EnvPool has no Unseeded-v0"):
         make_vector(settings("helpers.probes:Unseeded-v0"), 2)
-    with pytest.raises(UserError, match=r"environment\.kwargs: 'CartPole-v1' does not accept these .*'length'"):
+    with pytest.raises(UserError, match=r"EnvPool's CartPole-v1 does not accept these .*'length'"):
         make_vector(settings(kwargs={"length": 2}), 2)
 
 
-def test_other_spaces_than_those_of_gymnasium_are_refused(monkeypatch):
-    monkeypatch.syspath_prepend(STAND_IN)
-    monkeypatch.delitem(sys.modules, "envpool", raising=False)
+@pytest.mark.usefixtures("stand_in")
+def test_other_spaces_than_those_of_gymnasium_are_refused():
     with pytest.raises(UserError, match=r"EnvPool's Blackjack-v1 has the observation space Box.*Gymnasium's Tuple"):
         make_vector(settings("Blackjack-v1"), 2)
-    sys.modules.pop("envpool", None)
 
 
 def test_an_environment_setting_cannot_differ_between_copies():
