@@ -336,6 +336,8 @@ class CheckpointManager:
         self._directory = directory
         self._checkpoints = directory.checkpoints
         self._warn_once = warn_once
+        self._again = 0
+        """The short generation that is trained again in full, or 0."""
 
     def save(self, progress: Progress, agents: bytes) -> str:
         """Write a checkpoint from every rank's files. If a disk fails, warn and let training continue.
@@ -399,10 +401,11 @@ class CheckpointManager:
     def restore(self) -> tuple[Progress, list[Agent]] | None:
         """Restore the newest checkpoint that is intact on all hosts; None if training starts from the beginning.
 
-        The directory is rolled back to that checkpoint. Raises UserError if there are checkpoints but none is intact;
-        the directory is then unchanged.
+        The directory is rolled back to that checkpoint. Raises UserError if there are checkpoints but none is intact,
+        or if another host has a newer one; the directory is then unchanged.
         """
         ranks, checkpoints = self._ranks, self._checkpoints
+        self._refuse_a_newer_one_elsewhere()
         generations: list[int] = json.loads(ranks.from_main(self._listed, "the checkpoints"))
         again = 0
         for generation in reversed(generations):
@@ -434,11 +437,15 @@ class CheckpointManager:
                 "another run.name training begins anew",
                 reported_elsewhere=not ranks.is_main,
             )
-        self._directory.rollback(ranks, 0, b"", self._announce(again))
+        self._again = again
         return None
 
     def restore_first(self, agents: Sequence[Agent]) -> None:
-        """Find the interim checkpoint of the first generation, which begins with `agents`, if there is one."""
+        """Roll the directory back to the beginning of the first generation, which begins with `agents`.
+
+        Its interim checkpoint, if there is one, is found.
+        """
+        self._directory.rollback(self._ranks, 0, b"", self._announce(self._again))
         if self.interim.find(0, agents) and self.interim.progress is not None:
             self._warn_where_inexact(self.interim.progress, 0, ())
 
@@ -456,6 +463,40 @@ class CheckpointManager:
                 f"is kept as checkpoints/shortened-{aside}"
             )
         return "shortened" if again else "damaged"
+
+    def _refuse_a_newer_one_elsewhere(self) -> None:
+        """Raise UserError if another host has a whole checkpoint that is newer than all of the main process's.
+
+        That host had the main process in an earlier launch: ranks are numbered anew in each.
+        """
+        ranks, newest, problem = self._ranks, 0, ""
+        if self._directory.leads:
+            try:
+                newest = self._newest_whole()
+            except UserError as error:
+                problem = str(error)
+        ranks.raise_if_any_failed(problem, "the hosts' checkpoints")
+        replies = ranks.gather_bytes(json_bytes([newest, socket.gethostname()]), "the hosts' newest checkpoints")
+        (mains, here), *others = (json.loads(reply) for reply in replies)
+        known, there = max(others, default=(0, ""))
+        if known > mains:
+            raise UserError(
+                f"run.resume: {self._checkpoints.directory} on {there} has generation {known}, and on {here}, the host "
+                f"of the main process, {mains or 'none'}; nothing was changed. Launch with {there} as the first "
+                "machine, or remove the directory there to go on without it",
+                reported_elsewhere=not ranks.is_main,
+            )
+
+    def _newest_whole(self) -> int:
+        """The newest generation of which this host has the whole checkpoint, not only its ranks' parts; 0 without any.
+
+        Raises UserError if they cannot be listed.
+        """
+        for generation in reversed(self._checkpoints.generations()):
+            with contextlib.suppress(UserError):
+                if STATE in self._checkpoints.files(generation):
+                    return generation
+        return 0
 
     def _listed(self) -> bytes:
         """The generations with checkpoints, as JSON."""

@@ -271,8 +271,9 @@ def part_file(name: str, rank: int) -> str:
 
 
 SUMMARY = "summary.json"
-EXPORTED = "agent.onnx"
 """The file that says how the run ended."""
+EXPORTED = "agent.onnx"
+"""The file with the exported agent, by `evorl export`."""
 BENCHMARK_COPY = "benchmark"
 """The subdirectory of a run that holds the copy of its `league.benchmark`, made when training begins."""
 FINISHED, STOPPED = "finished", "stopped"
@@ -361,7 +362,7 @@ class RunDirectory:
         except OSError as error:
             run.release()
             raise UserError(f"run.directory: cannot write to {reason(error, path)}") from error
-        except UserError:
+        except BaseException:
             run.release()
             raise
         return run
@@ -484,7 +485,12 @@ class RunDirectory:
         write_json(path, {"generations": [*before, generation][-MOST_RESUMES:]})
 
     def flush(self) -> None:
-        """Write pending lines of metrics and lineage to disk. Raises OSError."""
+        """Write pending lines of metrics and lineage to disk.
+
+        Raises OSError, also if the directory was removed and another run has made it anew.
+        """
+        if self._lock is not None:
+            self._lock.check()
         self.metrics.flush()
         self.lineage.flush()
 
@@ -512,7 +518,10 @@ class RunDirectory:
         if not problem and self.leads and not ranks.is_main:
             problem = complete(parts[ranks.rank :][: ranks.on_host])
         if problem:
-            checkpoints.discard()
+            with contextlib.suppress(OSError):  # Another run's partial checkpoint is left alone.
+                if self._lock is not None:
+                    self._lock.check()
+                checkpoints.discard()
         ranks.gather_bytes(b"", "the other hosts' checkpoints")
         return ranks.broadcast_bytes(problem.encode(), "the checkpoint").decode() or problem
 
@@ -552,10 +561,11 @@ class RunDirectory:
         """
         problem = ""
         try:
-            if self.leads:
-                self.checkpoints.set_aside(generation + 1, why)
+            # In this order, whatever ends it can be repeated: while there is a checkpoint, its lines are found missing.
             if ranks.is_main:
                 self.cut_back(generation, elite)
+            if self.leads:
+                self.checkpoints.set_aside(generation + 1, why)
         except OSError as error:
             problem = f"run.directory: cannot write to {reason(error, self.path)}"
         except UserError as error:

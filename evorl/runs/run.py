@@ -147,8 +147,8 @@ class Run:
         if self.league is not None:
             task = Task(config.environment, algorithm.interface)
             self._benchmark = keep_benchmark(config, directory, self.ranks, task)
-        restored = self._checkpoints.restore()
         self._on_main(self._make_tuner)
+        restored = self._checkpoints.restore()
         if restored is None:
             self.progress = Progress(next_id=config.population.size)
             self.agents = first_agents(config, algorithm, self.ranks, self._tuner)

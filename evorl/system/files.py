@@ -314,6 +314,13 @@ class Lock:
         os.fsync(self._file.fileno())  # Otherwise other hosts would not see the owner.
         sync_directory(self.path.parent)
 
+    def check(self) -> None:
+        """Raise OSError if the directory was removed and made anew, so that another process can lock it."""
+        with contextlib.suppress(FileNotFoundError):
+            there, held = self.path.lstat(), os.fstat(self._file.fileno())
+            if (there.st_dev, there.st_ino) != (held.st_dev, held.st_ino):
+                raise OSError(errno.ESTALE, "was removed and is now that of another run", str(self.path.parent))
+
     def release(self) -> None:
         """Release the lock, even if another process still has a copy of its descriptor."""
         if not self._file.closed:

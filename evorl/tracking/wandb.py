@@ -262,7 +262,7 @@ def _mode(asked: Literal["auto", "online", "offline"], address: str) -> Mode:
 
 def _has_key(address: str) -> bool:
     """Return True if W&B can log in without a prompt, from the environment or from `wandb login`."""
-    if os.environ.get("WANDB_API_KEY"):
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     host = urlparse(address).hostname or ""
     # W&B's own service has a new address since version 0.31, where a key for the old one is also valid.

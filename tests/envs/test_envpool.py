@@ -157,7 +157,9 @@ def test_evaluation_takes_a_seed_for_each_copy():
 
 @pytest.mark.usefixtures("pool")
 def test_each_generation_begins_new_episodes():
-    length = generation_length(config("environment.vectorization=envpool", "evolution.steps=64"), 1, 1)
+    length = generation_length(
+        config("environment={vectorization: envpool, carry_over: auto}", "evolution.steps=64"), 1, 1
+    )
     assert not length.carries_over
     with pytest.raises(UserError, match=r"environment\.carry_over: .* take auto"):
         make_vector(settings(carry_over=True), 2)

@@ -1,12 +1,16 @@
 """Checkpoints of hosts with directories of their own: what they have in common wherever a process is killed."""
 
+import errno
 import json
+import shutil
 from types import SimpleNamespace
 
 import pytest
 
 from evorl.runs.checkpoint import CheckpointManager, InterimCheckpoints
 from evorl.runs.directory import Checkpoints, RunDirectory
+from evorl.system.files import Lock
+from evorl.types import UserError
 
 
 class Killed(BaseException):
@@ -77,3 +81,68 @@ def test_the_newest_within_a_generation_is_one_that_all_hosts_have(mains, own, n
     )
     assert interim._newest() == newest
     assert interim._checkpoints.generations() == left
+
+
+def test_a_rollback_that_a_full_disk_ends_can_be_repeated(tmp_path, monkeypatch):
+    run = RunDirectory(tmp_path, keep=9)
+    with_checkpoints(run.checkpoints.directory, 1, 2)
+    for each in (run.metrics, run.lineage):
+        each.add([{"generation": 1}, {"generation": 2}])
+    run.flush()
+
+    def full(generation):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    problems = []
+    ranks = ranks_of_main(raise_if_any_failed=lambda problem, what: problems.append(problem))
+    with monkeypatch.context() as patch:
+        patch.setattr(run.metrics, "cut_back", full)
+        run.rollback(ranks, 1, b"")
+    assert "No space left" in problems.pop()
+    assert run.checkpoints.generations() == [1, 2]
+    run.rollback(ranks, 1, b"")
+    assert problems == [""]
+    assert run.checkpoints.generations() == [1]
+
+
+@pytest.mark.parametrize(
+    ("mains", "others", "refused"),
+    [([1, 2], [1, 2], False), ([2], [], False), ([], [], False), ([], [1, 2], True), ([1, 2], [3], True)],
+)
+def test_a_main_process_on_another_host_does_not_begin_anew(mains, others, refused, tmp_path):
+    """Its own directory is empty or old, and that of the host which had it before has the newest generation."""
+    manager = object.__new__(CheckpointManager)
+    manager._checkpoints = with_checkpoints(tmp_path, *mains)
+    manager._checkpoints.complete(9, {"replay": manager._checkpoints.write(9, "replay", b"a rank's part")})
+    manager._directory = SimpleNamespace(leads=True)
+    manager._ranks = SimpleNamespace(
+        is_main=True,
+        raise_if_any_failed=lambda problem, what: None,
+        gather_bytes=lambda payload, what: [payload, json.dumps([max(others, default=0), "b"]).encode()],
+    )
+    if refused:
+        with pytest.raises(UserError, match=f"on b has generation {max(others)}, and on .* nothing was changed"):
+            manager._refuse_a_newer_one_elsewhere()
+    else:
+        manager._refuse_a_newer_one_elsewhere()
+
+
+def test_a_run_whose_directory_is_made_anew_leaves_that_of_the_other_run_alone(tmp_path):
+    path = tmp_path / "a"
+    path.mkdir()
+    run = RunDirectory(path, keep=1, lock=Lock(path, 0))
+    run.flush()
+    shutil.rmtree(path)
+    run.flush()  # There is nobody else; what is missing is said where it is written.
+    path.mkdir()
+    theirs = RunDirectory(path, keep=1, lock=Lock(path, 0))
+    partial = theirs.checkpoints._gathering(1)
+    with pytest.raises(OSError, match="is now that of another run") as raised:
+        run.flush()
+    assert raised.value.errno == errno.ESTALE
+    problem = run.write_checkpoint(ranks_of_main(), run.checkpoints, 50, {"state.json": b"{}"})
+    assert "is now that of another run" in problem
+    assert partial.is_dir()
+    assert theirs.checkpoints.generations() == []
+    theirs.release()
+    run.release()

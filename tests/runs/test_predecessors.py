@@ -125,6 +125,18 @@ def test_a_run_begins_near_them_and_no_longer_needs_them_when_it_is_resumed(befo
     assert len({row["generation"] for row in lines(run / "lineage.jsonl")}) == 2
 
 
+def test_a_short_first_generation_is_kept_where_it_cannot_be_trained_again(before, capsys):
+    asked = ("evolution.initial=[runs/before]", "run.name=after")
+    assert train(*asked, "training.max_steps=16") == 0
+    run = before.parent / "after"
+    kept = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+    shutil.rmtree(before)
+    capsys.readouterr()
+    assert train(*asked, "run.resume=auto", "training.max_steps=80") == 2
+    assert "evolution.initial" in error_line(capsys)
+    assert {path: path.read_bytes() for path in kept} == kept
+
+
 def test_runs_of_another_task_are_refused_by_file_and_key(before, capsys):
     for override, key, their, own in (
         ("environment.id=Acrobot-v1", "environment.id", "CartPole-v1", "Acrobot-v1"),
