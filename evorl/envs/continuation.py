@@ -10,8 +10,8 @@ A vector environment cannot be serialised, but it can be brought back to the sam
   actions since then are replayed. A copy is reseeded when an episode starts long after its last seeding.
 - `PlainEpisodes`: the state of a native environment whose attributes are all numbers and arrays, such as CartPole, is
   saved directly.
-- `PooledEpisodes`: the copies of a pool are made and seeded together, in each generation, so all are made again with
-  their seeds, and all actions since then are replayed.
+- `PooledEpisodes`: EnvPool takes seeds only when it creates its environments, at the start of each generation. They
+  are created again with the same seeds, and the generation's actions are replayed.
 """
 
 from __future__ import annotations
@@ -154,7 +154,10 @@ class Continuation(ABC):
 
     @abstractmethod
     def begin_anew(self, vector: Vector, copies: Flags, seed: int) -> list[Any]:
-        """Start a new episode in these copies; return the first observation of each copy, or nothing if all must be."""
+        """Start a new episode in these copies; return the first observation of each copy.
+
+        Return nothing if single copies cannot be reset; the caller then resets all of them.
+        """
 
 
 class Continued(Closing):

@@ -24,8 +24,8 @@ THREADS = "num_threads"
 class EnvPool(VectorEnv[Any, Any, Any]):
     """N copies of one environment in EnvPool, with Gymnasium's spaces, so that agents can also act in Gymnasium's.
 
-    A pool takes its seeds when it is made, so each reset with a seed makes a new one. It reports an episode that
-    terminates in the last step that it may have as truncated.
+    EnvPool takes seeds only when it creates environments, so each reset with a seed creates them anew. It reports an
+    episode that terminates exactly at the time limit as truncated.
     """
 
     metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
@@ -34,8 +34,8 @@ class EnvPool(VectorEnv[Any, Any, Any]):
     def __init__(self, name: str, copies: int, options: Mapping[str, Any]) -> None:
         """Make the copies with EnvPool's `options`.
 
-        Raises UserError if EnvPool is not installed, lacks this environment or gives it other spaces, and EnvPool's
-        errors for options that it does not know.
+        Raises UserError if EnvPool is not installed, lacks this environment or one of the options, or has other spaces
+        than Gymnasium.
         """
         require("envpool", "environment.vectorization: envpool")
         package: Any = importlib.import_module("envpool")
@@ -78,7 +78,7 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         return result
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Drop the pool, by which EnvPool closes it."""
+        """Drop the last reference to the pool, which ends its threads."""
         self._pool = None
 
 

@@ -494,14 +494,14 @@ def _native_options(settings: Environment) -> dict[str, Any]:
 
 
 def _env_pool(settings: Environment, name: str, copies: int) -> Vector:
-    """Make the copies by EnvPool. Raises UserError for Atari, and for episodes that are to outlast a generation."""
+    """Create the copies in EnvPool. Raises UserError for Atari and for `carry_over: true`."""
     if name.startswith(ATARI):
         raise UserError(
             f"environment.vectorization: {settings.id} has a native vector implementation in C++ of its own; take auto"
         )
     if settings.carry_over is True:
         raise UserError(
-            "environment.carry_over: a pool takes its seeds when it is made, so each generation makes one and begins "
+            "environment.carry_over: EnvPool takes seeds only when it creates environments, so each generation begins "
             "new episodes; take auto"
         )
     options = {THREADS: _share_of_cores(), **_native_options(settings)}
@@ -637,7 +637,7 @@ def for_evaluation(settings: Environment) -> Environment:
 
 
 def for_actor(settings: Environment, actors: int) -> Environment:
-    """The settings for one of `actors` actors of a rank: Atari's or EnvPool's threads share the cores with theirs."""
+    """The settings for one of `actors` actors of a rank: Atari's or EnvPool's threads share the cores."""
     if settings.vectorization != "envpool" and not stacked_frames(settings):
         return settings
     threads = _share_of_cores(actors)

@@ -6,10 +6,12 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
+from helpers.support import config
 
+from evorl.distributed.ranks import Launch
 from evorl.runs.checkpoint import CheckpointManager, InterimCheckpoints
-from evorl.runs.directory import Checkpoints, RunDirectory
-from evorl.system.files import Lock
+from evorl.runs.directory import Checkpoints, Owner, RunDirectory
+from evorl.system.files import Lock, is_locked
 from evorl.types import UserError
 
 
@@ -146,3 +148,18 @@ def test_a_run_whose_directory_is_made_anew_leaves_that_of_the_other_run_alone(t
     assert theirs.checkpoints.generations() == []
     theirs.release()
     run.release()
+
+
+def test_an_interrupted_claim_releases_the_lock(tmp_path, monkeypatch):
+    owner = Owner.here(Launch("a launch", restarted=False))
+    settings = config(f"run={{name: a, directory: {tmp_path}}}")
+
+    def interrupted(self, owner):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Lock, "sign", interrupted)
+        with pytest.raises(KeyboardInterrupt) as kept:
+            RunDirectory.claim(settings, owner)
+    assert not is_locked(tmp_path / "a"), f"an interactive session keeps the {kept.type}, and by it the lock"
+    RunDirectory.claim(settings, owner).release()

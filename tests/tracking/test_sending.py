@@ -60,6 +60,12 @@ def test_wandb_s_own_variable_decides_before_the_key(mode, lines, monkeypatch):
     assert len(told()) == lines
 
 
+def test_an_identity_token_counts_as_a_key(monkeypatch):
+    assert told() == []
+    monkeypatch.setenv("WANDB_IDENTITY_TOKEN_FILE", "token.jwt")
+    assert len(told()) == 1
+
+
 def test_a_key_without_a_connection_records_offline(monkeypatch, tmp_path, capsys):
     modes = []
 
