@@ -1,6 +1,6 @@
 """Check training on a GPU in one command of at most nine minutes; without a GPU, run the same checks at small sizes.
 
-    python benchmarks/gpu.py [--output gpu.json] [--parts train losses cost compile pong] [--jobs 5]
+    python benchmarks/gpu.py [--output gpu.json] [--parts train losses cost compile launches pong] [--jobs 5]
 
 The parts run in separate processes, so that a failure does not affect the others:
 
@@ -12,6 +12,8 @@ The parts run in separate processes, so that a failure does not affect the other
   numbers are marked, since each device has its own generator.
 - `cost`: milliseconds per update and per action step for populations of 1 to 256, with vector and image observations.
 - `compile`: the same updates with `training.compile`, which captures CUDA graphs.
+- `launches`: kernels that an eager update of four agents launches, and the time of the update on the host and on the
+  GPU. Reports also the time of a CUDA graph of the whole update, which training does not use: what could be gained.
 - `pong`: PPO on Pong for three minutes. Reports environment steps per second of all agents, and the training return.
 
 Results are written to a JSON file as they arrive, and each part's table is printed when it ends.
@@ -30,7 +32,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -41,16 +43,17 @@ from freeze import short_run
 from throughput import Trainer
 
 from evorl.algorithms import Algorithm
+from evorl.config import AnyConfig
 from evorl.config.yaml import shipped_names
 from evorl.population import Learner, Policy, initial_population
 from evorl.population.compiled import Compiler
 from evorl.runs.launch import load_config
 from evorl.runs.program import run_program
 from evorl.seeding import torch_generator
-from evorl.types import Agent, Batch, Tensors
+from evorl.types import Agent, Batch, RecurrentInput, Tensors
 
 CONFIGS = Path(__file__).parent.parent / "configs" / "training"
-PARTS = ("train", "losses", "cost", "compile", "pong")
+PARTS = ("train", "losses", "cost", "compile", "launches", "pong")
 TWICE = ("dqn", "ppo", "ppo_atari")
 """Configurations that are also repeated with the same seed, and run on two ranks."""
 COSTS = {
@@ -60,8 +63,9 @@ COSTS = {
     ),
     "dqn, images": ("dqn_atari", ("replay.learning_starts=256", "replay.capacity=2000", "environment.num_envs=2")),
 }  # fmt: skip
-COMPILED = ("dqn", "ddpg", "a2c", "ppo", "dqn_atari")
-SMALL_REPLAY = ("replay.learning_starts=300", "replay.capacity=4000")
+LAUNCHED = ("dqn", "ppo_atari")
+COMPILED = ("dqn", "ddpg", "ppo", "dqn_atari")
+SMALL_REPLAY = ("environment.num_envs=2", "replay.learning_starts=300", "replay.capacity=4000")
 UPDATES = 16
 Row = dict[str, Any]
 
@@ -79,7 +83,8 @@ def main(arguments: Sequence[str]) -> None:
     sizes = parsed.sizes or ([1, 4, 16, 64, 256] if torch.cuda.is_available() else [1, 4])
     if parsed.one is not None:
         part, _, name = parsed.one.partition(":")
-        found = {"losses": losses, "cost": lambda name: cost(name, sizes), "compile": compiled}[part](name)
+        cases = {"losses": losses, "cost": lambda name: cost(name, sizes), "compile": compiled, "launches": launches}
+        found = cases[part](name)
         print(json.dumps(found))
         return
     record: Row = {"machine": machine(), "results": {}}
@@ -103,7 +108,9 @@ def run_part(part: str, names: Sequence[str], sizes: Sequence[int], jobs: int, s
             chosen = [name for name in TWICE if name in names]
             cases = [(name, 1, "") for name in names] + [(name, 1, "-again") for name in chosen]
             cases += [(name, 2, "-ranks") for name in chosen]
-            rows = list(pool.map(lambda case: train(Path(folder), *case), cases))
+            # Threads that load configurations at once would import Gymnasium's modules at once, which can fail.
+            settings = {name: short_run(name) for name in names}
+            rows = list(pool.map(lambda case: train(Path(folder), settings[case[0]], *case), cases))
         first = {row["case"]: row for row in rows}
         for name in chosen:
             again = first[f"{name}-again"]
@@ -116,12 +123,12 @@ def run_part(part: str, names: Sequence[str], sizes: Sequence[int], jobs: int, s
             return list(pool.map(lambda name: alone(f"losses:{name}", sizes), names))
     if part == "pong":
         return [pong(seconds)]
-    return [alone(f"{part}:{name}", sizes) for name in (COSTS if part == "cost" else COMPILED)]
+    timed: Mapping[str, Iterable[str]] = {"cost": COSTS, "compile": COMPILED, "launches": LAUNCHED}
+    return [alone(f"{part}:{name}", sizes) for name in timed[part]]
 
 
-def train(folder: Path, name: str, ranks: int, suffix: str) -> Row:
-    """Train a shipped configuration for two generations of about a thousand steps."""
-    settings = short_run(name)
+def train(folder: Path, settings: Sequence[str], name: str, ranks: int, suffix: str) -> Row:
+    """Train a shipped configuration with `settings`, for two generations of about a thousand steps."""
     label = f"{name}{suffix}"
     command = [sys.executable, "-m", "evorl", "train", name, f"run.directory={folder}", f"run.name={label}", *settings]
     command += ["--processes", str(ranks)] if ranks > 1 else []
@@ -204,7 +211,7 @@ def moved(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch
 
     recurrent = batch.recurrent
     if recurrent is not None:
-        recurrent = dataclasses.replace(recurrent, state=change(recurrent.state), started=change(recurrent.started))
+        recurrent = RecurrentInput(change(recurrent.state), change(recurrent.started), each(recurrent.burn_in))
     return dataclasses.replace(
         batch,
         observation=each(batch.observation),
@@ -228,8 +235,7 @@ def losses(name: str) -> Row:
     config = load_config([], CONFIGS / f"{name}.yaml")
     if config.actors is not None:
         return {"case": name, "skipped": "its batches come from actors"}
-    settings = ["population.size=2", "evolution.selection.size=1", "environment.num_envs=2"]
-    settings += SMALL_REPLAY if config.algorithm.replayed else []
+    settings = ["population.size=2", "evolution.selection.size=1", *(SMALL_REPLAY if config.algorithm.replayed else [])]
     trainer, batches = recorded(name, settings, UPDATES)
     algorithm, seen = trainer.policy.algorithm, {}
     for device in ("cpu", trainer.ranks.device.type):
@@ -291,19 +297,49 @@ def cost(case: str, sizes: Sequence[int]) -> Row:
     return row
 
 
+def four_agents(name: str) -> tuple[AnyConfig, Algorithm, torch.device, Batch]:
+    """A configuration with four agents, its algorithm and device, and a batch of the same values for each agent."""
+    config = load_config([], CONFIGS / f"{name}.yaml")
+    settings = ["population.size=1", "evolution.selection.size=1", *(SMALL_REPLAY if config.algorithm.replayed else [])]
+    trainer, (batch, *_) = recorded(name, settings, 1)
+    population = trainer.config.population.model_copy(update={"size": 4})
+    config = trainer.config.model_copy(update={"population": population})
+    return config, trainer.policy.algorithm, trainer.ranks.device, tiled(batch, 4)
+
+
+def launches(name: str) -> Row:
+    """Count the kernels of an update of four agents, and time it with and without a CUDA graph."""
+    if not torch.cuda.is_available():
+        return {"case": name, "skipped": "no GPU"}
+    config, algorithm, device, own = four_agents(name)
+    learner, updates = learner_of(initial_population(config, algorithm), algorithm, device.type), 17
+    row: Row = {"case": name, "update_ms": round(milliseconds(partial(learner.update, own), device), 3)}
+    with torch.profiler.profile() as profile:
+        for _ in range(updates):
+            learner.update(own)
+        torch.cuda.synchronize()
+    kernels = [event for event in profile.events() or () if event.device_type.name == "CUDA"]
+    row["kernels"] = round(len(kernels) / updates, 1)
+    row["gpu_ms"] = round(sum(kernel.time_range.elapsed_us() for kernel in kernels) / updates / 1e3, 3)
+    # A capture requires warm-up on another stream than the default one.
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for _ in range(updates):
+            learner.update(own)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        learner.update(own)
+    row["replayed_ms"] = round(milliseconds(graph.replay, device), 3)
+    return row
+
+
 def compiled(name: str) -> Row:
     """Time updates of four agents, eager and compiled, and compare parameters and errors after four updates."""
-    config = load_config([], CONFIGS / f"{name}.yaml")
-    settings = ["population.size=1", "evolution.selection.size=1", "environment.num_envs=2"]
-    settings += SMALL_REPLAY if config.algorithm.replayed else []
-    trainer, (batch, *_) = recorded(name, settings, 1)
-    device, algorithm, own = trainer.ranks.device, trainer.policy.algorithm, tiled(batch, 4)
-    population = trainer.config.population.model_copy(update={"size": 4})
+    config, algorithm, device, own = four_agents(name)
     row = Row(case=name)
     parameters, errors = [], []
     for label, compiler in (("eager", None), ("compiled", Compiler(True, speaks=False))):
-        agents = initial_population(trainer.config.model_copy(update={"population": population}), algorithm)
-        learner = learner_of(agents, algorithm, device.type, compiler)
+        learner = learner_of(initial_population(config, algorithm), algorithm, device.type, compiler)
         began = waited(device)
         results = [learner.update(own) for _ in range(4)]
         parameters.append(learner.policy.flat.clone())
@@ -332,7 +368,8 @@ def pong(seconds: float) -> Row:
     if not rows:
         return {"case": "pong", "exit_code": code, "output": output.strip().splitlines()[-12:]}
     keep = ("generation", "agent_steps", "env_steps_per_second", "wall_clock_seconds", "seconds", "train_return")
-    return {"case": "pong", "exit_code": code, **{key: rows[-1][key] for key in keep}}
+    returns = [max((value for value in row["train_return"] if value is not None), default=None) for row in rows]
+    return {"case": "pong", "exit_code": code, **{key: rows[-1][key] for key in keep}, "best_returns": returns}
 
 
 def table(part: str, rows: Sequence[Row]) -> str:
