@@ -80,6 +80,10 @@ class DQNSettings(ValueSettings):
         "learn_step": HyperparameterRange(min=4, max=16),
     }
 
+    def ineffective(self, name: str) -> str | None:
+        periodic = name == "tau" and self.target == "periodic"
+        return "because `target: periodic` copies the whole network" if periodic else super().ineffective(name)
+
     @model_validator(mode="after")
     def _has_a_period_where_it_counts(self) -> Self:
         if (self.target == "periodic") != (self.target_period is not None):

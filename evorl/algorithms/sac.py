@@ -79,6 +79,10 @@ class SACSettings(OffPolicySettings):
     )
     ranges: ClassVar[Mapping[str, HyperparameterRange]] = CRITIC_RANGES
 
+    def ineffective(self, name: str) -> str | None:
+        replaced = name == "target_entropy_share" and self.target_entropy is not None
+        return "because `target_entropy` is set" if replaced else super().ineffective(name)
+
 
 class Expectation(NamedTuple):
     """An expectation under the policy: over one sampled action (K = 1) or over all K discrete actions.

@@ -239,6 +239,10 @@ class AlgorithmSettings(Section):
         """Return a hyperparameter's value as used in training; evolution perturbs integers continuously."""
         return round(value) if self._is_whole(name) else value
 
+    def ineffective(self, name: str) -> str | None:
+        """Return why a hyperparameter has no effect beside the other settings, or None if it has one."""
+        return None
+
     def _is_whole(self, name: str) -> bool:
         return name in type(self).model_fields and _takes_only_whole(type(self).model_fields[name].annotation)
 

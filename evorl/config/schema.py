@@ -769,6 +769,8 @@ class Config(Section, Generic[Settings]):
                 raise ValueError(
                     f"algorithm.{name}: is null, and evolution perturbs only numbers; set it, or drop its range"
                 )
+            if reason := self.algorithm.ineffective(name):
+                raise ValueError(f"evolution.hyperparameters.{name}: has no effect, {reason}; drop its range")
             self._check_range(name, ends)
         return self
 
