@@ -203,7 +203,8 @@ class Replay(Section):
     learning_starts: Annotated[int, Field(ge=0, le=10**9)] = 1_000
     """Transitions held, over all ranks and agents, before learning starts."""
     n_step: Annotated[int, Field(ge=1, le=1_000)] = 1
-    """Steps of an n-step return (arXiv 1710.02298). Fewer where the episode ends, or where no more are there yet."""
+    """Steps of an n-step return (arXiv 1710.02298), uncorrected for other policies as there; SAC's has no entropies of
+    the steps between. Fewer where the episode ends, or where no more are there yet."""
     prioritised: Prioritised | None = None
     """Without it all transitions are equally likely."""
     shared: bool = True
