@@ -1,19 +1,21 @@
-"""Check training on a GPU in one command of at most nine minutes; without a GPU, run the same checks at small sizes.
+"""Check training on a GPU in one command of about ten minutes; without a GPU, run the same checks at small sizes.
 
     python benchmarks/gpu.py [--output gpu.json] [--parts train losses cost compile launches pong] [--jobs 5]
 
 The parts run in separate processes, so that a failure does not affect the others:
 
 - `train`: every shipped configuration for two short generations; three of them also on two ranks (NCCL if there are two
-  GPUs), and again with the same seed. Reports exit codes, the last lines of failures, whether all losses are finite,
-  and whether repeated runs are identical.
-- `losses`: the same 16 updates of the same agents on the CPU and on the GPU, for every algorithm whose batches can be
-  recorded in this process. Reports the largest relative difference of the logged losses. Losses that draw random
-  numbers are marked, since each device has its own generator.
+  GPUs, otherwise gloo, on the CPU), and again with the same seed. Reports exit codes, the last lines of failures,
+  whether all losses are finite, and whether repeated runs are identical.
+- `losses`: the same 18 updates of the same agents on the CPU and on the GPU, for every algorithm whose batches can be
+  recorded in this process. Reports the largest relative difference of the logged losses (of the first and the last
+  update for off-policy algorithms, of three for PPO, of all for A2C), and the largest difference of the parameters.
+  Losses that draw random numbers are marked, since each device has its own generator.
 - `cost`: milliseconds per update and per action step for populations of 1 to 256, with vector and image observations.
 - `compile`: the same updates with `training.compile`, which captures CUDA graphs.
-- `launches`: kernels that an eager update of four agents launches, and the time of the update on the host and on the
-  GPU. Reports also the time of a CUDA graph of the whole update, which training does not use: what could be gained.
+- `launches`: kernels, copies and fills of an eager update of four agents, its wall-clock time, and the time that the
+  GPU takes for them. Reports also the time of a CUDA graph of the whole update, which training does not use: what could
+  be gained at most.
 - `pong`: PPO on Pong for three minutes. Reports environment steps per second of all agents, and the training return.
 
 Results are written to a JSON file as they arrive, and each part's table is printed when it ends.
@@ -66,7 +68,7 @@ COSTS = {
 LAUNCHED = ("dqn", "ppo_atari")
 COMPILED = ("dqn", "ddpg", "ppo", "dqn_atari")
 SMALL_REPLAY = ("environment.num_envs=2", "replay.learning_starts=300", "replay.capacity=4000")
-UPDATES = 16
+UPDATES = 18
 Row = dict[str, Any]
 
 
@@ -237,7 +239,7 @@ def losses(name: str) -> Row:
         return {"case": name, "skipped": "its batches come from actors"}
     settings = ["population.size=2", "evolution.selection.size=1", *(SMALL_REPLAY if config.algorithm.replayed else [])]
     trainer, batches = recorded(name, settings, UPDATES)
-    algorithm, seen = trainer.policy.algorithm, {}
+    algorithm, seen, parameters = trainer.policy.algorithm, {}, []
     for device in ("cpu", trainer.ranks.device.type):
         agents = initial_population(trainer.config, algorithm)
         learner = learner_of(agents, algorithm, device)
@@ -245,13 +247,21 @@ def losses(name: str) -> Row:
         for batch in batches:
             learner.update(moved(batch, lambda value, device=device: value.to(device)))  # type: ignore[misc]
         metrics, draws = learner.metrics(), not torch.equal(before, learner.policy.generator.get_state())
+        parameters.append(learner.policy.flat.cpu())
         seen[device] = {key: metrics.sums[key] / metrics.counts[key] for key in metrics.sums}
     cpu, gpu = seen["cpu"], seen[trainer.ranks.device.type]
     differences = {
         key: float((abs(gpu[key] - cpu[key]) / (abs(cpu[key]) + 1e-3)).max()) for key in cpu if "loss" in key
     }
     worst = max(differences, key=lambda key: differences[key])
-    return {"case": name, "draws": draws, "metric": worst, "largest_difference": differences[worst]}
+    apart = float((parameters[0] - parameters[1]).abs().max())
+    return {
+        "case": name,
+        "draws": draws,
+        "metric": worst,
+        "largest_difference": differences[worst],
+        "largest_difference_of_parameters": apart,
+    }
 
 
 def tiled(batch: Batch, agents: int) -> Batch:
@@ -312,23 +322,29 @@ def launches(name: str) -> Row:
     if not torch.cuda.is_available():
         return {"case": name, "skipped": "no GPU"}
     config, algorithm, device, own = four_agents(name)
-    learner, updates = learner_of(initial_population(config, algorithm), algorithm, device.type), 17
+    learner, eager, captured = (
+        learner_of(initial_population(config, algorithm), algorithm, device.type) for _ in range(3)
+    )
     row: Row = {"case": name, "update_ms": round(milliseconds(partial(learner.update, own), device), 3)}
     with torch.profiler.profile() as profile:
-        for _ in range(updates):
+        for _ in range(UPDATES):
             learner.update(own)
         torch.cuda.synchronize()
     kernels = [event for event in profile.events() or () if event.device_type.name == "CUDA"]
-    row["kernels"] = round(len(kernels) / updates, 1)
-    row["gpu_ms"] = round(sum(kernel.time_range.elapsed_us() for kernel in kernels) / updates / 1e3, 3)
-    # A capture requires warm-up on another stream than the default one.
+    row["kernels"] = round(len(kernels) / UPDATES, 1)
+    row["gpu_ms"] = round(sum(kernel.time_range.elapsed_us() for kernel in kernels) / UPDATES / 1e3, 3)
+    # A capture requires warm-up on another stream than the default one; after 18 updates the next reports no metrics.
     with torch.cuda.stream(torch.cuda.Stream()):
-        for _ in range(updates):
-            learner.update(own)
+        for _ in range(UPDATES):
+            captured.update(own)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        learner.update(own)
+        captured.update(own)
+    graph.replay()
+    for _ in range(UPDATES + 1):
+        eager.update(own)
+    row["largest_difference"] = float((eager.policy.flat - captured.policy.flat).abs().max())
     row["replayed_ms"] = round(milliseconds(graph.replay, device), 3)
     return row
 
