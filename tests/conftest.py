@@ -26,10 +26,6 @@ def pytest_collection_modifyitems(items):
         launches = item.get_closest_marker("two_process") or item.get_closest_marker("slow")
         if launches and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(LAUNCH_LIMIT))
-    if not torch.cuda.is_available():
-        for item in items:
-            if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -100,7 +100,7 @@ def quantile_huber(quantiles: Tensor, samples: Tensor, kappa: float) -> LossAndG
 def _quantile_huber(quantiles: Tensor, samples: Tensor, kappa: float) -> LossAndGradient:
     """`quantile_huber` of as many samples as fit in the cache."""
     atoms = quantiles.shape[-1]
-    tau = ((torch.arange(atoms).to(quantiles) + 0.5) / atoms).unsqueeze(-1)
+    tau = ((torch.arange(atoms, device=quantiles.device).to(quantiles) + 0.5) / atoms).unsqueeze(-1)
     u = samples.unsqueeze(-2) - quantiles.unsqueeze(-1)
     asymmetry = torch.where(u < 0, 1 - tau, tau)
     # As in `huber`, H(u) = c (u - c / 2); the gradient's asymmetry * c is computed once for both.

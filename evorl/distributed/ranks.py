@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator, InitProcessGroupKwargs
 from accelerate.state import AcceleratorState
+from accelerate.utils import parse_flag_from_env
 from numpy.typing import NDArray
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
@@ -68,7 +69,7 @@ class Ranks:
         self._heartbeat: Heartbeat | None = None
         self._store: Store | None = None
         self.launch = Launch(launcher(), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0")
-        self.backend = "cuda" if torch.cuda.device_count() else "cpu"
+        self.backend = "cuda" if _gpus() else "cpu"
         self.peers = [Peer(0, "", cpu())]
         if launched > 1 and "MASTER_ADDR" in os.environ:
             # If a rank dies during the rendezvous, its launcher signals the others while they wait in C++.
@@ -92,6 +93,11 @@ class Ranks:
     def hosts(self) -> int:
         """The number of machines that the ranks run on."""
         return sum(peer.local == 0 for peer in self.peers)
+
+    @property
+    def unused_gpus(self) -> int:
+        """The number of GPUs that no rank uses because there are not enough for all ranks."""
+        return len({peer.gpu for peer in self.peers} - {""}) if self.backend == "gloo" else 0
 
     @property
     def is_main(self) -> bool:
@@ -208,6 +214,8 @@ class Ranks:
             heartbeat.waits_for = what
         try:
             yield
+        except (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError)):
+            raise  # Of this rank's GPU: its work up to here may fail in the wait.
         except RuntimeError as error:
             missing = heartbeat.missing() if heartbeat is not None else "another rank"
             raise RankLost(
@@ -241,8 +249,9 @@ def _join(rank: int, size: int, timeout: float) -> tuple[Heartbeat, Store, Launc
             launch = Launch(f"{launch_name(store)}/{training}", first != attempt)
         backend = choose_backend([peer.gpu for peer in peers])
         if int(os.environ.get("LOCAL_WORLD_SIZE", "0")) == size and (name := loopback()):
-            # By default gloo listens on the interface of the host's name, open to the whole network.
+            # By default gloo and NCCL listen on the interface of the host's name, open to the whole network.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
         joined = PrefixStore(f"evorl/{attempt}", store)
         dist.init_process_group(backend, store=joined, rank=rank, world_size=size, timeout=limit)
         # A separate connection with a short timeout keeps heartbeats from waiting for other uses of the store.
@@ -271,9 +280,14 @@ def loopback() -> str:
     return next((name for name in ("lo", "lo0") if name in names), "")
 
 
+def _gpus() -> int:
+    """The number of GPUs that Accelerate may take on this host."""
+    return 0 if parse_flag_from_env("ACCELERATE_USE_CPU") else torch.cuda.device_count()
+
+
 def _own_gpu(local: int) -> str:
     """The UUID of the GPU that Accelerate would assign to this rank, or an empty string without one."""
-    count = torch.cuda.device_count()
+    count = _gpus()
     # If a cluster exposes one GPU per rank, its index is 0 for all ranks; the UUID distinguishes them.
     return str(torch.cuda.get_device_properties(local % count).uuid) if count else ""
 

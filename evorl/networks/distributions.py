@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
@@ -156,6 +157,21 @@ def _choice(logits: Tensor, chosen: Tensor) -> Likelihood:
     return Likelihood(logs.gather(-1, chosen).squeeze(-1), entropy.squeeze(-1), gradients)
 
 
+class Constants:
+    """Tensors that are copied to each device once, because the host waits for a GPU in each copy from its memory."""
+
+    def __init__(self, *values: NDArray[np.float64]) -> None:
+        self._values = tuple(torch.from_numpy(value.astype(np.float32)) for value in values)
+        self._copies = {(torch.device("cpu"), torch.float32): self._values}
+
+    def like(self, tensor: Tensor) -> tuple[Tensor, ...]:
+        """The constants on the device of `tensor`, and of its type."""
+        key = tensor.device, tensor.dtype
+        if key not in self._copies:
+            self._copies[key] = tuple(value.to(tensor) for value in self._values)
+        return self._copies[key]
+
+
 class ActionBounds:
     """Bounds of a Box. Dimensions bounded on both sides are scaled to [-1, 1]; others are unscaled."""
 
@@ -172,9 +188,7 @@ class ActionBounds:
         with np.errstate(invalid="ignore"):
             # Halved before adding, because the sum of large bounds overflows.
             centre, scale = np.where(both, low / 2 + high / 2, 0.0), np.where(both, high / 2 - low / 2, 1.0)
-        self._centre, self._scale, self._low, self._high = (
-            torch.from_numpy(values.astype(np.float32)) for values in (centre, scale, low, high)
-        )
+        self._bounds = Constants(centre, scale, low, high)
 
     def to_environment(self, action: Tensor) -> Tensor:
         """Map actions [P, B, A] to the environment's [P, B, ...]: NaN becomes 0, then all are clipped to the bounds.
@@ -182,14 +196,13 @@ class ActionBounds:
         An agent whose outputs overflow is stopped at its next update. Until then its transitions must fault neither its
         environment nor the agents that share its replay.
         """
-        bounds = self._centre, self._scale, self._low, self._high
-        centre, scale, low, high = (value.to(action) for value in bounds)
+        centre, scale, low, high = self._bounds.like(action)
         moved = (centre + scale * action).nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf)
         return moved.clamp(low, high).view(*action.shape[:-1], *self.shape)
 
     def from_environment(self, action: Tensor) -> Tensor:
         """Map the environment's actions [P, B, ...] to actions [P, B, A]."""
-        centre, scale = self._centre.to(action), self._scale.to(action)
+        centre, scale, *_ = self._bounds.like(action)
         # A dimension with a single value maps to 0, whatever the divisor.
         return (action.reshape(*action.shape[:2], -1) - centre) / scale.where(scale > 0, 1.0)
 
@@ -261,8 +274,7 @@ class SquashedGaussian(BoxDistribution):
     def __init__(self, space: gym.Space[Any]) -> None:
         self.bounds = ActionBounds(space)
         nodes, weights = np.polynomial.hermite_e.hermegauss(QUADRATURE)
-        self._nodes = torch.from_numpy(nodes.astype(np.float32))
-        self._weights = torch.from_numpy((weights / weights.sum()).astype(np.float32))
+        self._quadrature = Constants(nodes, weights / weights.sum())
         size = self.bounds.size
         self.heads = (Head("action", size, near_zero=True), Head("log_scale", size, near_zero=True))
 
@@ -286,7 +298,7 @@ class SquashedGaussian(BoxDistribution):
     def likelihood(self, outputs: Tensors, mask: Tensor | None, unclipped_action: Tensor) -> Likelihood:
         """The entropy [P, B] is that before the tanh plus the expected log-derivative of the tanh."""
         mean, log_scale = outputs["action"], self.bounded(outputs)["log_scale"]
-        nodes, weights, shrink = self._nodes.to(mean), self._weights.to(mean), (-log_scale).exp()
+        (nodes, weights), shrink = self._quadrature.like(mean), (-log_scale).exp()
         z = (unclipped_action - mean) * shrink
         log_prob = (_normal_log_prob(z, log_scale) - _log_slope(unclipped_action)).sum(-1)
         offsets = log_scale.exp().unsqueeze(-1) * nodes

@@ -47,7 +47,8 @@ class Policy(Population):
         self.version = 0
         self._recurrent: Tensor | None = None
         networks = {name: spec.network for name, spec in algorithm.networks.items()}
-        plan = plan_stacks([{name: agent.architectures[name] for name in networks} for agent in agents], self._cost)
+        architectures = [{name: agent.architectures[name] for name in networks} for agent in agents]
+        plan = plan_stacks(architectures, self._cost, generator.device)
         shapes = [{name: Shapes.of(networks[name], layout) for name, layout in own.items()} for _, own in plan]
         sizes = [
             [each.numel(len(members)) for each in own.values()] for (members, _), own in zip(plan, shapes, strict=True)

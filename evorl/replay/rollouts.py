@@ -331,6 +331,8 @@ class RolloutSettings:
     normalize_rewards: bool
     normalized: tuple[str, ...]
     """Observation parts that are normalised."""
+    stops_early: bool = False
+    """Agents may leave a rollout before its last minibatch (PPO's `target_kl`)."""
     copies: int = 1
     """Number of ranks that share each minibatch; with 1 every rank makes its own."""
 
@@ -454,7 +456,8 @@ class RolloutExperience(Experience):
 
     def observe(self, batch: Batch, result: UpdateResult) -> None:
         """Drop agents that stopped early from this rollout's remaining minibatches."""
-        if result.active is not None:
+        # Otherwise `batches` would wait for the GPU before each minibatch, where `active` is always given.
+        if result.active is not None and self._settings.stops_early:
             before = torch.ones_like(batch.due) if self._left is None else self._left
             self._left = torch.where(batch.due > 0, result.active, before)
 

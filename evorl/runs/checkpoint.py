@@ -154,7 +154,10 @@ class InterimCheckpoints:
         where = f"{checkpoints.path(self._number)}: generation {generation + 1} begins anew"
         if progress.moved(self._config, self._placement):
             if ranks.is_main:
-                there = f"{progress.ranks} {progress.placement} ranks with {progress.vectorization} environments"
+                there = (
+                    f"{progress.ranks} {progress.placement} ranks ({progress.device}) with {progress.vectorization} "
+                    "environments"
+                )
                 self._warn_once("interim", f"{where}: this checkpoint is from {there}, and can be resumed only so")
             return False
         if lost := ranks.first_problem(self._restore_environments(generation + 1), OTHERS):

@@ -73,7 +73,13 @@ def header(config: AnyConfig, placement: Placement, *, threads: int, directory: 
         f"{where} ({compute}), in {from_here(directory)}",
         *([omissions] if not config.origins.shipped and (omissions := config.origins.omissions()) else []),
         *([SLOW] if slow else []),
+        *([_unused(unused, ranks)] if (unused := placement.ranks.unused_gpus) else []),
     ]
+
+
+def _unused(gpus: int, ranks: int) -> str:
+    advice = "start one process to use it" if gpus == 1 else f"start {gpus} processes to use them"
+    return f"{ranks} ranks have {_counted(gpus, 'GPU')} together, so all of them train on the CPU; {advice}"
 
 
 def _aim(config: AnyConfig) -> str:

@@ -116,6 +116,13 @@ def _code_of(main: Callable[[Sequence[str]], object], arguments: Sequence[str]) 
         return 1
     except (Interrupted, Answered) as asked:
         return int(asked.code or 0)
+    except RuntimeError as error:
+        torch = sys.modules.get("torch")  # Importing it takes seconds.
+        if torch is None or not isinstance(error, torch.OutOfMemoryError):
+            raise
+        told = on_one_line(str(error), 120)
+        _say(f"{told}; lower population.size, environment.num_envs, algorithm.batch_size or replay.capacity")
+        return 1
     except SystemExit as left:
         # Raised by an environment or a library: its exit code might be 0 and report success.
         _say(f"{_place_of(left)} called sys.exit({left.code!r}), which ended the run")

@@ -77,9 +77,14 @@ class Progress:
         return self.made_with.get(LIMIT, now := json.dumps(config.evaluation.max_steps)) != now
 
     def moved(self, config: AnyConfig, placement: Placement) -> bool:
-        """True if ranks, placement or vectorisation of the environments differ from the recorded setup."""
-        here = placement.ranks.size, placement.kind, config.environment.vectorization
-        return (self.ranks, self.placement, self.vectorization) != here
+        """True if ranks, placement, vectorisation or the kind of device differ from the recorded setup."""
+        here = placement.ranks.size, placement.kind, config.environment.vectorization, placement.ranks.device.type
+        return (self.ranks, self.placement, self.vectorization, self.device) != here
+
+    @property
+    def device(self) -> str:
+        """`cpu` or `cuda`: generators and the grouping of agents into stacks are others on each."""
+        return "cpu" if self.made_with.get("device", "cpu") == "cpu" else "cuda"
 
     def regrouped(self, placement: Placement) -> bool:
         """True if ranks held other agents than they do now."""

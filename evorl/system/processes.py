@@ -142,7 +142,8 @@ def free_memory(
     if device is not None and device.type == "cuda":
         import torch
 
-        return int(torch.cuda.mem_get_info(device)[0])
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + cached
     return min([int(psutil.virtual_memory().available), *_left_in_groups(groups, membership)])
 
 

@@ -143,5 +143,5 @@ def test_a_sequence_is_the_same_step_by_step_and_resets_where_an_episode_begins(
 def test_agents_with_other_kernels_do_not_share_a_stack():
     algorithm = made("ppo", observations=OBSERVATIONS["image"])
     shapes = [member.architectures for member in family(algorithm)]
-    stacks = plan_stacks(shapes, lambda shapes: 1.0)
+    stacks = plan_stacks(shapes, lambda shapes: 1.0, torch.device("cpu"))
     assert sorted(sorted(members) for members, _ in stacks) == [[0, 1, 2], [3]]

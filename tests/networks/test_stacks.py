@@ -162,10 +162,11 @@ def test_widths_are_padded_to_multiples_of_sixteen(width, expected):
     assert padded(width) == expected
 
 
-def plan(architectures):
+def plan(architectures, device="cpu"):
     """The stacks of agents with one network."""
     cost = algorithm().networks["q"].network.cost
-    stacks = plan_stacks([{"q": architecture} for architecture in architectures], lambda own: cost(own["q"]))
+    shapes = [{"q": architecture} for architecture in architectures]
+    stacks = plan_stacks(shapes, lambda own: cost(own["q"]), torch.device(device))
     return [(members, layouts["q"]) for members, layouts in stacks]
 
 
@@ -179,6 +180,15 @@ def test_small_agents_share_a_stack_and_a_wide_one_does_not_slow_many():
     assert sorted(len(members) for members, _ in stacks) == [1, 5]
 
 
+def test_on_a_gpu_launches_cost_more_than_padding():
+    sizes = [*[(32, 32)] * 5, (512, 512), *[(256, 64)] * 4]
+    architectures = [Architecture(size, (0, 0), "relu") for size in sizes]
+    assert len(plan(architectures)) > 1
+    assert len(plan(architectures, "cuda")) == 1
+    assert len(plan([*architectures, *[Architecture((8192, 8192), (0, 0), "relu")] * 2], "cuda")) == 2
+
+
+CPU = torch.device("cpu")
 CONVOLVED = Architecture((16, 16), (0, 0), "relu", convolutions=(Convolution(8, 4, 2),))
 
 
@@ -196,7 +206,7 @@ CONVOLVED = Architecture((16, 16), (0, 0), "relu", convolutions=(Convolution(8, 
     ids=["norm", "streams", "depth", "memory", "cell", "kernel", "stride"],
 )
 def test_agents_of_different_kinds_do_not_share_a_stack(one, other):
-    stacks = plan_stacks([{"q": each} for each in (one, other, one, other)], lambda own: 1.0)
+    stacks = plan_stacks([{"q": each} for each in (one, other, one, other)], lambda own: 1.0, CPU)
     assert sorted(sorted(members) for members, _ in stacks) == [[0, 2], [1, 3]]
 
 

@@ -189,9 +189,9 @@ def drained(experience, stop):
     return due
 
 
-def rollouts_with_stops(*stops, **hyperparameters):
+def rollouts_with_stops(*stops, stops_early=True, **hyperparameters):
     world, group, due = World(), Group(members(**hyperparameters)), []
-    experience = rollout_experience(replace(PLAIN, normalized=("observation",)))
+    experience = rollout_experience(replace(PLAIN, normalized=("observation",), stops_early=stops_early))
     experience.begin(group, 1)
     for index, stop in enumerate(stops):
         for step in world.steps[index * T : (index + 1) * T]:
@@ -204,6 +204,12 @@ def test_an_agent_that_stops_learns_no_more_from_this_rollout_but_from_the_next(
     due, group = rollouts_with_stops({1: [0]}, {0: [1], 2: [2]}, epochs=2, batch_size=8.0)
     assert due == [[[1, 1, 1]] * 2 + [[0, 1, 1]] * 2, [[1, 1, 1]] + [[1, 0, 1]] * 2 + [[1, 0, 0]]]
     assert len(group.events) == 2
+
+
+def test_what_nobody_can_stop_is_not_asked_for_after_each_update():
+    """On a GPU, `active` is given after each update, and reading it would wait for all work before it."""
+    due, _ = rollouts_with_stops({0: [0, 1, 2]}, stops_early=False, epochs=2, batch_size=8.0)
+    assert due == [[[1, 1, 1]] * 4]
 
 
 @pytest.mark.parametrize("at_once", [0, 2**24])

@@ -12,11 +12,13 @@ import warnings
 from pathlib import Path
 
 import pytest
+import torch
 from helpers import faults
 from helpers.support import ROOT, lines, train
 from wandb.sdk.lib.exit_hooks import ExitHooks
 
 from evorl.commands.command import run_command
+from evorl.distributed import Ranks
 from evorl.envs import vector
 from evorl.runs.program import run_program
 from evorl.runs.run import Run
@@ -288,6 +290,20 @@ def test_a_failure_is_one_line_and_1(capsys):
 
     assert run_program(main, []) == 1
     assert capsys.readouterr().err == "error: it was\\nlost\n"
+
+
+def test_a_full_gpu_is_one_line_and_says_what_to_lower(capsys):
+    def fails(arguments):
+        with Ranks()._waiting("the gradients"):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity")
+
+    assert run_program(fails, []) == 1
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert "CUDA out of memory. Tried to allocate 2.00 GiB" in told
+    assert "lower population.size, environment.num_envs, algorithm.batch_size or replay.capacity" in told
+    with pytest.raises(RuntimeError, match="of the program"):
+        run_program(lambda arguments: (_ for _ in ()).throw(RuntimeError("an error of the program")), [])
 
 
 def test_a_mistake_that_only_one_rank_has_met_names_it(monkeypatch, capsys):

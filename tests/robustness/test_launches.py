@@ -9,16 +9,18 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
+import torch
 import torch.distributed as dist
 from helpers.support import ROOT, SMALL, config, free_port, lines
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from evorl.commands.train import launch_command
-from evorl.distributed import Launch, Ranks, local_launch
-from evorl.distributed.ranks import choose_backend, loopback
+from evorl.distributed import Launch, Peer, Ranks, local_launch
+from evorl.distributed.ranks import _own_gpu, choose_backend, loopback
 from evorl.distributed.rendezvous import launch_name, meet
 from evorl.runs.directory import Owner, RunDirectory
 from evorl.runs.launch import processes_wanted, refuse_options
@@ -134,6 +136,17 @@ def test_a_process_is_known_by_ticks_and_not_by_the_clock(monkeypatch):
 )
 def test_ranks_take_gpus_only_where_each_has_its_own(gpus, backend):
     assert choose_backend(gpus) == backend
+    ranks = Ranks()
+    ranks.backend, ranks.peers = backend, [Peer(local, gpu, "") for local, gpu in enumerate(gpus)]
+    assert ranks.unused_gpus == (len({*gpus} - {""}) if backend == "gloo" else 0)
+
+
+def test_a_gpu_that_accelerate_is_told_not_to_use_is_left_alone(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="a"))
+    assert _own_gpu(0) == "a"
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    assert _own_gpu(0) == ""
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,12 @@ def limits(directory, version, most, used, cache):
     return directory, membership
 
 
+def test_free_memory_of_a_gpu_counts_what_torch_keeps_for_reuse(monkeypatch):
+    for name, value in (("mem_get_info", (100, 800)), ("memory_reserved", 50), ("memory_allocated", 20)):
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    assert free_memory(torch.device("cuda")) == 130
+
+
 @pytest.mark.parametrize("version", [1, 2])
 def test_free_memory_is_that_of_the_control_group(version, tmp_path):
     cpu = torch.device("cpu")

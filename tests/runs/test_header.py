@@ -19,14 +19,15 @@ from evorl.runs.launch import read_config
 PPO = "{name: ppo, rollout_steps: 256, batch_size: 64, epochs: 10, split_batches: %s}"
 
 
-def parts_of(*overrides, ranks=1, device="cpu"):
+def parts_of(*overrides, ranks=1, device="cpu", backend="gloo", unused_gpus=0):
     settings = config("environment.num_envs=8", *overrides)
-    world = SimpleNamespace(size=ranks, hosts=1, backend="gloo", device=torch.device(device))
+    device = torch.device(device)
+    world = SimpleNamespace(size=ranks, hosts=1, backend=backend, device=device, unused_gpus=unused_gpus)
     return settings, Placement(world, settings.population.placement, settings.population.size)
 
 
-def header_of(*overrides, ranks=1, threads=1, device="cpu"):
-    settings, placement = parts_of(*overrides, ranks=ranks, device=device)
+def header_of(*overrides, threads=1, **world):
+    settings, placement = parts_of(*overrides, **world)
     return [*announcement(settings), *header(settings, placement, threads=threads, directory=Path("runs/x"))]
 
 
@@ -126,7 +127,14 @@ def test_a_single_agent_is_said_not_to_evolve():
 
 
 def test_devices_and_threads_are_named():
-    assert "(cuda, 12 threads each, gloo)" in header_of(ranks=2, threads=12, device="cuda:1")[2]
+    assert "(cuda, 12 threads each, nccl)" in header_of(ranks=2, threads=12, device="cuda:1", backend="nccl")[2]
+
+
+def test_gpus_that_are_too_few_for_the_ranks_are_said_to_be_unused():
+    assert header_of(ranks=2, unused_gpus=1)[-1] == (
+        "2 ranks have 1 GPU together, so all of them train on the CPU; start one process to use it"
+    )
+    assert header_of(ranks=4, unused_gpus=2)[-1].endswith("on the CPU; start 2 processes to use them")
 
 
 @pytest.mark.parametrize(

@@ -288,10 +288,23 @@ def test_episodes_that_cannot_be_played_again_begin_the_generation_anew_and_thei
 def test_another_vectorization_begins_the_generation_anew(stopped_run, monkeypatch):
     stopped_run(CASE, 30)
     with (
-        pytest.warns(EvorlWarning, match="begins anew: this checkpoint is from 1 replicated ranks with sync env"),
+        pytest.warns(EvorlWarning, match=r"begins anew: this checkpoint is from 1 .* ranks \(cpu\) with sync env"),
         pytest.warns(EvorlWarning, match="not bit-exact"),
     ):
         assert play("b", monkeypatch=monkeypatch, more=("environment.vectorization=async",)) == 0
+    assert saved("b") == []
+
+
+@pytest.mark.usefixtures("in_directory")
+def test_another_kind_of_device_begins_the_generation_anew(stopped_run, monkeypatch):
+    def changed(payload):
+        state = json.loads(payload)
+        state["progress"]["made_with"]["device"] = "NVIDIA H100 80GB HBM3"
+        return json.dumps(state).encode()
+
+    rewritten(stopped_run(CASE, 30), "state.json", changed)
+    with pytest.warns(EvorlWarning, match=r"begins anew: this checkpoint is from 1 .* ranks \(cuda\) with sync"):
+        assert play("b", monkeypatch=monkeypatch) == 0
     assert saved("b") == []
 
 
