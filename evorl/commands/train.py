@@ -253,7 +253,8 @@ def train_seeds(parsed: argparse.Namespace) -> None:
     origin = [] if config.run.origin else [f"run.origin={json.dumps(f'seed of {name}', ensure_ascii=False)}"]
     called = {number: f"run.name={json.dumps(each, ensure_ascii=False)}" for number, each in names}
     commands = [(number, [*program, *origin, f"seed={number}", called[number], "run.resume=auto"]) for number in seeds]
-    codes = train_each(commands, min(parsed.jobs or 1, len(seeds)))
+    jobs = min(parsed.jobs or 1, len(seeds))
+    codes = train_each(commands, jobs, divided(visible_gpus() if jobs > 1 else [], jobs, parsed.processes))
     print("\n".join(summary_lines([(number, path) for number, path in runs if (path / CONFIG).is_file()])))
     if failed := [str(number) for number, code in codes.items() if code]:
         raise RunFailed(f"seed {', '.join(failed)} did not finish; repeat the command to resume")
@@ -274,10 +275,35 @@ def _check_begun(path: Path, config: AnyConfig) -> None:
             raise UserError(f"run.resume: {path} was begun with another {key}; choose another --name")
 
 
+def visible_gpus() -> list[str]:
+    """The names by which `CUDA_VISIBLE_DEVICES` can select the GPUs that this process may use."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        return [name for each in given.split(",") if (name := each.strip())]
+    import torch  # Only several jobs need it: importing it takes 2 s.
+
+    return [str(index) for index in range(torch.cuda.device_count())]
+
+
+def divided(gpus: Sequence[str], jobs: int, processes: int) -> list[str]:
+    """The `CUDA_VISIBLE_DEVICES` of each of `jobs` runs at a time, so that their `processes` spread over all GPUs.
+
+    Empty where that changes nothing: otherwise every run would take the first GPUs.
+    """
+    if len(gpus) < max(2, processes):
+        return []
+    turns = itertools.cycle(gpus)
+    return [",".join(itertools.islice(turns, processes)) for _ in range(jobs)]
+
+
 @dataclass
 class Processes:
-    """The training processes in progress; on SIGTERM they shut down cleanly and keep their checkpoints."""
+    """The training processes in progress; on SIGTERM they shut down cleanly and keep their checkpoints.
 
+    `devices` are the `CUDA_VISIBLE_DEVICES` that no run has at present; without any, all runs see the same GPUs.
+    """
+
+    devices: list[str] = field(default_factory=list)
     running: set[subprocess.Popen[str]] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
     over: bool = False
@@ -289,8 +315,10 @@ class Processes:
                 return 1
             # The package comes first on the path, so that no other `evorl` is imported instead.
             path = os.pathsep.join(filter(None, (str(PACKAGE.parent), os.environ.get("PYTHONPATH"))))
+            own = {"CUDA_VISIBLE_DEVICES": self.devices.pop(0)} if self.devices else {}
+            environment = {**os.environ, "PYTHONPATH": path, **own}
             process = subprocess.Popen(
-                command, env={**os.environ, "PYTHONPATH": path}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT, text=True, errors="replace",
             )  # fmt: skip
             self.running.add(process)
@@ -301,6 +329,7 @@ class Processes:
         code = process.wait()
         with self.lock:
             self.running.discard(process)
+            self.devices += own.values()
         return code
 
     def end(self) -> None:
@@ -311,9 +340,9 @@ class Processes:
                 process.terminate()
 
 
-def train_each(commands: Sequence[tuple[int, Sequence[str]]], jobs: int) -> dict[int, int]:
-    """Run each seed's command, `jobs` at a time; return the exit codes by seed."""
-    processes = Processes()
+def train_each(commands: Sequence[tuple[int, Sequence[str]]], jobs: int, devices: Sequence[str] = ()) -> dict[int, int]:
+    """Run each seed's command, `jobs` at a time, each with one of `devices`; return the exit codes by seed."""
+    processes = Processes([*devices])
     with ThreadPoolExecutor(jobs) as pool:
         begun = {number: pool.submit(processes.train, number, command) for number, command in commands}
         try:

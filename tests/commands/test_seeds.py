@@ -44,6 +44,17 @@ def test_without_a_target_or_an_agent_nothing_is_claimed(tmp_path):
     assert train.summary_lines(runs)[-1].endswith("; solved: 0 of 2")
 
 
+def test_runs_at_a_time_take_gpus_of_their_own(monkeypatch, capsys):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, GPU-a,5")
+    assert train.visible_gpus() == ["2", "GPU-a", "5"]
+    assert train.divided(train.visible_gpus(), 4, 1) == ["2", "GPU-a", "5", "2"]
+    assert train.divided(train.visible_gpus(), 2, 2) == ["2,GPU-a", "5,2"]
+    assert train.divided(["0"], 2, 1) == train.divided(["0", "1"], 2, 3) == [], "all runs see the same"
+    tell = [sys.executable, "-c", "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"]
+    assert train.train_each([(seed, tell) for seed in (1, 2, 3)], 1, ["5"]) == {1: 0, 2: 0, 3: 0}
+    assert capsys.readouterr().err == "".join(f"seed {seed} | 5\n" for seed in (1, 2, 3))
+
+
 def test_a_line_is_told_with_its_seed_and_codes_are_given_back(capsys):
     commands = [(1, [sys.executable, "-c", "print('one')"]), (2, [sys.executable, "-c", "raise SystemExit(3)"])]
     assert train.train_each(commands, jobs=2) == {1: 0, 2: 3}
@@ -70,7 +81,7 @@ def test_who_is_told_to_end_tells_all_and_begins_no_other(tmp_path):
 
 def commands_of(monkeypatch, *words):
     given = []
-    monkeypatch.setattr(train, "train_each", lambda commands, jobs: given.append((commands, jobs)) or {})
+    monkeypatch.setattr(train, "train_each", lambda commands, jobs, devices: given.append((commands, jobs)) or {})
     monkeypatch.setattr(train, "summary_lines", lambda runs: [])
     assert run_program(run_command, ["train", str(SMALL), *words]) == 0
     return given[0]
@@ -107,7 +118,7 @@ def test_seeds_begun_around_earlier_runs_are_taken_up_again(in_directory, monkey
 
 @pytest.mark.usefixtures("in_directory")
 def test_seeds_that_did_not_finish_are_named(monkeypatch, capsys):
-    monkeypatch.setattr(train, "train_each", lambda commands, jobs: {1: 0, 2: 1})
+    monkeypatch.setattr(train, "train_each", lambda commands, jobs, devices: {1: 0, 2: 1})
     monkeypatch.setattr(train, "summary_lines", lambda runs: [])
     assert run_program(run_command, ["train", str(SMALL), "--seeds", "1", "2"]) == 1
     assert "seed 2 did not finish; repeat the command to resume" in capsys.readouterr().err

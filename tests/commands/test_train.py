@@ -82,7 +82,9 @@ def test_what_does_not_fit_so_many_processes_is_refused_before_any_is_started(mo
 def test_verbose_is_short_for_its_setting(words, in_directory, monkeypatch):
     begun = []
     monkeypatch.setattr(train.os, "execv", lambda program, command: begun.append(command))
-    monkeypatch.setattr(train, "train_each", lambda commands, jobs: begun.extend(words for _, words in commands) or {})
+    monkeypatch.setattr(
+        train, "train_each", lambda commands, jobs, devices: begun.extend(words for _, words in commands) or {}
+    )
     assert run_program(run_command, ["train", "ppo", "--processes", "2", *words]) == 0
     assert len(begun) == (2 if "--seeds" in words else 1)
     assert all("run.verbose=true" in command for command in begun)

@@ -149,7 +149,7 @@ def test_training_in_python_and_tuning_are_the_same(in_directory, monkeypatch):
         evorl.train({"algorithm": {"name": "sac"}, "environment": {"id": "Pendulum-v1"}}, environment="CartPole-v1")
     assert asked.value.args[0].origins.of("algorithm.name") == "your settings"
     begun = []
-    monkeypatch.setattr(train, "train_each", lambda commands, jobs: begun.extend(commands) or {})
+    monkeypatch.setattr(train, "train_each", lambda commands, jobs, devices: begun.extend(commands) or {})
     assert run_program(run_command, ["train", "sac", "environment=Acrobot-v1", "--seeds", "5"]) == 0
     ((_, command),) = begun
     _, file, *words = program_arguments(command[command.index("train") + 1 :], None, None)

@@ -113,7 +113,7 @@ def test_it_is_the_first_line_of_a_run(in_directory, monkeypatch, capsys):
 def test_no_track_is_short_for_no_tracker(in_directory, monkeypatch):
     begun, seeds = [], []
     monkeypatch.setattr(command, "main_of", lambda program: lambda arguments, callbacks: begun.append(arguments))
-    monkeypatch.setattr(command, "train_each", lambda commands, jobs: seeds.extend(commands) or {})
+    monkeypatch.setattr(command, "train_each", lambda commands, jobs, devices: seeds.extend(commands) or {})
     assert run_program(run_command, ["train", "--no-track", "a2c", "seed=3", "tracking.backends=[wandb]"]) == 0
     assert begun[0][2:] == ["seed=3", "tracking.backends=[wandb]", "tracking.backends=[]"], "the last one holds"
     assert run_program(run_command, ["train", "a2c", "--seeds", "1", "--no-track"]) == 0
