@@ -1,4 +1,4 @@
-"""Write what docs/algorithms.md takes from elsewhere: settings, shipped configurations and where learning curves end.
+"""Write the generated parts of docs/algorithms.md: settings, shipped configurations and the ends of learning curves.
 
     python benchmarks/algorithm_page.py
 

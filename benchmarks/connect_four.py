@@ -9,7 +9,7 @@ such opening is played from both seats. Then the agent moves greedily, or sample
 over the pairs of games of an opening. MCTS is OpenSpiel's (UCT with c = 2, one random rollout at each leaf, proven wins
 backed up); it needs `pip install open_spiel`. `--validate` plays the opponents against each other.
 
-As `module:player` each opponent is a function of the position alone: it breaks ties, and rolls out, by a generator that
+As `module:player` each opponent is a function of the position alone: it breaks ties and rolls out with a generator that
 the position seeds. Axes: 6 rows, the top one first, and 7 columns; boards are integers of 7 bits for each column, the
 lowest field first, whose highest bit stays empty, as in John Tromp's Fhourstones.
 """
@@ -42,11 +42,11 @@ PETTINGZOO, OPENSPIEL, OWN = (
 )
 ROWS, COLUMNS = 6, 7
 SHIFTS = (1, ROWS, ROWS + 1, ROWS + 2)
-"""From a bit to the next one of a vertical, a falling, a horizontal and a rising line."""
+"""Bits between neighbouring fields of a vertical, a falling, a horizontal and a rising line."""
 FULL = sum(((1 << ROWS) - 1) << (ROWS + 1) * column for column in range(COLUMNS))
 DEPTH = 4
 WORTH = (0, 1, 5, 25)
-"""Of an open line, in which only one player has stones, by their number."""
+"""The value of an open line, in which only one player has stones, by their number."""
 WON = 10_000
 UCT_C = 2.0
 MEGABYTES = 64
@@ -141,7 +141,7 @@ class ConnectFour:
             self.step(int(self._rng.choice(np.flatnonzero(self._heights < ROWS))))
 
     def last(self) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """What the player to move sees and has got."""
+        """The observation, reward and flags of the player to move."""
         is_second = self.agent_selection == self.possible_agents[1]
         planes = self._planes[:, :, ::-1] if is_second else self._planes
         seen = {"observation": planes.copy(), "action_mask": (self._heights < ROWS).astype(np.int8)}
@@ -164,7 +164,7 @@ class ConnectFour:
         self.agent_selection = other
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
 def has_four(board: int) -> bool:
@@ -216,7 +216,7 @@ def negamax(position: Position, depth: int, low: int, high: int) -> int:
 
 def best_moves(position: Position, depth: int = DEPTH) -> list[int]:
     """The moves of the greatest value after a search of so many plies."""
-    # Each with the whole window, so that ties are ties.
+    # Each with the full window, so that ties are exact.
     values = {column: -negamax(position.after(column), depth - 1, -2 * WON, 2 * WON) for column in position.moves}
     return [column for column in sorted(values) if values[column] == max(values.values())]
 
@@ -299,7 +299,7 @@ def play(sides: Sequence[Mover], opening: Sequence[int], rng: np.random.Generato
             raise ValueError(f"side {mover} plays column {column}, which is full")
         position, mover = position.after(column), 1 - mover
         if has_four(position.others):
-            # Whoever is not to move has made the last one.
+            # The last move was made by the player who is not to move.
             return float(mover)
     return 0.5
 

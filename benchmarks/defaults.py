@@ -53,7 +53,7 @@ def moving(moves: Mapping[str, float], *others: str) -> Arm:
 
 
 def without(kind: str) -> Arm:
-    """Return the arm with small moves in which no mutation replaces a `kind` of mutation."""
+    """Return the arm with small moves in which mutations of one `kind` are replaced by none."""
 
     def settings(config: AnyConfig) -> list[str]:
         weights = config.evolution.mutation.weights()

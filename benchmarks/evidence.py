@@ -112,11 +112,11 @@ WIDE = wide_ranges()
 WIDER = wide_ranges(
     learning_rate="min: 1e-7, max: 1", gamma="min: 0.5, max: 0.9999", entropy_coefficient="min: 1e-5, max: 1"
 )
-"""Those of Acrobot's main runs, since a sixth of the trials succeed within `WIDE`."""
+"""The ranges of Acrobot's main runs, since a sixth of the trials succeed within `WIDE`."""
 LESS_WIDE = wide_ranges(
     learning_rate="min: 1e-4, max: 1e-1", gamma="min: 0.95, max: 0.9999", gae_lambda="min: 0.9, max: 0.999"
 )
-"""Those of LunarLander's, since none succeed within `WIDE`."""
+"""The ranges of LunarLander's main runs, since no trials succeed within `WIDE`."""
 TASKS = {
     "cartpole": Task(
         "ppo.yaml",

@@ -110,7 +110,7 @@ def run_part(part: str, names: Sequence[str], sizes: Sequence[int], jobs: int, s
             chosen = [name for name in TWICE if name in names]
             cases = [(name, 1, "") for name in names] + [(name, 1, "-again") for name in chosen]
             cases += [(name, 2, "-ranks") for name in chosen]
-            # Threads that load configurations at once would import Gymnasium's modules at once, which can fail.
+            # Loaded here, since threads would import Gymnasium's modules concurrently, which can fail.
             settings = {name: short_run(name) for name in names}
             rows = list(pool.map(lambda case: train(Path(folder), settings[case[0]], *case), cases))
         first = {row["case"]: row for row in rows}

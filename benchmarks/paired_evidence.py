@@ -63,7 +63,7 @@ def mean_difference(pairs: Pairs) -> float:
 
 
 def tested(pairs: Pairs) -> float:
-    """Return the p of the sign-flip test; its random flips have a seed of their own, so that p is that of any table."""
+    """Return the p of the sign-flip test; its random flips have a fixed seed, so that all tables show the same p."""
     return sign_flip_test(differences(pairs), np.random.default_rng(0))
 
 
@@ -86,9 +86,9 @@ def comparisons(arms: Mapping[str, Sequence[Line]]) -> dict[Comparison, Pairs]:
 def adjusted_p(
     found: Mapping[Comparison, Pairs], elsewhere: Sequence[Pairs], count: int | None = None
 ) -> dict[Comparison, tuple[float, float]]:
-    """Return the p of each primary comparison, by its first `count` pairs, and the same by Holm's correction.
+    """Return the p of each primary comparison over its first `count` pairs, and the same with Holm's correction.
 
-    That is over the primary comparisons of the protocol, which are two: of arms on one task, or of tasks (`elsewhere`).
+    The correction is over the protocol's two primary comparisons: two arms on one task, or two tasks (`elsewhere`).
     A comparison that lacks pairs is left out.
     """
     enough = 2 if count is None else count

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from evorl.system.installation import warn_if_mixed
 
-if TYPE_CHECKING:  # Aliases, since checkers take only these for names that `evorl` offers.
+if TYPE_CHECKING:  # Aliases, since type checkers regard only these as exported.
     from evorl.algorithms.a2c import A2CSettings as A2CSettings
     from evorl.algorithms.a2c import OnPolicyNoiseSettings as OnPolicyNoiseSettings
     from evorl.algorithms.a3c import A3CDataParallelSettings as A3CDataParallelSettings

@@ -120,7 +120,7 @@ class Head:
 
     @property
     def computed(self) -> bool:
-        """True for a linear layer on the features, False for what a network gives beside them."""
+        """True for a linear layer on the features, False for learned constants and the features themselves."""
         return not (self.constant or self.per_feature or self.name == FEATURES)
 
 

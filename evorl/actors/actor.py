@@ -31,7 +31,7 @@ NUMBER = struct.Struct("<q")
 MESSAGE = struct.Struct("<3q")
 """Wire format of (filled slot, generation, parameter version). It is small enough that a pipe never splits it."""
 FAILED = -1
-"""Sent in place of a slot number: the message of a UserError follows, whose size stands in place of a generation."""
+"""Sent in place of a slot number to report a UserError, whose message follows; its size is in the generation field."""
 SAVE, RESTORE = -2, -3
 """Sent in place of a slot number. SAVE requests the running episodes; RESTORE is followed by their size, a seed and the
 episodes. The answer has the size of its payload in place of a generation."""
@@ -149,7 +149,7 @@ class Actor:
         return encode_tensors(episodes, {}) if episodes else b""
 
     def _restored(self, reader: int) -> bytes:
-        """Resume the episodes that the learner sends; name the environments that could not. Raises UserError."""
+        """Resume the episodes that the learner sends; return the names of those that failed. Raises UserError."""
         size, seed = (NUMBER.unpack(read_all(reader, NUMBER.size))[0] for _ in range(2))
         tensors, _ = decode_tensors(read_all(reader, size), "the running episodes")
         return self._environments.restore(tensors, seed).encode()
@@ -201,5 +201,5 @@ class Actor:
             self._max_staleness,
         )
         self._collector = kind.collector(self._acting)
-        # The seeds of later generations are those of an actor that replaced none, as after a resume.
+        # Later generations use the seeds of a first attempt, as they would after a resume.
         self._attempt = 0

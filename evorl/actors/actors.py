@@ -46,7 +46,7 @@ def max_staleness(config: AnyConfig, algorithm: Algorithm, copies: int, agents: 
     behind: int
     if config.algorithm.replayed:
         updates = steps * pace.updates * _most_updates(config, agents) / pace.steps
-        # Each agent is due by its own count, so some agent may be with every rollout.
+        # Each agent has its own update schedule, so every rollout may trigger an update of some agent.
         behind = math.ceil(waiting * (math.ceil(updates) if config.population.size > 1 else updates))
     else:
         # A batch of several rollouts has all its updates at once.
@@ -63,7 +63,7 @@ def max_staleness(config: AnyConfig, algorithm: Algorithm, copies: int, agents: 
 
 
 def _most_updates(config: AnyConfig, agents: Sequence[Agent]) -> float:
-    """The factor by which agents exceed the settings' update-to-data ratio, or may come to exceed it by evolution."""
+    """The largest factor by which agents exceed, or may evolve to exceed, the configured update-to-data ratio."""
     least = [agent.hyperparameters["learn_step"] for agent in agents]
     if (evolved := (config.evolution.hyperparameters or {}).get("learn_step")) is not None:
         least.append(evolved.min)
@@ -168,9 +168,9 @@ class Counters:
 
 
 class Actors(Continued):
-    """The actors of this rank, each of which acts for all of its agents.
+    """The actors of this rank; each acts for all of the rank's agents.
 
-    An actor has `actors.queue` slots, which it fills or which wait to be received. It blocks while it has none to fill.
+    An actor has `actors.queue` slots, to fill or waiting to be received. It blocks while it has none to fill.
     """
 
     def __init__(self, config: AnyConfig, placement: Placement, algorithm: Algorithm) -> None:
@@ -355,7 +355,7 @@ class Actors(Continued):
     def _published_of(self, policy: Policy) -> tuple[Tensor, list[Tensor]]:
         """The parameters [D] of a policy and its acting states, each [P].
 
-        With shared parameters, it is the learner's full state: also Adam's moments and step counts.
+        With shared parameters, the learner's full state is included: Adam's moments and step counts.
         """
         states = list(policy.acting_states().values())
         if not self._kind.shared:

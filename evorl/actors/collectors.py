@@ -29,7 +29,7 @@ from evorl.types import Batch, PolicyOutput, Tensors
 
 
 class Slot(Protocol):
-    """Shared memory for what an actor sends at a time."""
+    """Shared memory for one message of an actor to the learner."""
 
     counts: Tensor
     """The actor's counters of each agent [C, P], in the order of `evorl.envs.episodes.Collected`."""

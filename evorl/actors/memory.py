@@ -1,7 +1,7 @@
 """Anonymous shared memory, and the board on which a learner publishes its policy to its actors.
 
-The system frees the memory when the last process that uses it has ended. On a board, a header at a fixed place comes
-first, on its own pages; two parameter buffers and a description of the agents follow.
+The system frees the memory when the last process that uses it has ended. A board begins with a header on pages of its
+own; two parameter buffers and a description of the agents follow.
 Axes: P agents, S numbers of an agent's acting state, D all parameters.
 """
 
@@ -84,14 +84,14 @@ def _new() -> int:
 
 
 class Header(IntEnum):
-    """The places of the numbers of a board's header."""
+    """Indices into a board's header."""
 
     GENERATION = 0
     """The published generation, or 0 while a new one is written."""
     BEGUN = 1
-    """The writes to this generation's buffers that have begun."""
+    """The number of writes begun to this generation's buffers."""
     DONE = 2
-    """Those that are complete."""
+    """The number of completed writes."""
     FIRST_VERSION = 3
     SECOND_VERSION = 4
     """The versions of the parameters in the two buffers."""
@@ -123,9 +123,9 @@ class Board:
         """Attach to the `memory` and `lock` of another process's board for as many actors, or create a new board."""
         self.memory = memory or SharedMemory()
         self.lock = SharedMemory().descriptor if lock is None else lock
-        """Descriptor of a file that serves only the record lock. A process loses a record lock when it closes any
+        """Descriptor of a file used only for the record lock. A process loses a record lock when it closes any
         descriptor of the file, and each map of the memory holds one. flock(2) could not tell the processes apart, since
-        they share one open file.
+        they share one open file description.
         """
         self.memory.grow(PAGE + 8 * actors)
         arena = self.memory.arena()

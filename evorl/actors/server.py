@@ -1,4 +1,4 @@
-"""A server process that has imported all that an actor needs, and forks actors in milliseconds instead of seconds.
+"""A fork server: it imports all that an actor needs, and then forks actors in milliseconds instead of seconds.
 
 A rank starts it. It ends with the rank, and its actors end with it: by the parent-death signal where the system has
 one, even in the middle of an environment's own code, and elsewhere when the rank's end of the socket closes.

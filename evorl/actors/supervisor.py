@@ -67,7 +67,7 @@ class Message(NamedTuple):
 class ActorProcess:
     """An actor's process, our ends of its pipes, and the slots that it has to fill.
 
-    `began` is the time of its start, `asked` that of the last slot handed to it. `attempt` counts its predecessors,
+    It started at time `began` and was last handed a slot at time `asked`. `attempt` counts the processes it replaces,
     `failures` those of them that have ended since the last message.
     """
 
@@ -191,7 +191,7 @@ class Supervisor:
             if answered == FAILED:
                 raise self._mistake(answer, actor)
             return answer
-        # The end of its pipe leads to its replacement, which must not be preceded by the rest of a late answer.
+        # The end of its pipe triggers its replacement; the rest of a late answer must not come before that.
         self._end(actor)
         read_all(actor.reader, _unread(actor.reader))
         raise RunFailed(f"actor {self._number(actor)} died or hangs; its running episodes are lost")
@@ -206,7 +206,7 @@ class Supervisor:
                 continue
             slot, generation, version = MESSAGE.unpack(message)
             if slot == FAILED:
-                # Its pipe need not end then: processes that its environments forked hold it, too.
+                # Do not wait for the end of its pipe: processes forked by its environments may hold it open.
                 raise self._mistake(read_all(actor.reader, generation), actor)
             actor.slots.discard(slot)
             actor.failures = self._server_failures = 0
@@ -267,7 +267,7 @@ class Supervisor:
             )
         warnings.warn(f"{lost}; it and its actors are started again", EvorlWarning, stacklevel=2)
         self._server.kill()
-        # Closed pipes will report each actor's end as a failure, and none of them was its own fault.
+        # Each actor's closed pipe will count as a failure, although no actor was at fault.
         for actor in self._actors:
             actor.failures -= bool(actor.process)
             actor.process = 0

@@ -59,7 +59,7 @@ class A2CSettings(AlgorithmSettings):
     rollout_steps: Size = 16
     """Steps of each environment in a rollout, on each rank; see `split_batches`."""
     sequence_length: Size = 16
-    """Steps through which a recurrent agent's gradient flows; without recurrence it does not matter."""
+    """Steps of backpropagation through time in a recurrent agent; without recurrence it has no effect."""
     learning_rate: Rate = 7e-4
     """The learning rate of Adam."""
     annealing: bool = False
@@ -68,7 +68,7 @@ class A2CSettings(AlgorithmSettings):
     gamma: Fraction = 0.99
     """The discount of a step."""
     gae_lambda: Fraction = 1.0
-    """The decay of generalised advantage estimates (arXiv 1506.02438); with 1 they are returns less the value."""
+    """The decay of generalised advantage estimates (arXiv 1506.02438); with 1 they are returns minus values."""
     entropy_coefficient: Weight = 0.01
     """The weight of the policy's entropy in the loss."""
     value_coefficient: Weight = 0.5
@@ -162,7 +162,7 @@ class A2C(Algorithm):
         return (0, 0) if self.noise is None else self.noise.noise.shape(architectures["policy"])
 
     def pace(self, copies: int) -> Pace:
-        """Pace of `epochs` over each rollout.
+        """Update-to-data ratio of `epochs` over each rollout.
 
         Raises UserError if a rollout cannot be cut into sequences and minibatches over that many ranks.
         """

@@ -104,12 +104,12 @@ class A3CDataParallel(Asynchronous):
 
 
 class A3C(A3CDataParallel):
-    """A2C whose actors compute gradients with the parameters they act by; the learner applies them as they arrive."""
+    """A2C whose actors compute gradients with the parameters they act with; the learner applies them on arrival."""
 
     Settings = A3CSettings
 
     def pace(self, copies: int) -> Pace:
-        """Pace of one update for each averaged gradient, of `grad_sync_steps` rollouts."""
+        """Update-to-data ratio of one update per averaged gradient of `grad_sync_steps` rollouts."""
         pace, together = super().pace(copies), self.settings.grad_sync_steps
         return Pace(pace.batch * together, pace.updates, pace.steps * together)
 
@@ -134,7 +134,7 @@ class A3CShared(A3C):
     Settings = A3CSharedSettings
 
     def pace(self, copies: int) -> Pace:
-        """Pace of `A3C`. Raises UserError if several ranks hold an agent."""
+        """Update-to-data ratio, as in `A3C`. Raises UserError if several ranks hold an agent."""
         if copies > 1:
             raise UserError(
                 f"population.placement: actors of a3c_shared update parameters in their host's memory, which {copies} "

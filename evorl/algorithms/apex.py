@@ -1,5 +1,6 @@
-"""Ape-X (arXiv 1803.00933): DQN and DDPG on a prioritised replay filled by actors, each of whose environments has
-its own exploration.
+"""Ape-X (arXiv 1803.00933): DQN and DDPG on a prioritised replay that actors fill.
+
+Exploration varies over the environments of all actors.
 
 Actors compute the initial priorities from their own errors. The learner makes one update for every `learn_step` steps
 that arrive, whatever the machine's speed. Axes: P agents, E environments, A action dimensions.
@@ -67,7 +68,7 @@ class ApeXSettings(Section):
     """The settings of both algorithms that learn from actors' transitions."""
 
     rollout_steps: Size = 16
-    """Steps of each environment that an actor makes with one set of parameters and sends together."""
+    """Steps of each environment that an actor takes with one set of parameters and sends together."""
 
     sends: ClassVar[str | None] = "transitions"
 

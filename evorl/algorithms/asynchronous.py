@@ -25,9 +25,9 @@ class AsynchronousSettings(A2CSettings):
     """The settings of actor-critics that learn from actor processes."""
 
     rollout_steps: Size = 32
-    """Steps of each environment that an actor makes with one set of parameters and sends together."""
+    """Steps of each environment that an actor takes with one set of parameters and sends together."""
     rollouts: Annotated[int, Field(ge=1, le=4096)] = 1
-    """Rollouts that make a batch, on each rank, whichever of its actors they are from."""
+    """Rollouts in a batch, on each rank, from any of its actors."""
     passes: Annotated[int, Field(ge=1, le=1024)] = 1
     """Epochs over each batch, of one update each."""
     sequence_length: Size | None = None  # type: ignore[assignment]
@@ -59,7 +59,7 @@ class Asynchronous(A2C):
     Settings = AsynchronousSettings
 
     def pace(self, copies: int) -> Pace:
-        """Pace of `passes` updates with each batch of `rollouts`."""
+        """Update-to-data ratio of `passes` updates on each batch of `rollouts`."""
         settings: AsynchronousSettings = self.settings
         batch = settings.rollouts * settings.rollout_steps * self.config.environment.num_envs * copies
         return Pace(batch, updates=float(settings.passes), steps=float(batch))

@@ -45,8 +45,8 @@ class Objective:
     `learning_rate` includes the learning rate schedule. `max_grad_norm` clips each agent's gradient by its own norm.
     Metrics of the loss are computed in every `report_every`-th of its updates.
 
-    An agent's network is updated in the first of every `every` updates of that agent (TD3's policy delay, arXiv
-    1802.09477). The optimiser steps of the first objective's network count the agent's updates; its `every` is 1.
+    A network is updated in the first of every `every` updates of its agent (TD3's policy delay, arXiv 1802.09477). An
+    agent's updates are counted by the optimiser steps of the first objective's network, whose `every` is 1.
     """
 
     network: str
@@ -150,10 +150,10 @@ class Algorithm(ABC):
         return Objective(network, loss, rate, every, clip, self.report_every)
 
     def discount(self, gamma: Tensor) -> Tensor:
-        """The factor [P] of the next value, from discounts gamma [P].
+        """The factor [P] on the next value, from discounts gamma [P].
 
         It is -gamma where an agent plays both seats of a zero-sum game, since the next value is the other seat's
-        (negamax). The powers of it in n-step returns and advantages change sign from turn to turn as rewards do.
+        (negamax). In n-step returns and advantages, its powers alternate in sign from turn to turn, as rewards do.
         """
         return -gamma if self._plays_both_seats else gamma
 
@@ -189,8 +189,8 @@ class Algorithm(ABC):
     def noise_shape(self, architectures: Architectures) -> tuple[int, int]:
         """The shape [K, N] of exploration noise that carries over from step to step, in one environment of an agent.
 
-        `architectures` are those of a stack, by network; (0, 0), the default, is no such noise. `act` receives it as
-        the recurrent state, which is zero at first, and returns the next.
+        `architectures` are a stack's, by network. The default, (0, 0), means no such noise. `act` receives the noise as
+        the recurrent state, which is initially zero, and returns the next.
         """
         return 0, 0
 

@@ -49,9 +49,9 @@ class NoisyLayerSettings(Section):
 class DQNSettings(ValueSettings):
     name: str = "dqn"
     double: bool = True
-    """Let the online network choose the action that the target network values (arXiv 1509.06461)."""
+    """Double Q-learning: the online network chooses the action that the target network evaluates (arXiv 1509.06461)."""
     dueling: bool = False
-    """Learn the value of states and the advantages of actions apart (arXiv 1511.06581)."""
+    """Estimate state values and action advantages in separate streams (arXiv 1511.06581)."""
     learning_rate: Rate = 2e-3
     learn_step: UpdatePeriod = 8
     target: Literal["polyak", "periodic"] = "polyak"
@@ -64,7 +64,7 @@ class DQNSettings(ValueSettings):
     """Steps of the sequences that a recurrent agent learns from; `batch_size` counts steps, not sequences. Like
     `burn_in`, `sequence_length` has no effect without recurrence."""
     burn_in: Annotated[int, Field(ge=0, le=1_000)] = 16
-    """Steps before a sequence, within its episode, from which the recurrent state at its beginning is computed."""
+    """Steps before a sequence, within its episode, that warm up the recurrent state."""
     noisy: NoisyLayerSettings | None = None
     """Explore by noise on the weights of the last hidden layer and of the heads (arXiv 1706.10295)."""
     exploration: EpsilonGreedy = Field(
@@ -202,7 +202,7 @@ class DQN(OffPolicy):
         return loss
 
     def penalty(self, stack: Stack, batch: Batch, atoms: Tensor) -> LossAndGradient | None:
-        """Extra loss [P, B] and its derivative [P, B, A, N] with respect to the `atoms` of all actions; None: no such.
+        """Extra loss [P, B] and its derivative [P, B, A, N] with respect to the `atoms` of all actions, or None.
 
         For subclasses, such as conservative Q-learning with log sum_a exp Q(s, a) - Q(s, a_taken) (arXiv 2006.04779,
         eq. 4). `functional.value_and_gradient` differentiates a loss by autograd.

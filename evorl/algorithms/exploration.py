@@ -19,7 +19,7 @@ class EpsilonGreedy(Section):
     schedule: Literal["exponential", "linear"] = "exponential"
     """`exponential` multiplies it by `decay` in each step; `linear` reaches `end` after `steps` (Mnih et al. 2015)."""
     start: Fraction = 1.0
-    """The probability at first."""
+    """The initial probability."""
     end: Fraction = 0.05
     """The minimum probability, from the first counted step on, even if `start` is lower."""
     decay: Rate = 0.9995

@@ -1,9 +1,9 @@
 """Losses, returns and advantages: each formula once, as its paper has it. Pure functions.
 
-A function that returns `LossAndGradient` has its derivative with respect to the first argument written out, because
+A function that returns `LossAndGradient` computes its derivative with respect to the first argument analytically:
 autograd, whose overhead dominates in small networks, would cost PPO, QR-DQN and Ape-X more than a tenth of an update
-(docs/results/throughput.md). `tests/algorithms/test_functional.py` holds each of them to autograd, which all other
-losses are left to, by the learner or by `value_and_gradient`.
+(docs/results/throughput.md). `tests/algorithms/test_functional.py` checks each of them against autograd, which
+differentiates all other losses, in the learner or in `value_and_gradient`.
 
 Functions raise ValueError for tensors whose shapes differ where they must not, since broadcasting [P, B] against
 [P, B, 1] would silently compute something else.
@@ -164,7 +164,7 @@ def temperature_loss(log_temperature: Tensor, entropy: Tensor, target_entropy: T
 def value_and_gradient(loss: Callable[[Tensor], Tensor], x: Tensor) -> LossAndGradient:
     """Loss [P, B] of `x` [P, B, ...] and its derivative in the shape of `x`, by autograd.
 
-    Each element of the loss may depend on the entries of `x` at its own place [p, b] only.
+    The loss at [p, b] may depend only on the entries of `x` at [p, b].
     """
     with torch.enable_grad():
         leaf = x.detach().requires_grad_()
@@ -276,8 +276,8 @@ def categorical_projection(probabilities: Tensor, returns: Tensor, v_min: float,
 def next_values(value: Tensor, last_value: Tensor, truncated: Tensor) -> Tensor:
     """Values of the next observations, all [T, P, B]: `last_value` in the last row and where truncated, else V(s_t+1).
 
-    `last_value` need be defined there only. Behind a terminated step stands the next episode's value, which no target
-    may use.
+    `last_value` needs to be defined only there. After a terminated step, the result is the next episode's value, which
+    no target may use.
     """
     _same_shape("next_values", value=value, last_value=last_value, truncated=truncated)
     following = torch.where(truncated, last_value, value.roll(-1, 0))
@@ -288,10 +288,10 @@ def next_values(value: Tensor, last_value: Tensor, truncated: Tensor) -> Tensor:
 def without_gaps(
     reward: Tensor, value: Tensor, terminated: Tensor, truncated: Tensor, valid: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The rewards, `terminated` and `ended` of a rollout in which steps that are no transition do no harm, [T, P, B].
+    """The rewards, `terminated` and `ended` of a rollout, [T, P, B], with invalid steps neutralised.
 
-    Where `valid` is false, the step is terminated with reward V(s), as was expected: its td_error is 0, and nothing
-    flows back across it. An episode has `ended` where it is terminated or truncated.
+    Where `valid` is false, the step is terminated with reward V(s), so that its td_error is 0, and nothing flows back
+    across it. An episode has `ended` where it is terminated or truncated.
     """
     _same_shape("without_gaps", reward=reward, value=value, terminated=terminated, truncated=truncated, valid=valid)
     terminated = terminated | ~valid
@@ -399,7 +399,7 @@ def explained_variance(prediction: Tensor, target: Tensor, weight: Tensor) -> Te
 
 
 def _same_shape(function: str, **tensors: Tensor) -> None:
-    """Raise ValueError unless the tensors, which are named as the reader of the error knows them, have one shape."""
+    """Raise ValueError unless all tensors have the same shape; the message uses their keyword names."""
     (first, expected), *others = tensors.items()
     for name, tensor in others:
         if tensor.shape != expected.shape:

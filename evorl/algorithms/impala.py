@@ -141,7 +141,7 @@ class APPO(IMPALA):
         super().__init__(config, interface)
 
     def pace(self, copies: int) -> Pace:
-        """Pace of `passes` times `minibatches` updates with each batch of `rollouts`.
+        """Update-to-data ratio of `passes` times `minibatches` updates on each batch of `rollouts`.
 
         Raises UserError if a batch cannot be cut into that many minibatches.
         """

@@ -78,11 +78,11 @@ class OffPolicy(Algorithm):
 
     @property
     def sequences(self) -> tuple[int, int] | None:
-        """The learned steps and the burn-in of the sequences that recurrent agents learn from; None without any."""
+        """The length and burn-in of the sequences that recurrent agents learn from; None if there are none."""
         return None
 
     def pace(self, copies: int) -> Pace:
-        """Pace of one update per `learn_step` steps; any number of ranks can share its batches."""
+        """Update-to-data ratio of one update per `learn_step` steps; any number of ranks can share the batches."""
         settings, ranks = self.settings, 1 if self.settings.split_batches else copies
         return Pace(settings.batch_size * ranks, updates=1.0, steps=settings.learn_step * ranks)
 

@@ -58,7 +58,7 @@ class SACSettings(OffPolicySettings):
     actor_learning_rate: Rate | None = None
     """Null is `learning_rate`."""
     initial_temperature: Positive = 1.0
-    """The first weight of the entropy, which is then learned."""
+    """The initial temperature (weight of the entropy), which is then learned."""
     target_entropy: Finite | None = None
     """The target entropy in nats, of actions scaled to [-1, 1]. Null is minus the number of dimensions of a `Box`, and
     for discrete actions `target_entropy_share` of the maximum entropy, which is also the upper bound of a value set
@@ -157,7 +157,7 @@ class SampledActions(Actions):
     """Bounded continuous actions from a squashed Gaussian; an expectation is over one sample.
 
     With state-dependent noise the Gaussian's scale is that of this noise, and gradients flow through the features that
-    it depends on. Acting holds the noise's matrices, and expectations are over independent samples.
+    it depends on. Actions reuse the noise matrices that environments hold; expectations use independent samples.
     """
 
     values = 1
@@ -292,9 +292,9 @@ class SAC(OffPolicy):
         ]
 
     def adopt(self, agent: Agent, origin: Any) -> Agent:
-        """Keep the temperature, and the scales of state-dependent noise: agents hold them relative to the first ones.
+        """Keep the temperature and the scales of state-dependent noise, which agents store relative to initial values.
 
-        Both are logarithms, so they move by the difference between the settings of the two runs.
+        Both are stored as logarithms, so they shift by the difference between the two runs' settings.
         """
         parameters = agent.tensors["temperature"]["parameters"]
         factor = origin.initial_temperature / self.settings.initial_temperature

@@ -1,9 +1,9 @@
 """Generalised state-dependent exploration, gSDE (arXiv 2005.05719): noise that is a linear function of the state.
 
 The noise on an action is eps(s) = theta^T z(s), where z(s) are the features of the policy's last hidden layer, and
-theta ~ N(0, sigma^2) is a matrix that each environment keeps for some steps. In one state the noise is then the same
-until the matrix is drawn anew, and near states have similar noise, which makes for smooth motion. Over the draws, an
-action is Gaussian with the variance z^2 . sigma^2, from which log-probabilities and entropies follow.
+theta ~ N(0, sigma^2) is a matrix that each environment keeps for some steps. In a given state the noise is
+then constant until the matrix is redrawn, and nearby states have similar noise, which makes for smooth motion. Over
+draws, an action is Gaussian with variance z^2 . sigma^2, from which log-probabilities and entropies follow.
 
 Axes: P agents, E environments, B batch, N features, A action dimensions.
 """
@@ -54,10 +54,10 @@ class StateDependentNoise:
         self.heads = (Head(FEATURES, 0), *([Head(NOISE, size, per_feature=True)] if learned else []))
 
     def shape(self, architecture: Architecture) -> tuple[int, int]:
-        """The shape [A + 1, N] of what an environment keeps: its matrix, and a row of its age in steps.
+        """The shape [A + 1, N] of an environment's noise state: its matrix, and a row with its age in steps.
 
-        The matrix is of standard normal numbers, which are multiplied by the sigma of the present: the noise has the
-        variance of the present policy, though the policy learns while the matrix is held.
+        The matrix holds standard normal numbers, which are multiplied by the current sigma: the noise has the variance
+        of the current policy, even as that learns while the matrix is held.
         """
         return self._size + 1, architecture.hidden_sizes[-1]
 
@@ -82,10 +82,10 @@ class StateDependentNoise:
     def draw(
         self, outputs: Mapping[str, Tensor], recurrent: RecurrentInput | None, generator: torch.Generator
     ) -> tuple[Tensor, Tensor | None]:
-        """The noise [P, E, A] in standard deviations, and the matrices and their ages [P, E, A + 1, N] to go on with.
+        """The noise [P, E, A] in standard deviations, and the next state [P, E, A + 1, N]: matrices and their ages.
 
         A matrix is drawn where there is none, where an episode starts and where it is `every` steps old. Without a
-        state to go on from, all are drawn.
+        previous state, all are drawn.
         """
         features = outputs[FEATURES]
         if recurrent is None:
@@ -107,10 +107,10 @@ class StateDependentNoise:
 
 
 class StateDependentDistribution(Distribution):
-    """A Gaussian, or a squashed one, whose scale is that of state-dependent noise, for on-policy learning.
+    """A plain or squashed Gaussian with the scale of state-dependent noise, for on-policy learning.
 
-    Its gradient does not flow through the features: the policy loss trains them by the mean alone, so that the policy
-    cannot change its noise by features that its mean and its value depend on. SAC's does, by `gaussian` and autograd.
+    The scale's gradient does not reach the features: the policy loss trains them through the mean alone, so that the
+    policy cannot change its noise through features that its mean and value depend on. In SAC it does (`gaussian`).
     """
 
     def __init__(self, base: BoxDistribution, noise: StateDependentNoise) -> None:
@@ -157,7 +157,7 @@ def keep_scales(
     origin: StateDependentNoiseSettings | None,
     own: StateDependentNoiseSettings | None,
 ) -> None:
-    """Keep the sigma that an agent learned in a run with the settings `origin`, in one whose settings are `own`.
+    """Carry the sigma that an agent learned in a run with settings `origin` over into a run with settings `own`.
 
     Its tensors hold log sigma minus the run's `initial_log_scale`, in which the two runs may differ.
     """
@@ -169,9 +169,9 @@ def keep_scales(
 
 
 def state_dependent_noise(config: AnyConfig, interface: EnvSpec, *, learned: bool) -> StateDependentNoise | None:
-    """The noise that a configuration asks for, None if it does not; see `StateDependentNoise` for `learned`.
+    """The configured noise, or None; see `StateDependentNoise` for `learned`.
 
-    Raises UserError if the actions, the network or the algorithm's other noise are of kinds that do not go with it.
+    Raises UserError if the action space, the network or the algorithm's other noise is incompatible with it.
     """
     settings, space, recurrent = config.algorithm.state_dependent_noise, interface.action, config.network.recurrent
     if settings is None:

@@ -60,7 +60,7 @@ class QuantileSettings(Section):
 
 
 class ValueSettings(OffPolicySettings):
-    """The settings of an algorithm that says which representation it takes."""
+    """The settings of algorithms with a choice of value representation."""
 
     distribution: Literal["none", "categorical", "quantile"] = "none"
     """Learn the distribution of returns rather than their mean: by the sections `categorical` or `quantile`."""

@@ -1,4 +1,4 @@
-"""`evorl check`: examines an environment before anything is trained in it, with a verdict on each line.
+"""`evorl check`: checks an environment before training in it, with one verdict per line.
 
 Axes: P agents (here 1), E environments of each, A actions of all choices concatenated.
 """
@@ -45,7 +45,7 @@ COMPARED = 200
 SECONDS = 0.5
 """Time for which steps are counted, for each number of copies."""
 SLOW = 1_000
-"""Steps per second of one copy below which processes may pay."""
+"""Steps per second of one copy below which worker processes may be faster."""
 COLOUR = re.compile("\x1b\\[[0-9;]*m(WARN: |ERROR: )?")
 NEEDED = ("interface", "spaces")
 """Checks that must pass for those after them to make sense."""
@@ -75,13 +75,13 @@ class Played:
     found: dict[str, Verdict] = field(default_factory=dict)
 
     def note(self, subject: str, level: Level, text: str) -> None:
-        """Record a finding, unless one that weighs as much is known."""
+        """Record a finding, unless one at least as severe is already known."""
         if subject not in self.found or (level == "fail" and self.found[subject].level == "warn"):
             self.found[subject] = Verdict(level, f"{text} (step {self.steps})")
 
 
 class Subject:
-    """An environment under examination: its settings, and one copy `env` without what evorl wraps around it."""
+    """The environment being checked: its settings, and one copy `env` without evorl's wrappers."""
 
     def __init__(self, settings: Environment, steps: int) -> None:
         """Make the copy. Raises UserError if that fails."""
@@ -141,7 +141,7 @@ def _note_step(
 ) -> None:
     """Note what is wrong in one step. Raises UserError if it cannot be used at all.
 
-    `info` is the one before it; `overwrites` says whether it has changed the observation before it.
+    `info` is that of the previous step; `overwrites` says whether this step has changed the previous observation.
     """
     check_step((*step[:2], bool(step[2]), bool(step[3]), step[4]), space, id)
     for part, inner in _leaves(space, step[0]):

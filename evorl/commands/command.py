@@ -123,7 +123,7 @@ def run_command(arguments: Sequence[str]) -> None:
 def file_and_assignments(words: Sequence[str]) -> tuple[Path, list[str]]:
     """Split words into the configuration file and the `key.path=value` assignments. Raises UserError.
 
-    Says so if a file that is tuned for the task was taken in place of the one named.
+    Prints a line if a file tuned for the task replaces the one named.
     """
     from evorl.config.fields import DEFAULT_ALGORITHM
     from evorl.config.yaml import configuration_file, substitution

@@ -70,7 +70,7 @@ def script(shell: str) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Build one parser of all commands, whose arguments say what completes them."""
+    """Build one parser for all commands, with a completion attached to each argument."""
     parser = argparse.ArgumentParser(prog="evorl")
     parser.add_argument("--version", "-V", action="store_true", help="print the version")
     overrides = _function("_evorl_settings", SETTINGS_OF_SHELL, keys=" ".join(f"{key}=" for key in keys()))

@@ -31,7 +31,7 @@ TASK_HEADINGS = ("task", "algorithm", "file", "command")
 
 def list_runs(parsed: argparse.Namespace) -> None:
     """`evorl list`."""
-    # The default directory comes into being with the first run; another that is not there is a mistake.
+    # The first run creates the default directory; any other directory that does not exist is a mistake.
     absent = parsed.run == Path("runs") and not parsed.run.exists()
     rows = [] if absent else rows_of_runs(parsed.run)
     if not rows:
@@ -185,7 +185,7 @@ def config(parsed: argparse.Namespace) -> None:
 def rows_of_tasks() -> list[tuple[str, ...]]:
     """Return one table row per task and shipped configuration for it: task, algorithm, file, command.
 
-    Environments of a suite that a file is for as a whole have no rows of their own.
+    An environment has no row of its own if the file is for its whole suite.
     """
     from evorl.config.task import environment_of, suite_of
     from evorl.config.yaml import TRAINING, read_yaml, shipped_names, tuned_files, tuned_name

@@ -32,7 +32,7 @@ RESULTS: Mapping[float, str] = {1.0: "you have won", 0.5: "a draw", 0.0: "you ha
 DISPLAYS = {"DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"}
 """Environment variables, one of which a window on Linux needs."""
 MARKS = "XO."
-"""The stones of the player who looks at the board, of the other one, and an empty field."""
+"""Marks for the viewer's stones, the opponent's stones, and an empty field."""
 
 
 class Left(Exception):
@@ -109,7 +109,7 @@ class Table:
 
 
 def ask(space: gym.Space[Any], mask: Flags | None) -> NDArray[Any]:
-    """The person's move, asked for until it is an allowed one. Raises Left, and EOFError at the end of the input."""
+    """Ask for the person's move until it is legal. Raises Left, and EOFError at the end of the input."""
     told = moves_of(space, mask)
     while True:
         try:
@@ -129,7 +129,7 @@ def ask(space: gym.Space[Any], mask: Flags | None) -> NDArray[Any]:
 
 
 def _read(given: str, space: gym.Space[Any]) -> NDArray[Any] | str:
-    """The move that was given, which may not be an allowed one, or what is wrong with it."""
+    """The parsed move, which may still be illegal, or a message about what is wrong with it."""
     words, size = given.replace(",", " ").split(), int(np.prod(space.shape or ()))
     if len(words) != size:
         return f"a move is {'one number' if size == 1 else f'{size} numbers'}; {QUIT} ends"
@@ -171,7 +171,7 @@ def _plain(move: Any, space: gym.Space[Any]) -> Any:
 
 
 def _shown(settings: Environment, interface: EnvSpec, window: bool) -> tuple[Game, Callable[[Turn, int], str]]:
-    """The game, and what shows a turn: a window, or text. Raises UserError without a window to show it in."""
+    """The game, and a function that shows a turn in a window or as text. Raises UserError if `window` is impossible."""
     game = make_game(settings)
     # OpenSpiel's games have no window.
     env = getattr(game, "env", None)
@@ -200,10 +200,10 @@ def _shown(settings: Environment, interface: EnvSpec, window: bool) -> tuple[Gam
 
 
 def board(observation: Any, mask: Flags | None, space: gym.Space[Any]) -> str | None:
-    """A board drawn from an observation of planes, or None if it shows none.
+    """A board drawn from an observation of planes, or None if it is not a board.
 
-    Planes [rows, columns, 2 or more], or [2, rows, columns], begin with the stones of the player who looks (X) and of
-    the other one (O). Columns or empty fields, whichever moves are, have their numbers.
+    Planes [rows, columns, 2 or more], or [2, rows, columns], begin with the stones of the viewer (X) and of the other
+    player (O). Columns or empty fields are numbered, whichever are the moves.
     """
     planes: NDArray[Any] = np.asarray(observation) if not isinstance(observation, Mapping | tuple) else np.zeros(0)
     if planes.ndim == 3 and planes.shape[0] == 2 < planes.shape[2]:

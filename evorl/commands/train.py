@@ -40,7 +40,7 @@ LOCAL_LAUNCHER = PACKAGE / "distributed" / "local_launch.py"
 
 
 def train(parsed: argparse.Namespace) -> None:
-    """`evorl train`: trains in this process, or replaces it by Accelerate's launcher for several."""
+    """`evorl train`: trains in this process or, for several processes, replaces it with Accelerate's launcher."""
     _refuse_settings_given_twice(parsed)
     if parsed.no_track:
         parsed.words = [*parsed.words, "tracking.backends=[]"]
@@ -60,7 +60,7 @@ def train(parsed: argparse.Namespace) -> None:
 
 
 def _refuse_settings_given_twice(parsed: argparse.Namespace) -> None:
-    """Raise UserError for an option beside the setting that it stands for."""
+    """Raise UserError if an option is given together with the setting that it stands for."""
     words = [*parsed.words, *(each for each in parsed.seeds or () if isinstance(each, str))]
     given = _given(words)
     for option, key, value in (
@@ -205,7 +205,7 @@ def processes_for(run: Path, asked: int | None) -> int:
 def _ranks_of(run: Path) -> int:
     """Return the number of ranks of the newest readable checkpoint, which is fully verified only on resume.
 
-    One within a generation is newer than all others.
+    An interim checkpoint, saved within a generation, is newer than all others.
     """
     interim = Checkpoints(run / CHECKPOINTS, keep=1, stem="interim")
     for number in reversed(interim.generations()):
@@ -286,9 +286,9 @@ def visible_gpus() -> list[str]:
 
 
 def divided(gpus: Sequence[str], jobs: int, processes: int) -> list[str]:
-    """The `CUDA_VISIBLE_DEVICES` of each of `jobs` runs at a time, so that their `processes` spread over all GPUs.
+    """`CUDA_VISIBLE_DEVICES` for each of `jobs` concurrent runs, so that their `processes` spread over all GPUs.
 
-    Empty where that changes nothing: otherwise every run would take the first GPUs.
+    Without it, every run would take the first GPUs. Empty if there are too few GPUs to spread over.
     """
     if len(gpus) < max(2, processes):
         return []

@@ -76,7 +76,7 @@ def explain(model: type[BaseModel], error: ValidationError, given: Sequence[str]
 
 
 def _united(problems: Sequence[ErrorDetails]) -> list[ErrorDetails]:
-    """Make one problem of the two of a value that may also be a word such as `auto`, which is then in its context."""
+    """Merge the two errors of a value that may also be a word such as `auto` into one, with the word in its context."""
     literal = [each for each in problems if each["type"] == "literal_error"]
     words = {each["loc"][:-1]: each["msg"] for each in literal if str(each["loc"][-1]).startswith("literal[")}
     united: list[ErrorDetails] = []

@@ -53,7 +53,7 @@ Plain = Annotated[Text, AfterValidator(_plain)]
 
 
 EXPONENT = "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$"), list("-+0123456789")
-"""A number with an exponent for a resolver of YAML, which needs a point in it otherwise: tag, form, first letters."""
+"""YAML resolver for numbers such as 1e-3, which need a decimal point by default: tag, pattern, first characters."""
 Place = TypeVar("Place", str, Path)
 
 
@@ -76,11 +76,11 @@ ENVIRONMENT = "environment.kwargs."
 RETURN, INFO = "return", "info."
 """Fitness terms: the episode return, and the prefix of a number in the environment's `info`."""
 RATING = "rating"
-"""The fitness of agents in a game: their rating, which nothing can be added to."""
+"""The fitness term for games: the agents' rating, which cannot be combined with other terms."""
 
 
 def _weights(given: Any) -> Any:
-    """The weights by name: of a bare name 1, and of `{info: {KEY: ...}}`, as an override is read, by `info.KEY`."""
+    """Weights by name: 1 for a bare name; `{info: {KEY: ...}}`, as an override is parsed, becomes `info.KEY`."""
     if isinstance(given, str):
         return {given: 1.0}
     return leaves(given) if isinstance(given, Mapping) else given
@@ -107,7 +107,7 @@ FitnessTerms = Annotated[dict[Plain, Finite], BeforeValidator(_weights), AfterVa
 
 
 class Section(BaseModel):
-    """A part of the configuration: immutable, and without room for a key it does not know."""
+    """A part of the configuration: immutable, and without unknown keys."""
 
     # Otherwise a run's saved configuration would have null for an infinite number.
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="constants")
@@ -121,8 +121,8 @@ class Section(BaseModel):
             except ValidationError as error:
                 raise UserError(f"{type(self).__name__}: {explain(type(self), error)}") from None
 
-        # Pydantic calls an `__init__` without this mark for sections within a configuration, too, whose errors are
-        # explained together and with their place in it.
+        # Without this mark, pydantic would also call `__init__` for sections within a configuration, whose errors are
+        # explained together, each with its path.
         __init__.__pydantic_base_init__ = True
 
     @field_validator("*", mode="before")
@@ -141,8 +141,8 @@ Scale = Literal["log", "linear", "one_minus_log"]
 
 
 class HyperparameterRange(Section):
-    """The range of one hyperparameter: it bounds what a mutation may choose, and is what first values are drawn from
-    where `evolution.initial` is not `configured`."""
+    """The range of one hyperparameter: it bounds mutations, and initial values are drawn from it unless
+    `evolution.initial` is `configured`."""
 
     min: Finite
     """The least value."""
@@ -216,7 +216,7 @@ class AlgorithmSettings(Section):
     adam_epsilon: Rate = 1e-8
     """The epsilon that Adam adds to the root of the second moment."""
     max_grad_norm: Positive | None = None
-    """The norm to which an agent's gradient is clipped; null leaves it as it is."""
+    """The norm to which an agent's gradient is clipped; null disables clipping."""
     normalize_observations: bool = False
     """Shift and scale vectors by each agent's running mean and variance; agents that share a replay share those too."""
 
@@ -298,7 +298,7 @@ DEFAULT_ALGORITHM: str = AlgorithmSettings.model_fields["name"].default
 
 
 def algorithm_of(data: Mapping[str, Any]) -> str | None:
-    """Return the name of the algorithm in a file's settings, None if it is no text."""
+    """Return the name of the algorithm in a file's settings, or None if it is not a string."""
     section = data.get("algorithm", {})
     name = section.get("name", DEFAULT_ALGORITHM) if isinstance(section, dict) else section
     return name if isinstance(name, str) else None
@@ -329,9 +329,9 @@ def _takes_only_whole(annotation: Any) -> bool:
 
 
 def given_in(section: BaseModel) -> dict[str, Any]:
-    """Return the settings that a section was constructed with, as nested mappings by key; not those left to defaults.
+    """Return the settings given explicitly when a section was constructed, as nested mappings by key.
 
-    An inner section without any counts as left out, unless it is one that may be null.
+    An inner section without any is left out, unless it may be null.
     """
     found: dict[str, Any] = section.model_dump(exclude_unset=True)
     kinds = {field.alias or name: field.annotation for name, field in type(section).model_fields.items()}

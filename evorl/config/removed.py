@@ -1,6 +1,6 @@
-"""Settings that earlier revisions had: what they were where nobody set them, and what does their work now.
+"""Removed settings of earlier revisions: their former defaults, and what replaces them.
 
-A run's `config.yaml` holds every setting, so those of earlier revisions name these.
+A run's `config.yaml` holds every setting, so those of earlier revisions contain these.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Removed:
     instead: str
 
     def advice(self, path: str) -> str:
-        """The cure, as the end of an error message."""
+        """What to do instead, as the end of an error message."""
         former = json.dumps(self.default)
         return f"removed; leave it out (resume a run that has it with {path}={former}): {self.instead}"
 

@@ -106,7 +106,7 @@ class Origins:
 
 
 MAX_WEIGHTS = 2**28
-"""Between the first layers of a network; with its target and Adam's moments that is 4 GiB for each agent."""
+"""Maximum weights between a network's initial layers; with its target and Adam's moments, 4 GiB for each agent."""
 
 
 class ConvolutionalLayer(Section):
@@ -126,7 +126,7 @@ class Network(Section):
     name: Text = "standard"
     """`standard`, which reads every observation, or `module` for a network of your own; see `factory`."""
     hidden_sizes: Annotated[tuple[Width, ...], Field(min_length=1, max_length=256)] = (64, 64)
-    """The units of each hidden layer; those of the initial agents, where mutations change them."""
+    """The units of each hidden layer, in initial agents if mutations change them."""
     activation: Text = "relu"
     """The activation of hidden layers and convolutions: `relu`, `tanh`, `elu`, `gelu` or `silu`."""
     layer_norm: bool | None = None
@@ -138,7 +138,7 @@ class Network(Section):
         ConvolutionalLayer(channels=64, kernel=4, stride=2),
         ConvolutionalLayer(channels=64, kernel=3, stride=1),
     )
-    """The convolutional layers that read images, where there are any (Mnih et al. 2015)."""
+    """The convolutional layers of image encoders (Mnih et al. 2015)."""
     bf16: bool | None = None
     """Multiply in bfloat16 in hidden layers and convolutions; parameters and the optimiser stay in float32. Null
     follows Accelerate's `mixed_precision`. Do not use it with SAC, TD3 or DDPG where
@@ -175,12 +175,12 @@ class Network(Section):
 
 
 class ImportanceExponent(Section):
-    """The exponent of importance weights goes linearly from `start` to `end`."""
+    """The exponent of importance weights, which changes linearly from `start` to `end`."""
 
     start: Fraction = 0.4
-    """Its value at first."""
+    """Its initial value."""
     end: Fraction = 1.0
-    """Its value in the end."""
+    """Its final value."""
     steps: Count | None = None
     """Environment steps of each agent, over all ranks, after which it is at its end; null is training.max_steps."""
 
@@ -203,10 +203,10 @@ class Replay(Section):
     learning_starts: Annotated[int, Field(ge=0, le=10**9)] = 1_000
     """Transitions held, over all ranks and agents, before learning starts."""
     n_step: Annotated[int, Field(ge=1, le=1_000)] = 1
-    """Steps of an n-step return (arXiv 1710.02298), uncorrected for other policies as there; SAC's has no entropies of
-    the steps between. Fewer where the episode ends, or where no more are there yet."""
+    """Steps of an n-step return (arXiv 1710.02298), without off-policy correction as there; SAC's omits the
+    entropies of the steps between. Fewer if the episode ends, or if no more have been collected yet."""
     prioritised: Prioritised | None = None
-    """Without it all transitions are equally likely."""
+    """Prioritised sampling; null samples all transitions uniformly."""
     shared: bool = True
     """Agents learn from each other's transitions, with `placement: sharded` only within a rank. If false, an agent
     learns only from its own transitions and its ancestors' (a child of another rank's agent, or of one that is gone,
@@ -214,26 +214,26 @@ class Replay(Section):
 
 
 class ActorSettings(Section):
-    """Processes beside each rank that only act, each in `environment.num_envs` environments for every agent."""
+    """Actor processes of each rank, each with `environment.num_envs` environments for every agent."""
 
     count: Annotated[int, Field(ge=1, le=4096)] = 1
     """Actors of each rank."""
     queue: Annotated[int, Field(ge=1, le=256)] = 2
-    """Rollout slots of an actor, for those it is collecting and those that wait for the learner; it blocks without a
-    free one."""
+    """Rollout slots of an actor, for the one it is collecting and those that wait for the learner; it blocks if none is
+    free."""
     fetch_steps: Count = 1
     """Steps of each environment after which an actor fetches the learner's parameters, at its next rollout."""
     max_staleness: Annotated[int, Field(ge=0, le=10**9)] | None = None
-    """Updates by which a rollout's parameters may be behind when it is received; what is older is discarded. Null is
-    twice as many as full queues and `fetch_steps` can cause."""
+    """Updates by which a rollout's parameters may be behind when it is received; staler ones are discarded. Null is
+    twice the most that full queues and `fetch_steps` can cause."""
     lockstep: bool = False
     """For tests and debugging: actors take turns with the learner and each other, so that a run can be repeated."""
     timeout: Seconds = 60.0
     """Seconds without a step after which an actor that has something to do is replaced (at least 60 before its first
     step), and seconds without an answer after which the process that starts actors is."""
     max_restarts: Annotated[int, Field(ge=0, le=10**6)] = 3
-    """Replacements of an actor, or of the process that starts them, one after the other without a rollout in between,
-    before the run gives up."""
+    """Consecutive replacements of an actor, or of the process that starts them, without a rollout in between, before
+    the run gives up."""
 
 
 def with_dotted_names(given: Any) -> Any:
@@ -247,7 +247,7 @@ def with_dotted_names(given: Any) -> Any:
 
 
 class Selection(Section):
-    """The choice of agents that the next generation is made from."""
+    """The selection of agents for the next generation."""
 
     name: Text = "tournament"
     """`none` keeps every agent as it is: a pool of agents that learn side by side. `multi_frequency` divides the
@@ -255,13 +255,13 @@ class Selection(Section):
     size: Size = 2
     """Agents that meet in one tournament."""
     replace: Rate = 0.25
-    """The share of the population, its worst, that children replace; the others train on untouched. With 1 a tournament
-    replaces all but the elite; `truncation` replaces half at most."""
+    """The share of the population, the worst agents, that children replace; the others train on unchanged. With 1 a
+    tournament replaces all but the elite; `truncation` replaces half at most."""
     elitism: bool = True
     """For `tournament` with `replace: 1`: the best agent survives unchanged. With other settings it always survives."""
     memory: Annotated[int, Field(ge=1, le=100, strict=True)] = 1
-    """Generations over which agents are compared. With 1 it is by fitness, with more by the mean of an agent's ranks in
-    these generations; while it is new, its parent's ranks count."""
+    """Generations over which agents are compared: with 1 by fitness, with more by the mean of an agent's ranks in these
+    generations. A new agent inherits its parent's ranks."""
     periods: Annotated[tuple[Size, ...], Field(min_length=1, max_length=100)] = (1, 2, 5, 10)
     """For `multi_frequency`: the generations from one evolution to the next, of each part of the population. Each needs
     four agents or more."""
@@ -281,13 +281,13 @@ class Mutation(Section):
     architecture: Weight = 0.2
     """Units, channels, kernels or layers are added or removed."""
     parameters: Weight = 0.2
-    """Weights get noise."""
+    """Noise is added to the weights."""
     activation: Weight = 0.0
     """The activation is another of `architecture.activations`."""
     hyperparameters: Weight = 0.2
     """A hyperparameter is perturbed or redrawn within its range."""
     dormant: Weight = 0.0
-    """Units that hardly learn any more are reset: their incoming weights are drawn anew, and nothing reads them yet."""
+    """Units that hardly learn any more are reset: incoming weights are redrawn, and outgoing weights become zero."""
     new_layer: Fraction = 0.2
     """The share of architecture mutations that add or remove a layer rather than units."""
     strength: Positive = 0.02
@@ -339,11 +339,11 @@ class ArchitectureLimits(Section):
 
 
 MAX_MUTATIONS = 600
-"""The mutations of a schedule that a file of 128 kB has room for."""
+"""Maximum mutations in a schedule: as many as fit into a file of 128 kB."""
 
 
 class ScheduledMutation(Section):
-    """A mutation that is not drawn: its record as `lineage.jsonl` has it, and the generation after which it comes."""
+    """A scheduled mutation: its record, as in `lineage.jsonl`, and the generation after which it is applied."""
 
     generation: Size
     """The generation after which it comes."""
@@ -358,7 +358,7 @@ class ScheduledMutation(Section):
 
 
 class Schedule(Section):
-    """The course of one agent, which every agent of a run follows: its first settings, and then its mutations."""
+    """A schedule that every agent of a run follows: the initial settings, and then the mutations."""
 
     hyperparameters: dict[Text, Finite]
     """The first hyperparameters."""
@@ -450,8 +450,8 @@ class RunSettings(Section):
     timeout: Seconds = 300.0
     """Seconds that a rank waits for the others before it gives up."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Threads with which each process computes. Without it OMP_NUM_THREADS if that is set, else 1, or where agents see
-    images an equal share of the machine's cores."""
+    """Compute threads of each process. Null is OMP_NUM_THREADS if that is set, else 1 or, if agents see images, an
+    equal share of the machine's cores."""
     verbose: bool = False
     """At the start, print also the spaces, the sizes of updates and generations, and whether resuming is exact."""
 
@@ -485,15 +485,15 @@ class Environment(Section):
     observation_indices: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] | None = None
     """The indices of the entries of a vector observation that agents see; null: all."""
     image_channels: Literal["auto", "first", "last"] = "auto"
-    """The axis of images' channels. `auto` takes two neighbouring axes of one length for rows and columns; else
-    channels stand first if that axis is the shortest, and last if not."""
+    """The channel axis of images. `auto` takes two neighbouring axes of equal length as rows and columns; otherwise the
+    first axis holds the channels if it is the shortest, else the last."""
     life_loss_ends: bool = False
     """Atari: training episodes end with each life. Returns and evaluation count whole games. After a lost life FIRE
     is pressed, as it is in resets, where the game's actions include it."""
     max_restarts: Annotated[int, Field(ge=0, le=1_000_000)] = 3
     """Restarts of each copy after it raised an error; the episode it was in is dropped."""
     carry_over: Literal["auto"] | bool = "auto"
-    """Let episodes run on over a generation's end; a resumed run plays them again. `auto` does so unless a generation
+    """Continue episodes from one generation to the next; a resumed run replays them. `auto` does so unless a generation
     has twice as many steps of each environment as the longest episode that the environment allows, or environments are
     EnvPool's."""
 
@@ -518,7 +518,7 @@ class PopulationSettings(Section):
 
 
 class Evaluation(Section):
-    """The episodes that decide what agents are worth, without exploration."""
+    """The evaluation of agents, in episodes without exploration."""
 
     fitness: Literal["evaluation", "training"] = "evaluation"
     """`training`: an agent's fitness is the mean return of its training episodes, with exploration, and only the best
@@ -585,7 +585,7 @@ class LeagueSettings(Section):
 
 
 class Training(Section):
-    """The length of a run, and when it ends before."""
+    """The length of a run, and when it ends early."""
 
     max_steps: Count = 1_000_000
     """Environment steps of each agent, over all ranks. The last generation has as many as are left, in whole rollouts;
@@ -615,7 +615,7 @@ class Tracking(Section):
     """Film an episode of each new best agent, up to 5,000 steps of it: `videos/` in the run's directory, and W&B shows
     it. Needs `.[video]`."""
     interval: Seconds = 10.0
-    """Seconds between points within a generation, which are about the main process's environments."""
+    """Seconds between points logged within a generation, which cover the main process's environments."""
     exclude: tuple[Text, ...] = ()
     """Settings that are not sent to trackers, by their paths, such as `environment.kwargs` or
     `environment.kwargs.token`; all others are sent."""
@@ -656,7 +656,7 @@ class Config(Section, Generic[Settings]):
     """The algorithm, and the settings that it has for itself."""
     network: Network = Network()
     actors: ActorSettings | None = None
-    """Of asynchronous algorithms; the others collect in the learner's own process."""
+    """The actors of asynchronous algorithms; other algorithms collect in the learner's own process."""
     replay: Replay = Replay()
     population: PopulationSettings = PopulationSettings()
     evolution: Evolution = Evolution()
@@ -680,9 +680,9 @@ class Config(Section, Generic[Settings]):
         return config
 
     def resolved(self) -> Self:
-        """Return the configuration that runs: null and `auto` replaced by what they stand for beside other settings.
+        """Return the effective configuration: null and `auto` replaced by the values that other settings imply.
 
-        What they stand for on this machine and in this launch is decided there (`evorl.runs.launch.launched`).
+        Values that depend on the machine and the launch are filled in by `evorl.runs.launch.launched`.
         """
         algorithm, network, given = self.algorithm, self.network, self.evolution.hyperparameters
         if network.name != "module":
@@ -788,7 +788,7 @@ class Config(Section, Generic[Settings]):
             raise ValueError("evolution.strategy: there are no ranges to choose from; give evolution.hyperparameters")
 
     def _check_training_fitness(self, environments: Collection[str]) -> None:
-        """Raise ValueError where training episodes do not tell what an agent's fitness is."""
+        """Raise ValueError if training episodes cannot measure an agent's fitness."""
         if self.evolution.fitness != {RETURN: 1.0}:
             terms = " + ".join(f"{name} x {weight:g}" for name, weight in self.evolution.fitness.items())
             raise ValueError(
@@ -871,11 +871,11 @@ def model_of(settings: type[AlgorithmSettings]) -> type[AnyConfig]:
 def validate(
     data: Mapping[str, Any], algorithms: Mapping[str, type[AlgorithmSettings]], given: Sequence[str] = ()
 ) -> AnyConfig:
-    """Validate `data` into the configuration that runs; `algorithms` maps names to algorithm settings.
+    """Validate `data` and return the effective configuration; `algorithms` maps names to algorithm settings.
 
-    `given` are those of its settings that the command line gave, as `key.path=value`.
+    `given` are the settings from the command line, as `key.path=value`.
 
-    Settings of earlier revisions are dropped where they have their former default, as in the file of a whole run.
+    Removed settings of earlier revisions are dropped if they have their former default, as in a run's `config.yaml`.
     Raises UserError with the path of each invalid key and what would be valid.
     """
     data = without_removed(data, if_unset=True)

@@ -215,7 +215,7 @@ class Ranks:
         try:
             yield
         except (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError)):
-            raise  # Of this rank's GPU: its work up to here may fail in the wait.
+            raise  # An error of this rank's own GPU, whose earlier work may fail only here.
         except RuntimeError as error:
             missing = heartbeat.missing() if heartbeat is not None else "another rank"
             raise RankLost(

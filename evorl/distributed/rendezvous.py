@@ -6,9 +6,9 @@ begun once every rank has answered under that name with a name of its own. Heart
 is missing.
 
 For a pause, all ranks stop after the same training step, without a collective in every step. A rank that wants a pause
-asks for it in the store. A thread of every rank notices, and answers with the end of the step that its rank is in, also
-while the rank waits in a collective. The largest answer is the step after which all ranks pause: no rank is past the
-end of its own answer, where it waits for those of the others before it goes on.
+requests it in the store. A thread on every rank sees the request, even while the rank waits in a collective, and
+answers with the step that its rank is in. All ranks pause after the largest answer: none has gone further, because each
+waits at the end of the step it answered until all others have answered.
 """
 
 from __future__ import annotations
@@ -186,9 +186,9 @@ class Heartbeat:
 
 
 PAUSE_INTERVAL = 0.25
-"""Seconds between two looks at the store."""
+"""Polling interval for pause requests in seconds."""
 PAUSE_POLL = 0.005
-"""Seconds between two looks of a rank that waits for answers."""
+"""Polling interval of a rank that waits for answers, in seconds."""
 PATIENCE = 4.0
 """Seconds for which a rank that must end waits for answers: another may have died."""
 NOWHERE = -1
@@ -239,13 +239,13 @@ class Pauses:
                 self._resolve()
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop answering requests."""
         self._listener.stop()
 
     def reached(self, done: int, wanted: int | None = None) -> bool | None:
-        """True if all ranks pause now, after `done` steps; None if a pause was asked for and cannot be.
+        """True if all ranks pause now, after `done` steps; None if one was requested but is impossible.
 
-        A pause is asked for here if one is `wanted`, for SAVE or a signal's number.
+        `wanted` requests a pause: SAVE or a signal's number.
         """
         with self._lock:
             self._done = done

@@ -330,7 +330,7 @@ def continuation(vector: Vector, copies: int, atari: bool) -> Continuation | Non
 
 
 def is_plain(vector: Vector) -> bool:
-    """True if a native environment consists of numbers, strings and arrays of these, besides what never changes."""
+    """True if a native environment holds only numbers, strings and arrays, besides spaces, its spec and generator."""
     fixed = (gym.Space, EnvSpec, np.random.Generator, type(None))
     return all(
         value.dtype.kind in "biufUS" if isinstance(value, np.ndarray) else isinstance(value, (*PLAIN, *fixed))

@@ -75,7 +75,7 @@ def check_spaces(env: Any, id: str) -> None:
 
 
 def check_start(start: Any, space: gym.Space[Any], id: str) -> str:
-    """Remark on the result of a reset, or return an empty string. Raises UserError if it cannot be used."""
+    """Return a remark on the result of a reset, or an empty string. Raises UserError if it cannot be used."""
     if not isinstance(start, tuple):
         raise UserError(
             f"environment.id: {id} follows the old Gym interface: its reset returns {_described(start)}, and "
@@ -90,9 +90,9 @@ def check_start(start: Any, space: gym.Space[Any], id: str) -> str:
 
 
 def check_step(step: Any, space: gym.Space[Any], id: str, overwrites: bool = False) -> str:
-    """Remark on the result of a step, or return an empty string. Raises UserError if it cannot be used.
+    """Return a remark on the result of a step, or an empty string. Raises UserError if it cannot be used.
 
-    `overwrites` says whether it has changed the observation that was returned before it.
+    `overwrites` says whether the step has changed the observation returned before.
     """
     if isinstance(step, tuple) and len(step) == 4:
         raise UserError(

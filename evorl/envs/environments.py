@@ -318,8 +318,8 @@ class Environments(Continued):
     def reports(self, names: Sequence[str], chosen: Flags) -> NDArray[np.float64]:
         """The info values `names` of the last step in the `chosen` environments [P, E], as [names, chosen].
 
-        Of an environment whose episode ended in that step, they are those of the episode that ended. Raises UserError
-        if an environment reports no number of a name.
+        If an episode ended in that step, the values are from its final info. Raises UserError if an environment reports
+        no number under a name.
         """
         copies = np.flatnonzero(chosen).tolist()
         reports = np.zeros((len(names), len(copies)))

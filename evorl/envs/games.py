@@ -3,11 +3,11 @@
 Axes: N copies of a game, A actions of all choices concatenated.
 
 A game is turn-based (PettingZoo's AEC interface, OpenSpiel) or simultaneous (PettingZoo's parallel interface).
-`GameVector` steps the learner's move in each copy, then asks `opponents` for the other seat's moves in all copies where
-it is to move, until in each copy it is the learner's turn or a new episode has begun. So a transition holds the
-learner's own turns only: its reward is the sum of what its seat got until its next turn, and the last observation is
-its own on either seat's final move. After `play_both_seats` every move is the learner's, and the next observation is
-the other seat's.
+`GameVector` makes the learner's move in each copy, then asks `opponents` for moves in all copies where the other seat
+is to move, until it is the learner's turn in each copy or a new episode has begun. So a transition spans two of the
+learner's turns: its reward is the sum of its seat's rewards until its next turn, and the last observation is the
+learner's, whichever seat made the final move. After `play_both_seats` every move is the learner's, and the next
+observation is the other seat's.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ MAX_EMPTY = 1_000
 
 
 class _Seats:
-    """The base of games by either of PettingZoo's interfaces: the names of their seats, and the newest turns."""
+    """The base class of games with one of PettingZoo's interfaces: the names of their seats, and the newest turns."""
 
     hides = False  # PettingZoo does not declare whether information is hidden.
 
@@ -123,7 +123,7 @@ class _Seats:
 
 
 class TurnBased(_Seats):
-    """A game by PettingZoo's AEC interface: one seat moves at a time."""
+    """A game with PettingZoo's AEC interface: one seat moves at a time."""
 
     @property
     def totals(self) -> list[float]:
@@ -144,7 +144,7 @@ class TurnBased(_Seats):
         self._settle()
 
     def _settle(self) -> None:
-        """Note the view of the seat that is to move; seats whose game is over are taken off first.
+        """Record the view of the seat to move, after removing seats whose game is over.
 
         Raises UserError if one of these stays in the game.
         """
@@ -165,7 +165,7 @@ class TurnBased(_Seats):
 
 
 class Simultaneous(_Seats):
-    """A game by PettingZoo's parallel interface: all seats move at once."""
+    """A game with PettingZoo's parallel interface: all seats move at once."""
 
     def reset(self, seed: int) -> None:
         self.seen, self._received = {}, [0.0, 0.0]
@@ -378,7 +378,7 @@ class GameVector(VectorEnv[Any, Any, Any]):
             other = game.seen.get(1 - mover)
             if other is None or not (game.acting or other.over):
                 raise self._untold()
-            # A turn's reward is of two moves: that seat's own last one, and the reply to it, which is the one made now.
+            # A turn's reward covers two moves: that seat's own last one, and the reply to it, which was made just now.
             rewards[copy] = self._gains[copy] = self._gains[copy] - other.reward
             if game.acting:
                 self.seats[copy] = 1 - mover
@@ -656,7 +656,7 @@ class _Spaces(NamedTuple):
 
 
 def _without_mask(space: gym.Space[Any], id: str) -> gym.Space[Any]:
-    """A seat's observation space without its mask; what a dictionary holds beside it, if that is one thing."""
+    """A seat's observation space without its mask; if only one entry of a Dict is left, that entry's space."""
     if not isinstance(space, gym.spaces.Dict) or MASK not in space.spaces:
         return space
     rest = {name: inner for name, inner in space.spaces.items() if name != MASK}

@@ -31,11 +31,11 @@ KINDS: Mapping[type, tuple[str, tuple[Any, ...]]] = {
     float: ("a number", (int, float)),
     str: ("a text", (str,)),
 }
-"""By the type of a parameter's default: its name, and the types of values that are taken."""
+"""For the type of a parameter's default: its name in errors, and the types of values accepted."""
 
 
 class OpenSpielGame:
-    """A sequential game of two players, of which one moves at a time. Chance moves by the generator of reset's seed."""
+    """A sequential two-player game. Chance events are drawn from a generator that `reset` seeds."""
 
     def __init__(self, game: Any, id: str) -> None:
         """Raises UserError for a game that evorl cannot play."""
@@ -80,7 +80,7 @@ class OpenSpielGame:
         self._state = None
 
     def _settle(self) -> None:
-        """Let chance move, then note the view of the player that is to, or of both when the game is over."""
+        """Draw chance events, then record the view of the player to move, or of both when the game is over."""
         state = self._state
         while state.is_chance_node():
             state.apply_action(self._drawn(state.chance_outcomes()))
@@ -119,7 +119,7 @@ class OpenSpielGame:
 def make_open_spiel(settings: Environment) -> OpenSpielGame:
     """One copy of the game `openspiel:NAME`; its parameters are `environment.kwargs`.
 
-    Raises UserError for a game that there is not or that evorl cannot play, and for parameters that it does not have.
+    Raises UserError for an unknown game, one that evorl cannot play, and parameters that the game does not have.
     """
     name = settings.id.partition(":")[2]
     require(OPENSPIEL, f"environment.id: {settings.id}")
@@ -167,7 +167,7 @@ def _has_perfect_recall(game: Any, id: str) -> bool:
 
 
 def _observer(game: Any, perfect_recall: bool) -> Any:
-    """OpenSpiel's writer of tensors into memory of its own, ten times as fast as the states' methods on large ones."""
+    """OpenSpiel's observer, which fills a buffer of its own: ten times as fast as the states' methods on large ones."""
     spiel = importlib.import_module("pyspiel")
     python = importlib.import_module("open_spiel.python.observation")
     recall = spiel.IIGObservationType(perfect_recall=True) if perfect_recall else None

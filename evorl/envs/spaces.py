@@ -21,7 +21,7 @@ from evorl.types import UserError
 WHOLE = "observation"
 """Name of the part if the space has only one."""
 CHANNELS_FIRST = ("openspiel:",)
-"""The beginnings of ids of environments whose images are known to have their channels first."""
+"""Prefixes of the ids of environments whose images are known to be channels-first."""
 ACTION = "action"
 """Name of the extra input part of Q-functions of continuous actions."""
 
@@ -224,7 +224,7 @@ PARTS: Mapping[type, Callable[[Any], ObservationSpec]] = {
 
 
 class Copies:
-    """N environment copies, `num_envs` of each agent, as errors name them: by agent, index and step of the episode."""
+    """Names N environment copies, `num_envs` per agent, in errors: by agent, index and step of the episode."""
 
     def __init__(self, id: str, copies: int, num_envs: int) -> None:
         self.id = id
@@ -291,7 +291,7 @@ class Copies:
 
 
 class GivenObservations(Copies):
-    """The observations of a batch that no environment of this process gave."""
+    """Observations given as a batch, not by environments; errors name them by their number in it."""
 
     def source(self, copy: int) -> str:
         return f"observation: number {copy} of the batch has"
@@ -335,7 +335,8 @@ class ActionMasks:
     def last(self, info: dict[str, Any], copy: int) -> NDArray[np.bool_]:
         """Read the mask [A] of one copy's final observation, or a scalar True if it allows every action.
 
-        So does a mask that forbids every choice of a part of the action. Raises UserError for a wrong size.
+        A mask that forbids every choice in some part of the action counts as allowing every action. Raises UserError
+        for a wrong size.
         """
         final = info.get("final_info", {})
         if not (MASK in final and final[f"_{MASK}"][copy]):
@@ -387,7 +388,7 @@ def _box_reader(space: gym.spaces.Box) -> ActionReader:
 
 
 def _within(space: gym.spaces.Box) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The bounds of integers as float64, rounded inward: it has no 2**63 - 1, and the nearest number is beyond it."""
+    """Integer bounds as float64, rounded inward: float64 cannot represent 2**63 - 1 and would round it up."""
     low, high = space.low.astype(np.float64), space.high.astype(np.float64)
     # As objects, integers and floats are compared exactly.
     below, above = low.astype(object) < space.low.astype(object), high.astype(object) > space.high.astype(object)
@@ -417,7 +418,7 @@ RESERVED = (ACTION, MASK, "state", "next_state")
 
 
 def input_name(part: str) -> str:
-    """Return the name of a part as an ONNX input, which is not `RESERVED` and begins with no digit, as tuples' do."""
+    """Return a part's name as an ONNX input, with a prefix if it is `RESERVED` or begins with a digit (tuples)."""
     return f"{WHOLE}.{part}" if part[:1].isdigit() or part in RESERVED else part
 
 

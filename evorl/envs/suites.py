@@ -64,7 +64,7 @@ class SeededGame(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArg
 
     def render(self) -> Any:
         """The game's picture; an `rgb_array` is scaled from [0, 1] to bytes and enlarged."""
-        # Not through Gymnasium's checks, which would warn of what is mended here.
+        # Bypass Gymnasium's checks, which would warn about what is fixed here.
         shown: Any = self.env.unwrapped.render()
         if self.render_mode != "rgb_array":
             return shown

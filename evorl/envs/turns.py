@@ -1,4 +1,4 @@
-"""A two-player game, as its families implement it, and what a seat sees of it. A: actions of all choices."""
+"""The interface of two-player games, and a seat's view of one. A: actions of all choices."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Game(Protocol):
     acting: tuple[int, ...]
     seen: dict[int, Turn]
     hides: bool
-    """True if seats are known to see different things, as in card games."""
+    """True if the game is known to have imperfect information, as card games do."""
 
     @property
     def totals(self) -> list[float]:

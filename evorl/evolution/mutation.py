@@ -33,7 +33,7 @@ from evorl.types import EXP_AVG, EXP_AVG_SQ, Agent, Architecture, Mutation
 
 Networks = Mapping[str, NetworkSpec]
 MAX_CONVOLUTIONS = 6
-"""The most convolutional layers that mutations may come to."""
+"""The maximum number of convolutional layers that mutations may reach."""
 MAX_KERNEL = 9
 """The width to which mutations let kernels grow."""
 SPREAD = 1 / 6
@@ -135,7 +135,7 @@ def remove_residual_layer(agent: Agent, networks: Networks, name: str, group: st
 def merge_layer(agent: Agent, networks: Networks, name: str, index: int) -> Mutation:
     """Remove hidden layer `index`, which must not be the last: the next layer takes the product of both weights.
 
-    Lost are the activation between them and, with layer norm, the removed layer's normalisation, gain and shift. Adam's
+    The activation between them is lost and, with layer norm, the removed layer's normalisation, gain and shift. Adam's
     moments of the product start like those of all new weights, with the mean square of the next layer, which passed on
     the same gradient.
     """
@@ -263,7 +263,7 @@ class Context:
 
 
 Mutate = Callable[[Agent, Context, np.random.Generator], Mutation | None]
-"""Mutates the agent in place and returns the record of it, or None if there is nothing it could change."""
+"""Mutates the agent in place and returns a record of the change, or None if nothing can be changed."""
 
 
 def no_mutation(agent: Agent, context: Context, rng: np.random.Generator) -> Mutation | None:

@@ -37,7 +37,7 @@ TRUSTED_CORRELATION, LATEST_SHARE = 0.7, 1 / 3
 
 
 def follow(agent: Agent, context: Context, generation: int, id: int, rng: np.random.Generator) -> Agent:
-    """Make a child with the mutations scheduled after `generation`; without any, the agent goes on.
+    """Make a child with the mutations scheduled after `generation`; if there are none, return the agent itself.
 
     Raises UserError if a mutation does not fit the agent.
     """
@@ -99,7 +99,7 @@ def _architecture(agent: Agent, record: ScheduledMutation, context: Context, rng
 
 
 def _dormant(agent: Agent, record: ScheduledMutation, context: Context, rng: np.random.Generator) -> None:
-    # This agent's own dormant units, which may be others than the recorded ones, or none.
+    # Reset this agent's own dormant units, if any; they may differ from the recorded ones.
     reset_dormant(agent, context.networks, context.settings.mutation.dormant_threshold, rng)
 
 
@@ -130,8 +130,8 @@ class Candidates(NamedTuple):
     """The parents to select from after `generation`, by their fitness [N].
 
     The first `archived` are from the archive; they do not count towards the population size. The others are the
-    population in the order of its places. The fitness of an agent that has none is NaN. Among equals the one with the
-    highest of `ids` [N] comes first, the newest; without ids the last.
+    population in the order of its places. An agent without fitness has NaN. Ties go to the highest
+    of `ids` [N], the newest agent, or without ids to the last one.
     """
 
     fitness: NDArray[np.float64]
@@ -201,10 +201,10 @@ def multi_frequency(candidates: Candidates, settings: Selection, rng: np.random.
 
     The places are divided into consecutive sub-populations, of which number k evolves every `periods[k]` generations.
     Children of its best quarter then replace its worst quarter. Each agent of its third quarter gives way to a migrant,
-    the best agent of all other sub-populations, if that is fitter; the next agent to the next best. A migrant is not
-    mutated. One from a sub-population that evolves more often takes over the hyperparameters of the best agent here:
-    those that pay in the short run stay where they came from. The archive has no part in it, except that an agent with
-    a fault gives way to a child of the best agent of all, as in any selection.
+    the next best agent of all other sub-populations, if that is fitter. Migrants are not mutated. One from a
+    sub-population that evolves more often takes over the hyperparameters of the best agent here, so that those that pay
+    only in the short run do not spread. The archive plays no part, except that an agent with a fault is replaced by a
+    child of the best candidate, as in any selection.
     """
     fitness, first = _ranked(candidates.fitness), candidates.archived
     places = [Offspring(index, child=False) for index in candidates.places]
@@ -271,7 +271,7 @@ def note_ranks(agents: Sequence[Agent], settings: Evolution) -> None:
 def rank_correlation(agents: Sequence[Agent]) -> float | None:
     """Spearman's correlation between the agents' ranks in the last two generations; None where it is undefined.
 
-    It tells how far fitness can be trusted: noise ranks agents anew in every generation.
+    It shows how reliable fitness is: pure noise would rank agents at random in every generation.
     """
     last = np.array([agent.ranks[-2:] for agent in agents if len(agent.ranks) >= 2])
     if len(last) < 2 or not last.std(0).all():
@@ -280,12 +280,12 @@ def rank_correlation(agents: Sequence[Agent]) -> float | None:
 
 
 def selects(settings: Evolution, agents: int) -> bool:
-    """True if a population of so many agents is selected from at all."""
+    """True if selection applies to a population of this many agents."""
     return agents > 1 and settings.schedule is None and settings.selection.name != "none"
 
 
 def begins(settings: Evolution, generation: int, correlation: float | None, share_spent: float) -> bool:
-    """True if selection begins after `generation`; `correlation` is that of its agents' ranks with the previous ones.
+    """True if selection begins after `generation`; `correlation` is between its and the previous ranks.
 
     With `burn_in: auto` it begins once fitness ranks agents as it did in the generation before, but at the latest when
     a third of the steps are spent.
@@ -355,8 +355,8 @@ def evolve(
     if context.settings.schedule is not None:
         return _following(agents, context, next_id, rng, generation)
     if context.settings.ranks_kept:
-        # Earlier ranks of the archive end with the one that made it the elite, which may have been luck; so its
-        # children would inherit that luck.
+        # An archived agent's last rank made it the elite, perhaps by luck, which its children would inherit: only its
+        # present rank counts.
         now = ranks(_fitness_of(archive), _fitness_of(agents))
         archive = [replace(agent, ranks=(float(rank),)) for agent, rank in zip(archive, now, strict=True)]
     candidates = [*archive, *agents]

@@ -177,7 +177,7 @@ class Tuner:
 
 
 def _points(given: Any, shape: tuple[int, int]) -> NDArray[np.float64]:
-    """The points [N, D] that a strategy returned, clipped to the unit cube. Raises ValueError if they are none."""
+    """The points [N, D] that a strategy returned, clipped to the unit cube. Raises ValueError if they are invalid."""
     points = np.asarray(given, dtype=np.float64)
     if points.shape != shape or not np.isfinite(points).all():
         raise ValueError(f"returned {shown(given)}; it must return {shape[0]} lists of {shape[1]} finite numbers")

@@ -91,8 +91,8 @@ def _head(run: Drawn, environment: str, algorithm: str) -> dict[str, Any]:
 def evaluation_results(run: Drawn, benchmark: str) -> list[dict[str, Any]]:
     """Return the best agent's score in the format of the Hub's evaluation results, `.eval_results/*.yaml`.
 
-    That format files a score under a task of a benchmark, a data set on the Hub with a leaderboard, and there is none
-    for most environments; the `model-index` of the card needs none.
+    The format ties a score to a task of a benchmark, a data set on the Hub with a leaderboard. Most environments have
+    none, and the `model-index` of the card needs none.
     """
     if run.best is None:
         raise UserError("--benchmark: the run has no best agent yet")
@@ -101,7 +101,7 @@ def evaluation_results(run: Drawn, benchmark: str) -> list[dict[str, Any]]:
 
 
 def extras_of(environment: str, files: Sequence[str] = ()) -> list[str]:
-    """Return the extras of evorl that someone needs who loads a page and plays in its environment."""
+    """Return the extras of evorl needed to load a page and play in its environment."""
     extras = ["hub", *(suite.extra for suite in SUITES if suite.owns(environment))]
     extras += [extra for kind, extra in GAME_EXTRAS.items() if environment.startswith(kind)]
     return extras + ["onnx"] * (f"{BENCHMARK_COPY}/{EXPORTED}" in files)
@@ -141,11 +141,11 @@ def _plain(text: str) -> str:
 FILES = ("elite/agent.safetensors", "elite/agent.json", METRICS, LINEAGE, SUMMARY, INTERFACE)
 VIDEO = "replay.mp4"
 OWNED = (*FILES, EXPORTED, f"{BENCHMARK_COPY}/*", RESULTS, VIDEO, PICTURE)
-"""The files of an earlier push that go where a page no longer has them; other files are left there."""
+"""Files that a push deletes from the page if it no longer uploads them; all other files there are kept."""
 
 
 def check_hub(*names: str) -> None:
-    """Raise UserError unless these are names on the Hub, and the packages of the `hub` extra and a token are there."""
+    """Raise UserError unless these are valid Hub names, the `hub` extra is installed, and there is a token."""
     for name in names:
         if not NAME.fullmatch(name):
             raise UserError(
@@ -161,9 +161,9 @@ def check_hub(*names: str) -> None:
 def write_page(run: Path, folder: Path, name: str, video: Path | None, benchmark: str | None = None) -> list[str]:
     """Write the files of a run's model page `name` to an empty folder, and return their names.
 
-    `benchmark` is a data set on the Hub whose leaderboard is to have the score. `evorl.load` can load the folder like a
-    run. Settings listed in `tracking.exclude` are left out, and the picture is if matplotlib is not installed. Raises
-    UserError if there is no run, or it has no elite yet.
+    `benchmark` is a data set on the Hub whose leaderboard is to list the score. `evorl.load` can load the folder like a
+    run. Settings listed in `tracking.exclude` are left out, and so is the picture without matplotlib. Raises UserError
+    if there is no run, or it has no elite yet.
     """
     drawn = load(run)
     if not (run / FILES[0]).is_file():
@@ -195,7 +195,7 @@ def write_page(run: Path, folder: Path, name: str, video: Path | None, benchmark
 
 
 def _exported(run: Path) -> Sequence[str]:
-    """The exported agent of a run with an elite, if it has one that is not older; warns of one that is."""
+    """The exported agent of a run, if there is one; one older than the elite is left out with a warning."""
     if not (run / EXPORTED).is_file():
         return ()
     if (run / EXPORTED).stat().st_mtime >= (run / FILES[0]).stat().st_mtime:

@@ -111,7 +111,7 @@ def compare(acting: ActingAgent, loaded: LoadedAgent, payload: bytes) -> float:
                 wanted[NEXT_STATE] = after[..., : acting.state_shape[1]]
             named = {name: value.numpy() for name, value in zip(acting.inputs, inputs, strict=True)}
             got = dict(zip(acting.outputs, session.run(None, named), strict=True))
-            # Unlike Python's maximum, NumPy's of anything and NaN is NaN.
+            # Unlike Python's `max`, `np.max` propagates NaN.
             largest = float(np.max([largest, *(_difference(np.asarray(wanted[name]), got[name]) for name in got)]))
             state, own = after, got.get(NEXT_STATE)
     return largest

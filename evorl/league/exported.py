@@ -29,7 +29,7 @@ ENVIRONMENT = "environment"
 
 
 class ExportedAgent:
-    """An exported agent that fits a game. It moves greedily, and keeps nothing from game to game."""
+    """An exported agent for a game. It moves greedily and keeps no state between games."""
 
     def __init__(self, payload: bytes, name: str, interface: EnvSpec) -> None:
         """Load the file that is called `name`. Raises UserError if it plays another game."""
@@ -88,7 +88,7 @@ class ExportedPlayers:
         self._state = np.zeros((seats, *agent.state_shape), dtype=np.float32)
 
     def __call__(self, asked: Asked) -> NDArray[Any]:
-        """Moves [N', ...] of the seats `asked.copies` [N']. Raises UserError for one that is not allowed."""
+        """Moves [N', ...] of the seats `asked.copies` [N']. Raises UserError for an illegal move."""
         self._state[asked.copies[asked.first]] = 0.0
         moves, after = self._agent.act(asked.observation, asked.mask, self._state[asked.copies])
         self._state[asked.copies] = after

@@ -46,7 +46,7 @@ class Rated(NamedTuple):
 
 
 class League:
-    """The agents that the population plays against. `archive` [A] are frozen; the oldest is the ratings' zero."""
+    """The agents that the population plays against. Those in `archive` [A] are frozen; the oldest has rating 0."""
 
     def __init__(self, config: AnyConfig, placement: Placement, algorithm: Algorithm) -> None:
         self.settings = config.league or LeagueSettings()
@@ -77,7 +77,7 @@ class League:
     def invite(self, environments: Environments, agents: Sequence[Agent], generation: int) -> None:
         """Fill the other seat of every environment of this rank, for a generation that begins with `agents` [P].
 
-        With `league.learn_from: both` the agents themselves fill both.
+        With `league.learn_from: both` the agents play both seats themselves.
         """
         if self.settings.learn_from == "both":
             environments.play_both_seats()

@@ -38,7 +38,7 @@ class Arena(Closing):
     """Copies of a game in which fixtures are played."""
 
     def __init__(self, settings: Environment, interface: EnvSpec, max_steps: int | None = None) -> None:
-        """A game is cut off after `max_steps` moves of both seats together, and whoever has more by then has won."""
+        """Games are cut off after `max_steps` moves of both seats together; whoever has the higher return then wins."""
         self._settings, self._interface, self._max_steps = settings, interface, max_steps
         self._games: list[Game] = []
         self._seeds: list[int] = []

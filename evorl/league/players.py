@@ -23,7 +23,7 @@ Places = NDArray[np.intp]
 
 
 class Players:
-    """The agents of a policy, of which agent `places[s]` fills seat s. They sample, and neither learn nor decay."""
+    """The agents of a policy, of which agent `places[s]` fills seat s. They sample; nothing is trained or annealed."""
 
     def __init__(
         self,

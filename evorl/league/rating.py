@@ -18,14 +18,14 @@ Floats = NDArray[np.float64]
 ELO = 400 / math.log(10)
 """Points of Elo's scale per unit of log strength: a win is ten times as likely as a loss at 400 points."""
 PRIOR = 1.0
-"""Drawn games of each entrant against an imagined player of strength 1, so that one who never loses has a rating."""
+"""Drawn games of each entrant against a virtual player of strength 1, so that unbeaten entrants have finite ratings."""
 MAX_STEPS = 1_000
 LONGEST_STEP = 0.5
-"""Largest change of a log strength in one step of the fit: chances then change little enough for Newton's method."""
+"""Largest change of a log strength in one step of the fit, small enough for Newton's method to converge."""
 CLOSE = 1e-9
 """Change of all log strengths at which the fit ends."""
 DIGITS = 6
-"""Decimals of a rating: entrants with equal points are equal, whatever the rounding of the fit."""
+"""Decimals of a rating, so that entrants with equal points tie despite rounding errors in the fit."""
 
 
 def ratings(points: Floats, games: Floats, anchor: int) -> tuple[Floats, Floats]:

@@ -83,11 +83,11 @@ def is_symbol(size: object) -> bool:
 
 
 EPSILON = 1e-5
-"""What layer norm adds to a variance."""
+"""The constant that layer norm adds to a variance."""
 
 
 def layer_norm(x: Tensor, gain: Tensor, shift: Tensor, share: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Apply layer norm (arXiv 1607.06450) to [P, B, N], with `share` [P, N, 1] as unit weights in the statistics.
+    """Apply layer norm (arXiv 1607.06450) to [P, B, N], with `share` [P, N, 1] as the units' weights in the statistics.
 
     Statistics over part of the units suffice (arXiv 1910.07467). So a layer can grow without changing its output:
     padding and units added to a trained layer are never included. Without `share`, all units have equal weight. Also

@@ -158,7 +158,7 @@ def _choice(logits: Tensor, chosen: Tensor) -> Likelihood:
 
 
 class Constants:
-    """Tensors that are copied to each device once, because the host waits for a GPU in each copy from its memory."""
+    """Tensors copied to each device only once, because every copy from host memory makes the host wait for the GPU."""
 
     def __init__(self, *values: NDArray[np.float64]) -> None:
         self._values = tuple(torch.from_numpy(value.astype(np.float32)) for value in values)

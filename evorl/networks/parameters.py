@@ -36,14 +36,14 @@ class ParameterSpec:
     Axes are group names, whose widths the architecture gives, or fixed sizes. Growth along an input axis fills with
     zeros, so it preserves the function. With `streams`, there is a leading axis of them. `fill` is the initialisation:
     `uniform` is U(-1/sqrt(n), 1/sqrt(n)) with fan-in n (LeCun 1998); `orthogonal` is, per stream, a matrix from all
-    inputs to all outputs with orthonormal rows or columns, whichever are fewer (Saxe et al., arXiv 1312.6120). Of a
-    layer that reads several parts of an observation, each part counts its own inputs: next to a wide observation, a
-    critic's weights on a few actions begin larger than in a joint layer. These and `ones` are multiplied by `gain`. A
+    inputs to all outputs with orthonormal rows or columns, whichever are fewer (Saxe et al., arXiv 1312.6120). In a
+    layer that reads several observation parts, each part has its own fan-in: beside a wide observation, a critic's
+    weights on a few actions start larger than in a joint layer. These and `ones` are multiplied by `gain`. A
     tuple of numbers gives one constant per index of the first output axis.
     `newborn` is the initialisation of units added later, if different. A `mask` marks the units that count, and is
     omitted from a stack in which all do. Without `streams` of its own, a parameter that reads a group of several
-    streams reads one of them, `stream`. A parameter with `of_noise` scales exploration noise: it passes no unit's
-    output on, and does not say how important a unit is.
+    streams reads one of them, `stream`. A parameter with `of_noise` scales exploration noise: it passes on no
+    unit's output, and does not count towards a unit's importance.
     """
 
     reads: tuple[str | int, ...]
@@ -211,9 +211,9 @@ def renew(
 ) -> Roles:
     """Reset the marked `units` [S, N] of `group`, in each of its S streams, as in ReDo (arXiv 2302.12902).
 
-    They become what `grow` adds: random incoming and zero outgoing weights, and the other units' mean `exp_avg_sq`.
-    Nothing else changes, buffers neither: layer norm statistics include a unit as before, or they would run out of
-    units in the end. In each stream, some unit must stay.
+    They become like units that `grow` adds: random incoming and zero outgoing weights, and the other units' mean
+    `exp_avg_sq`. Nothing else changes, not even buffers: if layer norm statistics excluded reset units, none would
+    be left in the end. At least one unit per stream must stay.
     """
     renewed = {role: dict(tensors) for role, tensors in roles.items()}
     for stream, marked in enumerate(units):

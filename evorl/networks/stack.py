@@ -40,8 +40,8 @@ STACK_OVERHEAD = 20_000
 """Fixed cost of an additional stack, in multiplications: an update of [32, 32] networks takes about 0.7 ms of call
 overhead, and 30 ns per weight and agent (batch 128, one core)."""
 STACK_OVERHEAD_ON_GPU = 20_000_000
-"""The same on a GPU: launching an update takes an H100's host about 2.5 ms, the time in which the GPU makes the update
-of 250 agents more with [256, 256] networks (batch 256)."""
+"""The same on a GPU: launching an update takes an H100's host about 2.5 ms, in which the GPU could update 250 more
+agents with [256, 256] networks (batch 256)."""
 SIGMA = "sigma."
 """Name prefix of the parameter that holds another parameter's noise scale."""
 
@@ -126,7 +126,7 @@ class TargetRule(ABC):
 class Polyak(TargetRule):
     """Polyak averaging (arXiv 1509.02971, section 3), with the per-agent coefficient `hyperparameter`.
 
-    With `every` above 1, only in the first of every `every` updates of the agent, in which delayed steps are taken.
+    With `every` above 1, the target moves only in the first of every `every` updates, the one with delayed steps.
     """
 
     every: int = 1
@@ -427,8 +427,8 @@ class StackedNetwork:
     def tensors(self) -> Tensors:
         """All tensors of the forward pass: parameters, buffers, and the shares of all masks or of none.
 
-        Calls omit the shares of layers in which all units count. Compiled functions get these too if another layer has
-        some, so that there are two kinds of stacks and not as many as there are subsets of layers.
+        Eager calls omit the shares of layers in which all units count. Compiled functions take all shares if one layer
+        needs them, so that there are two variants to compile, not one per subset of layers.
         """
         unmasked = {name: value for name, value in self._detached.items() if name not in self._masks}
         return unmasked | self._masks

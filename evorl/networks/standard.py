@@ -144,9 +144,9 @@ class StandardNetwork(Network):
         return first | constants, second | {name: value.detach() for name, value in constants.items()}
 
     def without_layer(self, architecture: Architecture, index: int, tensors: Tensors) -> tuple[Tensors, dict[str, str]]:
-        """The layer and the next one are merged into their product, a single linear map.
+        """Merge the layer and the next one into their product, a single linear map.
 
-        Lost are the activation between them and, with layer norm, the removed layer's normalisation, gain and shift.
+        This loses the activation between them and, with layer norm, the removed layer's normalisation, gain and shift.
         """
         if index + 1 >= len(architecture.hidden_sizes):
             raise ValueError(f"there is no hidden layer after hidden.{index} that could take its weights")
@@ -211,7 +211,7 @@ class StandardNetwork(Network):
         return constants | {head.name: p[f"{head.name}.weight"] for head in self.heads if head.per_feature}
 
     def _outputs(self, plan: DensePlan) -> tuple[str, ...]:
-        """The names of what `dense` returns."""
+        """The names of the outputs of `dense`."""
         return (*plan.heads, FEATURES) if plan.features else plan.heads
 
     def _plan(self, layout: Layout) -> DensePlan:
@@ -277,7 +277,7 @@ def _head_specs(heads: Sequence[Head], source: Axes, fill: Fill) -> Specs:
 class NoisyNetwork(StandardNetwork):
     """A standard network with noisy heads and a noisy last hidden layer, with its residual layers (arXiv 1706.10295).
 
-    For networks on images these are the fully connected layers, as in the paper, unless there are several. Noise scales
+    In image networks with one hidden layer, these are all fully connected layers, as in the paper. Noise scales
     are ordinary parameters: they are padded, grown and trained as the weights are, and outgoing weights of new units
     start with a scale of zero. `StackedNetwork.with_noise` adds the noise to the weights before a call; without it the
     network computes with the mean weights.

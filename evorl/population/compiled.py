@@ -1,7 +1,7 @@
 """Compilation of a loss gradient for the layout of a stack. Axes: P agents, B batch, D all values of a network.
 
-On a CPU, compiled code has the widths of hidden layers as symbols if mutations change them, so that these cost no
-compilation. Batch sizes and numbers of agents are constants in it.
+On a CPU, the widths of hidden layers are symbols in compiled code if mutations change them, so that such mutations
+need no recompilation. Batch sizes and numbers of agents are constants.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from evorl.types import Agent, Batch, EvorlWarning, Loss, Tensors
 
 Function = Callable[..., tuple[Tensor, ...]]
 FIRST_WIDTH = 48
-"""The width of the first hidden layer of the example that a function is traced with; each further one is 16 wider."""
+"""The width of the first hidden layer in the example used for tracing; each further layer is 16 wider."""
 AUTO_UPDATES = 50_000
 """Updates after which `training.compile: auto` compiles. By then they have taken about as long as compiling does."""
 
@@ -35,7 +35,7 @@ AUTO_UPDATES = 50_000
 class WidthsTrace:
     """A loss gradient that was traced with symbols for the widths of hidden layers.
 
-    It is traced with an example of other widths than the stack's, so that it does not depend on these.
+    The example used for tracing has other widths, so that the trace does not depend on the stack's.
     """
 
     def __init__(self, gradient: Function, stack: Stack, batch: Batch) -> None:
@@ -69,7 +69,7 @@ class Compiler:
     """
 
     def __init__(self, mode: Literal["auto"] | bool, speaks: bool = True, any_widths: bool = True) -> None:
-        """With `auto`, compile only where it pays; where a machine cannot compile, say nothing."""
+        """With `auto`, compile only where it pays off, and do not warn if the machine cannot compile."""
         self.enabled = mode is not False
         self._is_auto = mode == "auto"
         self._speaks = speaks
@@ -144,7 +144,7 @@ class Compiler:
         return function, True
 
     def _trace(self, gradient: Function, objective: Objective, stack: Stack, batch: Batch) -> WidthsTrace | None:
-        """The trace for these inputs with any widths; None if the code needs the numbers."""
+        """The trace for these inputs with any widths; None if the code needs concrete widths."""
         key = _key(objective, stack, batch, any_widths=True)
         if key not in self._traces:
             try:

@@ -23,7 +23,7 @@ from evorl.system.closing import Closing
 from evorl.types import Agent
 
 RANDOM = "random"
-"""The benchmark of a league that draws its moves evenly."""
+"""The `league.benchmark` that plays uniformly random moves."""
 MAX_COPIES = 32
 """Maximum number of environments per agent that an evaluation steps in parallel."""
 ENDLESS = 100_000

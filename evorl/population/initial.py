@@ -38,14 +38,14 @@ STATISTICS = "normal."
 
 ARCHITECTURE = TypeAdapter(Architecture)
 EXPLORES = 4
-"""Every `EXPLORES`-th initial agent ignores the earlier runs, so that a population can leave settings that mislead."""
+"""Every `EXPLORES`-th initial agent ignores the earlier runs, so that a population can escape misleading settings."""
 
 
 @dataclass(frozen=True)
 class Predecessor:
-    """The settings of an agent of an earlier run, around which those of initial agents are drawn.
+    """The settings of an agent of an earlier run, around which initial agents' settings are drawn.
 
-    `name` tells whose they are in the lineage; `sizes` are those of the groups of units of each of its networks.
+    `name` identifies that agent in the lineage; `sizes` are the sizes of each network's groups of units.
     """
 
     name: str
@@ -117,7 +117,7 @@ def _sample(agent: Agent, evolution: Evolution, rng: np.random.Generator) -> Non
 
 
 def _sample_near(agent: Agent, near: Predecessor, evolution: Evolution, rng: np.random.Generator) -> None:
-    """Draw the same around a predecessor's settings, and record whose they are."""
+    """Draw the agent's settings around a predecessor's, and record its name."""
     ranges = evolution.hyperparameters or {}
     agent.hyperparameters = sample_hyperparameters_near(agent.hyperparameters, ranges, near.hyperparameters, rng)
     if evolution.mutation.architecture > 0:

@@ -73,8 +73,8 @@ class Experience:
     def batches(self) -> Iterator[Batch]:
         """Yield the batches that are due; every rank that holds the same agents yields equally many.
 
-        `Population.acted` is called with the new transitions that those ranks have agreed on: before the first batch
-        of a replay, after the last of a rollout, whose updates count as part of it (the annealing of learning rates).
+        `Population.acted` is told the number of new transitions on all those ranks: before the first batch of a replay,
+        but after the last of a rollout, so that learning rates stay constant while agents learn from a rollout.
         """
         raise NotImplementedError
 

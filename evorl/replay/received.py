@@ -25,7 +25,7 @@ from evorl.system.stopwatch import Stopwatch
 from evorl.types import Batch, RecurrentInput, Tensors
 
 TINY = 1e-12
-"""Below any sum of weights that is not zero."""
+"""Divisor in place of a zero sum of weights."""
 LEARNED = ("reward", "terminated", "truncated", "valid")
 """Columns of each step used for learning, beside the policy's own outputs."""
 

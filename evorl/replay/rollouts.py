@@ -78,7 +78,7 @@ class RolloutBuffer:
         self.storage = Storage(steps, streams, layout.parts, layout.fields, device, store_next, empty=empty, last=last)
         shape = (steps // layout.sequence + 1, layout.agents, layout.num_envs, *layout.state)
         self._states = torch.zeros(shape, device=device) if empty is None else empty(shape, torch.float32)
-        # The row of the first step: where stacks take rows for older frames, it stands after them. Read on the host.
+        # The row of the first step, after any rows with older frames of stacks. On the CPU, because the host reads it.
         self._first = torch.zeros(1, dtype=torch.int64) if empty is None else empty((1,), torch.int64)
 
     def write(self, step: int, transition: Transition, output: PolicyOutput) -> None:
@@ -392,7 +392,7 @@ class RolloutExperience(Experience):
         self._statistics.begin(agents)
 
     def add(self, transition: Transition, output: PolicyOutput) -> None:
-        """Store one step of all environments. Raises UserError if a snapshot to go on from does not fit it."""
+        """Store one step of all environments. Raises UserError if a resumed snapshot does not fit it."""
         step, clip = self._step, self._settings.reward_clip
         if clip is not None:
             transition = replace(transition, reward=transition.reward.clamp(-clip, clip))
@@ -406,7 +406,7 @@ class RolloutExperience(Experience):
         self._step += 1
 
     def _allocate(self, transition: Transition, output: PolicyOutput) -> None:
-        """Take memory for rollouts of steps like this one, unless the previous rollout's fits.
+        """Allocate memory for rollouts of steps like this one, unless the previous rollout's memory fits.
 
         Mutations change the size of recurrent states.
         """
@@ -474,7 +474,7 @@ class RolloutExperience(Experience):
         return {**tensors, GENERATOR: self._generator.get_state()}, {**numbers, STEP: self._step}
 
     def resume(self, tensors: Tensors, numbers: Mapping[str, int]) -> None:
-        """Load the output of `snapshot` for the same agents. Raises UserError for an invalid one, or the next `add`."""
+        """Load the output of `snapshot` for the same agents. Raises UserError for an invalid one, here or in `add`."""
         found, known = dict(tensors), dict(numbers)
         step, generator = known.pop(STEP, -1), found.pop(GENERATOR, torch.zeros(0))
         if not 0 <= step < self.period or bool(step) != bool(known):
@@ -483,7 +483,7 @@ class RolloutExperience(Experience):
         rewards = {name.removeprefix(REWARDS): found.pop(name) for name in tensors if name.startswith(REWARDS)}
         self._statistics.resume(rewards, self._settings.num_envs, self._device)
         if step:
-            # Only the next step shows the shapes of a step.
+            # The shapes of a step are not known before the next `add`.
             self._resumed = {name.removeprefix(STORED): value for name, value in found.items()}, known
         self._step = step
 

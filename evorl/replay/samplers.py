@@ -24,8 +24,8 @@ from evorl.types import Agent, Tensors, UpdateResult
 class SamplerSettings:
     """Seed of the draws, and this rank's place: `part` among the ranks of the same agents, `rank` among all.
 
-    With `split_batches`, batch sizes are totals over all ranks that hold an agent, otherwise per rank. A draw stands
-    for so many `transitions` of a batch.
+    With `split_batches`, batch sizes are totals over all ranks that hold an agent, otherwise per rank. Each draw
+    counts as `transitions` transitions of a batch.
     """
 
     seed: int

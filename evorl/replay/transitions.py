@@ -118,7 +118,7 @@ class ObservationStatistics:
 PRIORITIES = "priorities"
 """Prefix of a sampler's tensor names in a checkpoint."""
 WITHIN, FULL = "within.", "full"
-"""Prefix of what a snapshot has beside the contents of the replay (`counters.`, `draws.`, `statistics.`); a number."""
+"""Prefix of a snapshot's tensors beside the replay's contents (`counters.`, `draws.`, `statistics.`), and a number."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class ReplayExperience(Experience):
     ) -> None:
         """`windows` turns the slots that `sampler` draws into transitions.
 
-        `statistics` are the running observation statistics used for normalisation; they may be of no part.
+        `statistics` are the running observation statistics used for normalisation; they may cover no part.
         """
         super().__init__(period, gather=gather, device=storage.device, stopwatch=stopwatch)
         self._statistics = statistics
@@ -392,7 +392,7 @@ def replay_experience(
     """Build this rank's part of the replay; `capacity` and `learning_starts` are divided over the ranks.
 
     `returns` computes the algorithm's n-step returns; agents normalise the observation parts in `normalized`, and
-    recurrent ones learn from `sequences` of a length with a burn-in. Raises UserError if memory is insufficient or the
+    recurrent ones learn from `sequences` (length, burn-in). Raises UserError if memory is insufficient or the
     rank's part is too small for such windows.
     """
     ranks, replay = placement.ranks, config.replay

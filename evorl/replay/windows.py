@@ -27,7 +27,7 @@ MAX_SHARE = 0.9
 class Gathered(NamedTuple):
     """The batches of U updates: parts and columns [U, P, B, ...], `weight` and `share` [U, P, B] as in `Batch`.
 
-    Of sequences also `started` [U, P, K + T, D] and the observations of the `burn_in` [U, P, K * D, ...] before.
+    Sequences also have `started` [U, P, K + T, D] and the observations of the `burn_in` [U, P, K * D, ...].
     """
 
     observation: Tensors
@@ -58,7 +58,7 @@ class Windows:
     """The base class that gathers batches from drawn slots."""
 
     transitions = 1
-    """Transitions of a draw, at most."""
+    """Maximum number of transitions per draw."""
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage

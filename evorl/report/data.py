@@ -603,7 +603,7 @@ def load(path: Path) -> Drawn:
 def load_several(paths: Sequence[Path]) -> list[Drawn]:
     """Read several runs, each once, in the order of their first mention.
 
-    Those whose directories have the same name are named by as much of their paths as differs.
+    Runs whose directories share a name are named by the shortest distinct ends of their paths.
     """
     places: dict[Path, Path] = {}
     for path in paths:

@@ -363,7 +363,7 @@ def shares(run: Drawn) -> Figure:
 
 
 def colours_of(names: Iterable[str]) -> dict[str, str]:
-    """Return a colour for each part of a run's time; those that `PARTS` does not have get colours that it lacks."""
+    """Return a colour for each part of a run's time; parts that are not in `PARTS` get colours that are not in it."""
     found: dict[str, str] = {}
     for name in names:
         if (colour := PARTS.get(name)) is None:

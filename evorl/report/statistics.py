@@ -24,13 +24,13 @@ from evorl.types import NO_BASELINE
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """Student's t quantiles of 0.975 for 1 to 10 degrees of freedom (Abramowitz & Stegun 1964, table 26.10)."""
 FEWEST = 4
-"""The least number of values with an interval: of three, its width varies by a factor of 12 in 95 % of samples."""
+"""The fewest values for which an interval is given: with three, the central 95 % of widths span a factor of 12."""
 POINTS = 1_000
 """The maximum number of points of a curve; more would fall into the same pixel."""
 APART = ("seed", "run", "tracking", "checkpoint")
 """Settings, or sections, in which the runs of a group may differ."""
 NAMED = 3
-"""The number of differing settings in the labels of groups, if these are distinct then."""
+"""The number of differing settings in a group's label; more only if labels need them to be distinct."""
 Item = TypeVar("Item")
 
 MEASURES: Mapping[str, tuple[str, Callable[[Generation], float | None]]] = {
@@ -68,9 +68,9 @@ def interval(values: Sequence[float] | NDArray[np.float64]) -> Interval:
 def result_interval(values: Sequence[float] | NDArray[np.float64]) -> tuple[float, float]:
     """Return the 95 % confidence interval of the mean of results [N], each from 0 to 1.
 
-    It is Student's t, within 0 and 1. Where all N results are equal, Student's interval would have no width: its ends
-    then assume the largest share of zeros, or of ones, that N equal results do not exclude (Clopper and Pearson 1934,
-    Biometrika 26). From too few results it is all of 0 to 1.
+    It is Student's t interval, clipped to [0, 1]. If all N results are equal, that would have no width: its ends then
+    assume the largest share of zeros, or of ones, that N equal results do not exclude (Clopper and Pearson 1934,
+    Biometrika 26). With too few results it is [0, 1].
     """
     found = interval(values)
     if found.low is None or found.high is None:
@@ -82,7 +82,7 @@ def result_interval(values: Sequence[float] | NDArray[np.float64]) -> tuple[floa
 
 
 def score_of(results: NDArray[np.float64]) -> dict[str, Any]:
-    """The score of a match by the results [N, 2] of its pairs of games, from the first seat and from the second.
+    """The score of a match from the results [N, 2] of its pairs of games, in the first and in the second seat.
 
     A result is 1, 0.5 or 0. The 95 % interval of their mean is over the N pairs, as the games of a pair begin alike.
     """
@@ -100,7 +100,7 @@ def score_of(results: NDArray[np.float64]) -> dict[str, Any]:
 def extent(values: Iterable[float | None]) -> tuple[float, float] | None:
     """Return the range of the finite values, widened by 6 % on each side, or None if there are none.
 
-    Axes take it from the data alone. An interval may be cut off by it, since a wide one would squeeze all others.
+    Axis ranges come from the data alone, so intervals may be cut off: a wide one would squeeze everything else.
     """
     known = [float(value) for value in values if value is not None and math.isfinite(value)]
     if not known:
@@ -119,7 +119,7 @@ class CutOff:
 
 
 def cut_off(values: Iterable[float | None]) -> CutOff | None:
-    """The fence of values of which some are below it; without it a few agents that failed would squeeze all others."""
+    """The fence if some values are below it, else None; without it a few failed agents would squeeze all others."""
     known = np.array([value for value in values if value is not None and math.isfinite(value)])
     if known.size == 0:
         return None

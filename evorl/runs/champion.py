@@ -36,9 +36,9 @@ WEIGHTS = np.array([0.5, 0.15, 0.1, 0.1, 0.05, 0.05, 0.05])
 """Fractions of the capital to bet, and the share of the initial capital allotted to each. Large stakes are best if
 returns vary little compared with their distance from the worst one, the usual case; small stakes cover the others."""
 MOST_TESTS, MOST_TESTS_OF_AGENT = 8, 2
-"""The maximum number of test episodes per generation, in multiples of `evaluation.confirmation_episodes`: for any
-population, or for each agent of a larger one, whose generations take longer. A test then takes about as long as the
-generation that it may spare."""
+"""The maximum number of test episodes per generation, in multiples of `evaluation.confirmation_episodes`: in all, or
+per agent if that is more, since generations of large populations take longer. A test then takes about as long as the
+generation that it may save."""
 MOST_EPISODES = 10_000
 """The number of returns after which an elite is not measured further; every checkpoint contains them."""
 
@@ -164,7 +164,7 @@ class Champion:
         return Score.of(self.returns) if self.returns else None
 
     def forget(self) -> None:
-        """Discard its returns, which are of another limit on episodes than those to come; it stays the elite."""
+        """Discard its returns, since the limit on episodes has changed; it stays the elite."""
         self.returns, self.is_tested, self.lower_bound = (), False, None
 
     def see(self, returns: Returns) -> None:
@@ -256,7 +256,7 @@ class Champion:
         return min(self.worst or 0.0, 0.0)
 
     def _has_hope(self, target: float, error: float, further: int) -> bool:
-        """True if `further` episodes would pass the test, were returns one standard error better than so far.
+        """True if the test would pass after `further` episodes if the mean were one standard error better.
 
         With `further` = 0 it suffices that the mean plus one standard error reaches the target.
         """
@@ -320,8 +320,8 @@ class Champion:
                 # Its episodes of this generation are few, two in Pong, and would rank it by chance.
                 agent.fitness = self.training_fitness
             elif fitness.by_training and best.fitness is not None:
-                # Means of training lag behind and may be of an exploring policy, so the elite gets the best agent's
-                # and the difference on episodes that both have played.
+                # Training means lag behind and may come from an exploring policy, so the elite gets the best agent's
+                # mean plus the difference on episodes that both have played.
                 agent.fitness += best.fitness - float(played[0].mean())
         if fitness.elite is None:
             won = best.fitness is not None and self._loses_to(best, played, evaluator, generation, settings)

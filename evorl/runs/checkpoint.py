@@ -285,7 +285,7 @@ class InterimCheckpoints:
         return position, progress
 
     def _restore_environments(self, generation: int) -> str:
-        """Let the running episodes of this rank go on; return why they cannot, or ""."""
+        """Continue the running episodes of this rank; return why that is impossible, or ""."""
         rank = self._ranks.rank
         seed = derive_seed(self._config.seed, generation=generation, rank=rank, purpose="environments")
         path = self._checkpoints.path(self._number) / part_file(ENVIRONMENTS, rank)
@@ -328,7 +328,7 @@ class CheckpointManager:
         directory: RunDirectory,
         warn_once: WarnOnce,
     ) -> None:
-        """If episodes `carries_over`, those of the `environments` continue into the next generation."""
+        """If `carries_over`, running episodes of the `environments` continue into the next generation."""
         self.interim = InterimCheckpoints(config, placement, environments, directory, warn_once)
         self._config = config
         self._placement = placement
@@ -361,7 +361,7 @@ class CheckpointManager:
         return problem
 
     def _prune(self, best: int | None) -> None:
-        """Remove older checkpoints but that of generation `best`; warn where that fails."""
+        """Remove older checkpoints except that of generation `best`; warn if that fails."""
         if left := self._directory.prune(self._checkpoints, best):
             self._warn_once("prune", left)
 
@@ -446,7 +446,7 @@ class CheckpointManager:
     def restore_first(self, agents: Sequence[Agent]) -> None:
         """Roll the directory back to the beginning of the first generation, which begins with `agents`.
 
-        Its interim checkpoint, if there is one, is found.
+        Also find that generation's interim checkpoint, if any.
         """
         self._directory.rollback(self._ranks, 0, b"", self._announce(self._again))
         if self.interim.find(0, agents) and self.interim.progress is not None:

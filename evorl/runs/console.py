@@ -38,9 +38,9 @@ SLOW = "network.bf16: this machine has no units for bfloat16, so updates take lo
 
 
 def announce(config: AnyConfig, ranks: Ranks) -> None:
-    """Print on the main process what is sent elsewhere, what trains and until when.
+    """Print on the main process what is sent elsewhere, what is trained and until when.
 
-    Making the environments may take a minute after that.
+    Call it before creating the environments, which may take a minute.
     """
     if ranks.is_main:
         for line in (*announcements(config), *announcement(config)):
@@ -215,7 +215,7 @@ def _terms(row: Row, place: int) -> str:
 
 
 def _measure(config: AnyConfig) -> str:
-    """The name of what the elite is measured by: a single unweighted term's, else `fitness`."""
+    """The name of the elite's score: a single unweighted term's name, else `fitness`."""
     terms = config.evolution.fitness
     if RATING in terms:
         player = (config.league or LeagueSettings()).benchmark

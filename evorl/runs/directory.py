@@ -277,11 +277,11 @@ EXPORTED = "agent.onnx"
 BENCHMARK_COPY = "benchmark"
 """The subdirectory of a run that holds the copy of its `league.benchmark`, made when training begins."""
 FINISHED, STOPPED = "finished", "stopped"
-"""The ends of a run that has its last checkpoint: at its target or its last step, and by a callback."""
+"""How a run with its last checkpoint ended: at its target or its last step, or stopped by a callback."""
 INTERFACE = "environment.json"
 """The file that describes the observation and action spaces."""
 RESUMES = "resumes.json"
-"""The file with the generations after which the run was resumed; only a run that was has one."""
+"""The file with the generations after which the run was resumed; only resumed runs have one."""
 MOST_RESUMES = 1_000
 """The number of newest resumes that are kept."""
 FREE_TO_CHANGE = (
@@ -369,7 +369,7 @@ class RunDirectory:
 
     @classmethod
     def claim_on_all_hosts(cls, config: AnyConfig, ranks: Ranks) -> RunDirectory:
-        """Claim the run's directory on every host, collectively. Raises UserError on all ranks if one cannot."""
+        """Claim the run's directory on every host, collectively. Raises UserError on all ranks if a host cannot."""
         here = Owner.here(ranks.launch)
         claimed: list[RunDirectory] = []
 
@@ -461,9 +461,9 @@ class RunDirectory:
         ranks.from_main(write, "the run's configuration")
 
     def _check_checkpoints(self) -> None:
-        """Raise UserError if a run has lost its checkpoints: to begin anew would cost it its elite, too.
+        """Raise UserError if a run has lost its checkpoints: starting over would lose its elite, too.
 
-        A run that was killed before its first checkpoint also has a generation, but has not finished.
+        A run that was killed before its first checkpoint may also have one generation, but has not finished.
         """
         if self.checkpoints.generations():
             return
@@ -479,7 +479,7 @@ class RunDirectory:
     def note_resume(self, generation: int) -> None:
         """Record that the run was resumed after `generation`. Raises OSError."""
         path, before = self.path / RESUMES, []
-        # A damaged file is begun anew: training does not depend on it.
+        # A damaged file is replaced: training does not depend on it.
         with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError, UserError):
             before = [each for each in parse_json(read_bounded(path))["generations"] if isinstance(each, int)]
         write_json(path, {"generations": [*before, generation][-MOST_RESUMES:]})
@@ -487,7 +487,7 @@ class RunDirectory:
     def flush(self) -> None:
         """Write pending lines of metrics and lineage to disk.
 
-        Raises OSError, also if the directory was removed and another run has made it anew.
+        Raises OSError, also if the directory was removed and recreated by another run.
         """
         if self._lock is not None:
             self._lock.check()
@@ -526,7 +526,7 @@ class RunDirectory:
         return ranks.broadcast_bytes(problem.encode(), "the checkpoint").decode() or problem
 
     def prune(self, checkpoints: Checkpoints, best: int | None = None) -> str:
-        """Remove older checkpoints on this host, but that of generation `best`. Returns the problem, empty on success.
+        """Remove older checkpoints on this host, except that of generation `best`. Returns the problem, or "".
 
         Only after `write_checkpoint`, so that all hosts have one in common wherever a process is killed.
         """
@@ -561,7 +561,7 @@ class RunDirectory:
         """
         problem = ""
         try:
-            # In this order, whatever ends it can be repeated: while there is a checkpoint, its lines are found missing.
+            # An interruption in between is repaired: a checkpoint whose lines are missing is rolled back again.
             if ranks.is_main:
                 self.cut_back(generation, elite)
             if self.leads:
@@ -591,7 +591,7 @@ class RunDirectory:
         agent = decode_agents(payload, str(directory))[0]
         file = directory / "agent.safetensors"
         described = json_bytes(agent.describe())
-        # Left as they are where nothing changes: a push compares their time with the exported agent's.
+        # Unchanged files are not rewritten: a push compares their time with the exported agent's.
         with contextlib.suppress(OSError):
             if (read_bounded(file), read_bounded(directory / "agent.json")) == (payload, described):
                 return

@@ -47,7 +47,7 @@ class Fitness:
 
     @classmethod
     def of_ratings(cls, rated: Rated) -> Self:
-        """Ratings, with the spread of as many games as they are from, and the mean results as a term."""
+        """Ratings, with the standard deviation per game that their errors imply, and mean results as a term."""
         return cls(
             mean=rated.ratings,
             std=rated.errors * np.sqrt(rated.games),
@@ -81,8 +81,8 @@ class Fitness:
         """The mean returns [P] of so many training `episodes`, NaN where there is none.
 
         With the `deterministic` returns [P, N] of the same agents, all means are shifted by the population's mean
-        difference. Agents keep their order, and means are comparable with those of evaluation. A difference of each
-        agent's own would be an evaluation with as few episodes.
+        difference. Agents keep their order, and means are comparable with those of evaluation. One shift per agent
+        would amount to an evaluation with that few episodes.
         """
         shifted, seen = returns, returns
         if deterministic is not None:

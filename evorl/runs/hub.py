@@ -30,7 +30,7 @@ def is_on_hub(run: str | Path) -> bool:
 
 @contextlib.contextmanager
 def local_run(run: str | Path) -> Iterator[Path]:
-    """Yield the directory of a run: its own or, of one on the Hub, a temporary one with the files that are read.
+    """Yield the directory of a run: its own or, for a run on the Hub, a temporary one with the files needed.
 
     A page counts as a stranger's run, so the caller must validate its files. They are copied out of the Hub's cache,
     which consists of links, because links in a run are refused. A UserError raised in the block names the page, not

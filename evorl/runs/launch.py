@@ -299,7 +299,7 @@ def launched(config: AnyConfig, bf16: bool) -> AnyConfig:
 def check(config: AnyConfig, trains: bool = True, ranks: int | None = None) -> AnyConfig:
     """Raise UserError unless all names are known and the algorithm fits the environment and the launch.
 
-    What only training needs is checked if the run `trains`. Without `ranks` they are those of this launch.
+    Requirements of training are checked only if the run `trains`. By default, `ranks` are those of this launch.
     """
     check_name("network.name", config.network.name, NETWORKS)
     check_name("network.activation", config.network.activation, ACTIVATIONS)

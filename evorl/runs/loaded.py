@@ -108,7 +108,7 @@ class LoadedAgent:
         """The action for one observation, or actions [B, ...] for a batch, and the next recurrent state.
 
         `state` is the one that the previous call returned, or None at the start of episodes; it is always None for
-        feed-forward agents, unless they explore by noise that goes on from step to step. `episode_start` [B] marks the
+        feed-forward agents, unless their exploration noise persists across steps. `episode_start` [B] marks the
         entries at which a new episode starts. `action_mask` [A] or [B, A] is 1 for valid actions. Raises UserError for
         observations outside the agent's space, and for other arguments that do not fit them.
         """

@@ -1,6 +1,6 @@
 """The frame of every program: its arguments, signals and exit codes, and its errors on one line.
 
-It does without torch, whose import takes seconds: some commands need none.
+It does not import torch, which takes seconds: some commands do not need it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lines on a generation in progress, for logs and other readers that no progress bar reaches."""
+"""Progress lines during a generation, for logs and other outputs without a progress bar."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONG = 300.0
 class ProgressLines:
     """Says how far a generation is, how fast, and how long it will take. Steps are those of each agent.
 
-    The speed is that since the last line. If the first generation of a run will be long, one line says what shortens
+    The speed is measured since the last line. If a run's first generation will be long, one line says how to shorten
     it; this is the only line if `estimates_only`, as beside a progress bar.
     """
 

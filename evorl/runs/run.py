@@ -216,7 +216,7 @@ class Run:
         return self
 
     def _let_go(self) -> None:
-        """Release all that outlives a run that has failed before its first generation."""
+        """Release everything that a run holds if it fails before its first generation."""
         if self.league is not None:
             self.league.close()
         self._directory.release()
@@ -494,7 +494,7 @@ class Run:
         return agents
 
     def _on_main(self, work: Callable[[], None]) -> None:
-        """Do what may call the user's strategy, on the main process; its UserError is then raised on all ranks."""
+        """On the main process, do work that may call the user's strategy; its UserError is raised on all ranks."""
 
         def done() -> bytes:
             work()

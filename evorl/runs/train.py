@@ -243,13 +243,13 @@ def _written(value: Any, section: str) -> str:
     if hasattr(value, "tolist"):
         return _written(value.tolist(), section)
     if isinstance(value, float) and not math.isfinite(value):
-        # JSON's words for these are texts in YAML.
+        # YAML reads JSON's words for these as strings.
         return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
     return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
 
 
 def _with_environment(overrides: Mapping[str, Any], environment: Any) -> dict[str, Any]:
-    """Add the environment to the settings; an object, alone or as `id`, is replaced by what says how to make it."""
+    """Add the environment to the settings; an object, alone or as `id`, is replaced by settings that recreate it."""
     if environment is None:
         return dict(overrides)
     if isinstance(environment, str):
@@ -292,7 +292,7 @@ def _wrappers(environment: gym.Env[Any, Any]) -> list[str]:
 
 
 def _settings_of_spec(spec: gym.envs.registration.EnvSpec, wrappers: Sequence[str], wanted: str) -> dict[str, Any]:
-    """The settings of an environment made by `gymnasium.make`. Raises UserError if they cannot say all that it is."""
+    """The settings of an environment made by `gymnasium.make`. Raises UserError if they cannot fully describe it."""
     module = spec.entry_point.partition(":")[0] if isinstance(spec.entry_point, str) else ""
     # Another process may not run the line that registered it, but it can import what that line named, which comes
     # without registered wrappers.

@@ -29,7 +29,7 @@ from evorl.types import INITIAL, Agent, UserError
 LAST = 5
 """The number of a run's last generations whose agents are compared."""
 MOST = 10_000
-"""The number of newest lines that are read of a run's lineage, which may be any stranger's file."""
+"""The maximum number of newest lines read from a run's lineage, which may be an untrusted file."""
 
 
 def first_agents(config: AnyConfig, algorithm: Algorithm, ranks: Ranks, tuner: Tuner | None = None) -> list[Agent]:
@@ -56,8 +56,8 @@ def first_agents(config: AnyConfig, algorithm: Algorithm, ranks: Ranks, tuner: T
 def _trained(config: AnyConfig, algorithm: Algorithm, run: Path) -> list[Agent]:
     """Agents of a run as an initial population: in order, repeated cyclically if there are too few.
 
-    They keep their weights, optimiser states, hyperparameters and counters, such as the exploration's, but for what
-    counts towards the end of a run.
+    They keep their weights, optimiser states, hyperparameters and counters such as those of exploration, except
+    those that count towards the end of a run.
     """
     where = f"population.from: {run}"
     try:

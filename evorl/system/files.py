@@ -35,7 +35,7 @@ CHECKPOINTS = "checkpoints"
 
 
 def check_folder(path: Path) -> None:
-    """Raise UserError unless the directory exists that a file is to be written into."""
+    """Raise UserError unless the directory for a new file exists."""
     if not path.parent.is_dir():
         raise UserError(f"{path}: there is no directory {path.parent}")
 

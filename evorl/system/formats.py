@@ -146,7 +146,7 @@ def load_like(found: Mapping[str, Tensor], own: Mapping[str, Tensor], where: str
 
 
 def set_generator(generator: torch.Generator, found: Tensor, where: str) -> None:
-    """Set a torch generator's state from a file. Raises UserError if it is none of this kind of device."""
+    """Set a torch generator's state from a file. Raises UserError if it does not fit this kind of device."""
     try:
         generator.set_state(found)
     except (RuntimeError, TypeError) as error:

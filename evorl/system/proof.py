@@ -25,7 +25,7 @@ PROOF = ".proof"
 KEY_BYTES = 32
 PROOF_BYTES = hashlib.sha256().digest_size
 FAILS = (OSError, RuntimeError)
-"""What is raised without a working directory, a home, a key that is the user's alone, or room on the disk."""
+"""Errors if there is no working directory, no home, no key private to the user, or no space on the disk."""
 
 
 def sign(run: Path, code: Mapping[str, Any]) -> None:

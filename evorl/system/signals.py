@@ -100,7 +100,7 @@ def signals_wait() -> Iterator[None]:
 
 
 def defer_signals() -> None:
-    """Let signals wait for the end of a training step, where `held_signal` tells of them, until `heed_signals`."""
+    """Until `heed_signals`, defer signals to the end of a training step, where `held_signal` reports them."""
     global _held, _in_steps, _overdue
     _in_steps, _overdue = [], False
     _held = _in_steps

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def open_missing() -> None:
-    """Give stdout and stderr that were closed at the start, for which Python has None, nowhere to write to."""
+    """Open the null device in place of a stdout or stderr that was closed at the start, where Python has None."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 -- open to the end

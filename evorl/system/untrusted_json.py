@@ -15,7 +15,7 @@ SUSPECT = re.compile(rb"\\u[dD][89a-fA-F]|[0-9]{19}")
 def parse_json(payload: bytes) -> Any:
     """Parse JSON. Raises ValueError for invalid JSON, and for values that no run writes.
 
-    Those are text with a unpaired surrogate, which no file or terminal accepts, integers beyond 64 bits, and unbounded
+    Those are text with an unpaired surrogate, which no file or terminal accepts, integers beyond 64 bits, and unbounded
     nesting.
     """
     try:
@@ -28,7 +28,7 @@ def parse_json(payload: bytes) -> Any:
 
 
 def _check(value: Any) -> None:
-    """Raise ValueError for a unpaired surrogate or an integer beyond 64 bits."""
+    """Raise ValueError for an unpaired surrogate or an integer beyond 64 bits."""
     if isinstance(value, str):
         check_text(value)
     elif isinstance(value, int):

@@ -126,7 +126,7 @@ class Paths:
     """The agents so far, by id. The curve of an agent begins with that of its ancestors.
 
     Agents without descendants are dropped, so with selection memory grows with the number of generations, not of
-    agents; without selection nobody is.
+    agents; without selection none are dropped.
     """
 
     def __init__(self) -> None:

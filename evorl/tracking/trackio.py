@@ -16,15 +16,15 @@ from evorl.tracking.tracker import History, Points, Record, Tracker, lineage_tab
 from evorl.tracking.wandb import run_id
 
 REMOTE = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")
-"""Trackio's own variables with which it logs to a Space or to a server in place of this machine, the first one set."""
+"""Variables that make Trackio log to a Space or a server instead of this machine; the first one set counts."""
 
 
 class Trackio(Tracker):
     """One Trackio run per run directory, over environment steps. Raises ImportError without the extra.
 
-    Local by default: the database is in `TRACKIO_DIR`, and `trackio show` opens it. A resumed run replaces its local
-    curves by its whole history; on a Space or a server they go on, and points of generations that are trained again
-    stay.
+    Local by default: the database is in `TRACKIO_DIR`, and `trackio show` opens it. A resumed run rewrites its local
+    curves from its whole history; on a Space or a server they continue, and keep the old points of generations that are
+    trained again.
     """
 
     def __init__(self, config: AnyConfig, directory: Path, history: History = ()) -> None:

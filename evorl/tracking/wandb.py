@@ -80,7 +80,7 @@ class WeightsAndBiases(Tracker):
         except wandb.errors.CommError:
             if mode != "online" or settings.mode != "auto":
                 raise
-            # Compute nodes of clusters often have a key, and no way out.
+            # Compute nodes of clusters often have a key, but no internet access.
             print(f"W&B: no connection to {_address()}, {upload}")
             # Its helper process still holds the run by this id.
             wandb.teardown()
