@@ -77,7 +77,7 @@ def warn_of_cores(count: int, ranks: Ranks) -> None:
     if actors > cores and ranks.is_main:
         warnings.warn(
             f"actors.count: {actors} actors on a host of {_cores(cores)} share them with {ranks.on_host} learning "
-            f"process{'es' if ranks.on_host > 1 else ''}; more than {max(1, cores)} hardly collect faster",
+            f"process{'es' if ranks.on_host > 1 else ''}; more than {max(1, cores)} are unlikely to collect faster",
             EvorlWarning,
             stacklevel=3,
         )
@@ -239,7 +239,7 @@ class Actors(Continued):
     def restore(self, tensors: Tensors, seed: int) -> str:
         expected = {f"actor.{index}" for index in range(self._settings.count)}
         if tensors.keys() != expected:
-            raise UserError("the running episodes are those of other actors")
+            raise UserError("the running episodes belong to other actors")
         self._supervisor.start()
         failed = []
         for index in range(self._settings.count):

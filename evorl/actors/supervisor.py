@@ -282,7 +282,7 @@ class Supervisor:
         if actor.failures >= self._settings.max_restarts:
             raise RunFailed(
                 f"actor {self._number(actor)} ended {actor.failures + 1} times without a rollout in between "
-                "(actors.max_restarts); what it printed stands above"
+                "(actors.max_restarts); see its output above"
             )
         self.restarts += 1
         self._ready = deque(each for each in self._ready if each is not actor)

@@ -115,7 +115,7 @@ def ask(space: gym.Space[Any], mask: Flags | None) -> NDArray[Any]:
         try:
             given = input(f"your move ({told}): ").strip()
         except UnicodeDecodeError:
-            print("these are no letters of the terminal's encoding")
+            print("the input is not valid in the terminal's encoding")
             continue
         if given.lower() == QUIT:
             raise Left

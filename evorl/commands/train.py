@@ -48,7 +48,7 @@ def train(parsed: argparse.Namespace) -> None:
         train_seeds(parsed)
         return
     if parsed.jobs is not None:
-        raise UserError("--jobs: is the number of seeds to train at a time; give them, such as --seeds 1 2 3")
+        raise UserError("--jobs: sets how many seeds train at a time; give the seeds, such as --seeds 1 2 3")
     arguments = program_arguments([*parsed.words, *_verbosity(parsed)], parsed.seed, parsed.name)
     program = program_for(read_settings(Path(arguments[1]), arguments[2:]))
     if parsed.processes == 1:
@@ -272,7 +272,7 @@ def _check_begun(path: Path, config: AnyConfig) -> None:
         ("evaluation.max_steps", begun.evaluation.max_steps, config.evaluation.max_steps),
     ):
         if was != now:
-            raise UserError(f"run.resume: {path} was begun with another {key}; choose another --name")
+            raise UserError(f"run.resume: {path} was started with another {key}; choose another --name")
 
 
 def visible_gpus() -> list[str]:

@@ -257,7 +257,7 @@ def configuration_file(name: str, assignments: Sequence[str] = ()) -> Path:
     if own.suffix in (".yaml", ".yml"):
         return TRAINING / name if name in (f"{each}.yaml" for each in shipped_names()) else own
     if name not in shipped_names():
-        raise UserError(f"{shown(name)} is no file and no shipped configuration" + nearest(name, shipped_names()))
+        raise UserError(f"{shown(name)} is neither a file nor a shipped configuration" + nearest(name, shipped_names()))
     asked = override({"algorithm": {"name": name}}, assignments)
     return TRAINING / f"{tuned_name(algorithm_of(asked) or name, environment_of(asked)) or name}.yaml"
 

@@ -371,5 +371,5 @@ def _like(value: Any, kept: Any) -> Any:
         return kept
     array = np.array(kept["values"], dtype=value.dtype).reshape(value.shape)
     if kept["type"] != str(value.dtype):
-        raise ValueError(f"an array of {kept['type']} is none of {value.dtype}")
+        raise ValueError(f"expected an array of {value.dtype}, found one of {kept['type']}")
     return array

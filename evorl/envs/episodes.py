@@ -149,7 +149,7 @@ class Episodes:
         """Load the output of `state`, of checked shapes and dtypes. Raises UserError for impossible values."""
         agent, began, length, total = state["waiting"]
         if not (np.isin(agent, range(self._agents)).all() and np.isfinite(state["waiting"]).all()):
-            raise UserError("an episode that ended is of no agent")
+            raise UserError("an episode that ended belongs to no agent")
         self._clock, self._began = 0, -state["ages"]
         self._owners, self._owned = state["owners"].copy(), state["owned"].copy()
         self._return, self._longest = state["returns"].copy(), state["longest"].copy()

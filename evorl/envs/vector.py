@@ -120,7 +120,7 @@ class RecoveringVector:
             before.single_observation_space,
             before.single_action_space,
         ):
-            raise UserError(f"environment.kwargs: {self._settings.id} has other spaces with {shown(differing[0])}")
+            raise UserError(f"environment.kwargs: {self._settings.id} has different spaces with {shown(differing[0])}")
         return True
 
     def reset(self, seed: int | Sequence[int]) -> Start:
@@ -482,8 +482,8 @@ def _check_limit(settings: Environment) -> None:
         isinstance(limit, int) and not isinstance(limit, bool) and (limit > 0 or limit == -1)
     ):
         raise UserError(
-            f"environment.kwargs.{LIMIT}: {shown(limit)} is no number of steps; give a whole number above 0, or -1 for "
-            "no limit"
+            f"environment.kwargs.{LIMIT}: {shown(limit)} is not a valid number of steps; give a whole number above 0, "
+            "or -1 for no limit"
         )
 
 

@@ -148,9 +148,7 @@ def check_hub(*names: str) -> None:
     """Raise UserError unless these are valid Hub names, the `hub` extra is installed, and there is a token."""
     for name in names:
         if not NAME.fullmatch(name):
-            raise UserError(
-                f"{shown(name)}: is no name on the Hub; the form is ME/NAME, of letters, digits, -, _ and ."
-            )
+            raise UserError(f"{shown(name)}: is not a valid Hub name; use ME/NAME with letters, digits, -, _ and .")
     require("hub", "a push")
     import huggingface_hub
 

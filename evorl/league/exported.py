@@ -41,7 +41,7 @@ class ExportedAgent:
         self.facts: dict[str, str] = self._session.get_modelmeta().custom_metadata_map
         trained_in = self.facts.get(ENVIRONMENT, interface.environment)
         if trained_in != interface.environment:
-            raise UserError(f"{name}: was exported from {trained_in[:80]}, and the game is {interface.environment}")
+            raise UserError(f"{name}: was exported from {trained_in[:80]}, but the game is {interface.environment}")
         self._inputs = {each.name: each for each in self._session.get_inputs()}
         self._outputs = [each.name for each in self._session.get_outputs()]
         self.state_shape: tuple[int, ...] = tuple(self._inputs[STATE].shape[1:]) if STATE in self._inputs else ()

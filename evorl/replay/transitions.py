@@ -307,7 +307,7 @@ class ReplayExperience(Experience):
                 raise UserError(f"{WHERE}: {name} must be from 0 to {most:,}")
         self.restore(rows, known)
         if (known["rows"], known["streams"]) != (self.storage.rows, self.storage.streams):
-            raise UserError(f"{WHERE}: it is of another capacity")
+            raise UserError(f"{WHERE}: it has a different capacity")
         self._schedule.resume(counters["steps"].numpy())
         self._made, self._sizes = counters["made"].numpy(), counters["sizes"].numpy()
         self._full = bool(numbers[FULL])

@@ -43,7 +43,7 @@ def draw(runs: Sequence[Drawn], output: Path, measure: str | None = None, hyperp
     if len(runs) > 1 and hyperparameter is not None:
         raise UserError(f"--hyperparameter: is drawn for one run, not for {len(runs)}")
     if len(runs) == 1 and measure is not None:
-        raise UserError("--measure: several runs are compared by it, and only one is given")
+        raise UserError("--measure: applies only to several runs, but one was given")
     figure = Figure(figsize=(8, 4.5) if hyperparameter is None else (8, 6), layout="constrained")
     if len(runs) > 1:
         _compare(figure, groups(runs), measure or "best")

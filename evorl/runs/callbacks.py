@@ -53,7 +53,7 @@ class Generation:
         try:
             number = float(value)
         except (TypeError, ValueError, OverflowError) as error:
-            raise UserError(f"callbacks: {name} is logged as {shown(value)}, which is no number") from error
+            raise UserError(f"callbacks: {name} is logged as {shown(value)}, which is not a number") from error
         self._logged[name] = number if math.isfinite(number) else None
 
     @property

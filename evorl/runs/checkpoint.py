@@ -141,27 +141,29 @@ class InterimCheckpoints:
             self.clear()
             return False
         if problem := ranks.first_problem(self._damage(), OTHERS):
-            return self._refuse(problem, f"generation {generation + 1} begins anew")
+            return self._refuse(problem, f"generation {generation + 1} starts over")
         position, progress = self._read(ranks.from_main(lambda: checkpoints.read(self._number, STATE), "its state"))
         if progress.generation < generation:
             self.clear()
             return False
         if progress.generation > generation or position.base != digest(encode_agents(agents)):
             return self._refuse(
-                f"{checkpoints.path(self._number)}: is of a generation that began with other agents",
-                f"generation {generation + 1} begins anew",
+                f"{checkpoints.path(self._number)}: belongs to a generation that started with other agents",
+                f"generation {generation + 1} starts over",
             )
-        where = f"{checkpoints.path(self._number)}: generation {generation + 1} begins anew"
+        where = f"{checkpoints.path(self._number)}: generation {generation + 1} starts over"
         if progress.moved(self._config, self._placement):
             if ranks.is_main:
                 there = (
                     f"{progress.ranks} {progress.placement} ranks ({progress.device}) with {progress.vectorization} "
                     "environments"
                 )
-                self._warn_once("interim", f"{where}: this checkpoint is from {there}, and can be resumed only so")
+                self._warn_once(
+                    "interim", f"{where}: this checkpoint is from {there}, and can be resumed only with that setup"
+                )
             return False
         if lost := ranks.first_problem(self._restore_environments(generation + 1), OTHERS):
-            return self._refuse(lost, f"generation {generation + 1} begins anew")
+            return self._refuse(lost, f"generation {generation + 1} starts over")
         self.position, self.progress = position, progress
         return True
 
@@ -196,7 +198,7 @@ class InterimCheckpoints:
             except UserError as error:
                 problem = problem or (
                     f"{self._checkpoints.path(self._number) / file}: {error}; without this directory its generation "
-                    "begins anew"
+                    "starts over"
                 )
         self._ranks.raise_if_any_failed(problem, "the interim checkpoint")
         steps = self.position.steps[rank]
@@ -437,7 +439,7 @@ class CheckpointManager:
         if generations and again != 1:
             raise UserError(
                 f"run.resume: every checkpoint in {checkpoints.directory} is damaged; nothing was changed, and with "
-                "another run.name training begins anew",
+                "another run.name training starts from scratch",
                 reported_elsewhere=not ranks.is_main,
             )
         self._again = again

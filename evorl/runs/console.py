@@ -34,7 +34,7 @@ STEPS = "training.max_steps"
 UNCHANGED = ("initial", "none")
 MOST = 3
 """Mutations that a line lists; the rest are only counted."""
-SLOW = "network.bf16: this machine has no units for bfloat16, so updates take longer than with mixed_precision: 'no'"
+SLOW = "network.bf16: this machine has no bfloat16 hardware, so updates take longer than with mixed_precision: 'no'"
 
 
 def announce(config: AnyConfig, ranks: Ranks) -> None:

@@ -473,7 +473,7 @@ class RunDirectory:
         if any(row["generation"] > 1 or has_finished for row in self.metrics.rows()):
             raise UserError(
                 f"run.resume: {self.path} has been trained before, but has no checkpoint; it was left as it is, and "
-                "with another run.name training begins anew"
+                "with another run.name training starts from scratch"
             )
 
     def note_resume(self, generation: int) -> None:
@@ -631,7 +631,7 @@ def check_same_run(path: Path, config: AnyConfig) -> None:
 
     begun = validate(without_removed(read_yaml(path / CONFIG)), SETTINGS)
     if difference := _first_difference(begun, config):
-        raise UserError(f"run.resume: {path} was begun with another configuration: {difference}")
+        raise UserError(f"run.resume: {path} was started with another configuration: {difference}")
 
 
 def _directory(config: AnyConfig, owner: Owner) -> Path:

@@ -168,7 +168,7 @@ class Logger(NullLogger):
             self._warn_once(
                 "episodes",
                 f"no episode ended in generation {progress.generation}, which had {self._length.of_each:,} steps of "
-                "each environment, so train_return has no numbers",
+                "each environment, so train_return is empty",
             )
         if warning := self._config.algorithm.warning(counts.metrics):
             self._warn_once("metrics", f"{warning} (generation {progress.generation})")

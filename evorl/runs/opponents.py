@@ -113,7 +113,7 @@ def check_same_game(loaded: LoadedAgent, task: Task, name: str) -> None:
     """Raise UserError unless a run's agent plays the same game as the task."""
     here, there = task.settings, loaded.config.environment
     if there.id != here.id:
-        raise UserError(f"{name}: plays {there.id}, and the game is {here.id}")
+        raise UserError(f"{name}: plays {there.id}, but the game is {here.id}")
     spaces = loaded.observation_space, loaded.action_space
     if there.kwargs != here.kwargs or spaces != (task.interface.observation, task.interface.action):
         raise UserError(f"{name}: plays {there.id} with other environment.kwargs or spaces")

@@ -567,7 +567,7 @@ class Run:
         if not self._saved_steps and self.progress.generation > 1:
             return f"{what}: no checkpoint could be written, so the run cannot be resumed"
         if not self._saved_steps:
-            return f"{what}: there is no checkpoint yet, and a resumed run begins anew"
+            return f"{what}: there is no checkpoint yet, and a resumed run starts over"
         return f"{what}: a resumed run trains them again from its last checkpoint"
 
     def _wall_clock_seconds(self) -> float:

@@ -308,7 +308,7 @@ def _settings_of_spec(spec: gym.envs.registration.EnvSpec, wrappers: Sequence[st
     if known is not None:
         kwargs = {key: value for key, value in kwargs.items() if key not in known.kwargs or known.kwargs[key] != value}
         if spec.max_episode_steps is None and known.max_episode_steps is not None:
-            raise UserError(f"environment: a configuration cannot take the time limit off {spec.id}; {wanted}")
+            raise UserError(f"environment: a configuration cannot remove the time limit of {spec.id}; {wanted}")
         if spec.max_episode_steps != known.max_episode_steps:
             kwargs["max_episode_steps"] = spec.max_episode_steps
         return {"id": spec.id, "kwargs": kwargs}
@@ -334,7 +334,9 @@ def _file_of(config: str | Path | Mapping[str, Any] | AnyConfig, folder: Path, g
             say(told)
         return path
     if not isinstance(config, Mapping | Config):
-        raise UserError(f"config: {shown(config)} is no configuration; give a name such as 'ppo', a file or a mapping")
+        raise UserError(
+            f"config: {shown(config)} is not a configuration; give a name such as 'ppo', a file or a mapping"
+        )
     # The run's header shows this file name as the origin of settings.
     path = folder / "your settings"
     data = config if isinstance(config, Mapping) else config.model_dump(mode="json")

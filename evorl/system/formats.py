@@ -80,7 +80,7 @@ def decode_agents(payload: bytes, where: str) -> list[Agent]:
         for key, value in sorted(load(payload).items()):
             index, module, role, name = key.split("/", 3)
             if role not in ROLES or not index.isdecimal():
-                raise ValueError(f"tensor {key!r} is of no agent")
+                raise ValueError(f"tensor {key!r} belongs to no agent")
             tensors[int(index)].setdefault(module, {}).setdefault(role, {})[name] = value
         for roles in (roles for agent in tensors for roles in agent.values()):
             for role in ROLES:

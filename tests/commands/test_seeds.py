@@ -147,7 +147,7 @@ def test_a_folder_may_have_a_sign_that_settings_have(in_directory):
         (["--seed", "1", "--seed=4", "seed=4"], "seed: --seed sets it; leave one of them out"),
         (["--name", "a", "run.name=b"], "run.name: --name sets it; leave one of them out"),
         (["--seeds", "1", "2", "--seed", "4"], "argument --seed: not allowed with argument --seeds"),
-        (["--jobs", "2"], "--jobs: is the number of seeds to train at a time"),
+        (["--jobs", "2"], "--jobs: sets how many seeds train at a time"),
         (["--seeds", "-3"], "--seeds"),
         (["--seeds", "1", "algorithm.gamma=7"], "algorithm.gamma: 7 is out of range"),
     ],
@@ -173,9 +173,9 @@ def test_seeds_train_and_are_taken_up_again(in_directory, capsys):
     assert sorted(path.parent.name for path in in_directory.rglob("metrics.jsonl")) == ["a-seed-1", "a-seed-2"]
     assert first.read_bytes() == kept
     for other, message in (
-        ("algorithm.gamma=0.5", "was begun with another configuration: algorithm.gamma was"),
-        ("network.bf16=true", "was begun with another network.bf16"),
-        ("evaluation.max_steps=7", "was begun with another evaluation.max_steps"),
+        ("algorithm.gamma=0.5", "was started with another configuration: algorithm.gamma was"),
+        ("network.bf16=true", "was started with another network.bf16"),
+        ("evaluation.max_steps=7", "was started with another evaluation.max_steps"),
     ):
         assert run_program(run_command, [*words, other]) == 2
         told = capsys.readouterr()

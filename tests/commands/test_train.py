@@ -91,7 +91,7 @@ def test_verbose_is_short_for_its_setting(words, in_directory, monkeypatch):
 
 
 def test_words_that_name_nothing_are_refused(in_directory):
-    with pytest.raises(UserError, match="'pppo' is no file and no shipped configuration; did you mean 'ppo'"):
+    with pytest.raises(UserError, match="'pppo' is neither a file nor a shipped configuration; did you mean 'ppo'"):
         program_arguments(["pppo"], None, None)
     with pytest.raises(UserError, match="name one algorithm or file, not several: 'ppo', 'dqn'"):
         program_arguments(["ppo", "seed=1", "dqn"], None, None)

@@ -42,7 +42,7 @@ def told(words, capsys):
         ),
         ("device=cpu", f"device: unknown key; {ELSEWHERE['device']}"),
         ("populaton.size=3", "populaton: unknown key; did you mean 'population'?"),
-        ("PPO", "'PPO' is no file and no shipped configuration; did you mean 'ppo'?"),
+        ("PPO", "'PPO' is neither a file nor a shipped configuration; did you mean 'ppo'?"),
         ("algorithm=PPO", "algorithm.name: there is no algorithm 'PPO'; did you mean 'ppo'?"),
         (
             "ppo own.games:Maze",

@@ -139,7 +139,7 @@ def test_the_journal_keeps_no_more_than_the_oldest_episode_needs():
         (lambda kept: kept.update(started=kept["started"].bfloat16()), "numbers of a type"),
         (lambda kept: kept.update(more=kept["started"]), "not expected here"),
         (lambda kept: kept.pop(ORIGINS), "their start states are missing"),
-        (lambda kept: kept.update({"episodes.waiting": torch.full((4, 1), 9.0).double()}), "is of no agent"),
+        (lambda kept: kept.update({"episodes.waiting": torch.full((4, 1), 9.0).double()}), "belongs to no agent"),
         (lambda kept: kept.update({ORIGINS: told(kept, restarts={"seed": 0})}), "their restarts are missing"),
         (
             lambda kept: kept.update({ORIGINS: told(kept, restarts={"seed": 0, "failures": [0, -9, 0, 0]})}),

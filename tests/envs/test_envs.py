@@ -200,7 +200,7 @@ def test_a_limit_on_steps_means_the_same_in_native_environments(limit, ended, ve
 @pytest.mark.parametrize("vectorization", ["native", "sync"])
 def test_a_limit_that_is_none_is_refused(limit, vectorization):
     settings = Environment(id="CartPole-v1", vectorization=vectorization, kwargs={"max_episode_steps": limit})
-    with pytest.raises(UserError, match=r"environment\.kwargs\.max_episode_steps: .* is no number of steps"):
+    with pytest.raises(UserError, match=r"environment\.kwargs\.max_episode_steps: .* is not a valid number of steps"):
         Environments(settings, P, E)
 
 

@@ -140,7 +140,7 @@ def test_a_page_has_one_name_given_in_either_way(run, monkeypatch):
         with pytest.raises(UserError, match="push: name one page, such as --repo-id"):
             run_command(["push", str(run), *words])
     for words in (["x"], ["me/x)["], ["me/x", "--benchmark", "cart poles"]):
-        with pytest.raises(UserError, match="is no name on the Hub; the form is ME/NAME"):
+        with pytest.raises(UserError, match="is not a valid Hub name; use ME/NAME"):
             run_command(["push", str(run), *words])
 
 

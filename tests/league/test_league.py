@@ -517,13 +517,13 @@ def test_a_match_needs_the_same_game_of_two_seats(in_directory):
     assert train("run.name=game", *RUN, "training.max_steps=40") == 0
     assert train("run.name=other", *RUN, "environment.id=helpers.games:RockPaperScissors", "training.max_steps=40") == 0
     assert train("run.name=pole", "training.max_steps=40") == 0
-    with pytest.raises(UserError, match=r"runs/pole: plays CartPole-v1, and the game is helpers\.games:ThreeMoves"):
+    with pytest.raises(UserError, match=r"runs/pole: plays CartPole-v1, but the game is helpers\.games:ThreeMoves"):
         run_command(["match", "runs/game", "runs/pole"])
     with pytest.raises(UserError, match="runs/pole: CartPole-v1 is not a two-player game"):
         run_command(["match", "runs/pole", "runs/game"])
     with pytest.raises(UserError, match=r"watch: helpers.games:ThreeMoves is a game, and those are not shown"):
         run_command(["watch", "runs/game", "--video", "a.mp4"])
-    with pytest.raises(UserError, match=r"runs/other: plays helpers.games:RockPaperScissors, and the game is "):
+    with pytest.raises(UserError, match=r"runs/other: plays helpers.games:RockPaperScissors, but the game is "):
         run_command(["match", "runs/game", "runs/other"])
 
 

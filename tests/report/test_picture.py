@@ -63,7 +63,7 @@ def test_options_of_another_number_of_runs_are_refused(tmp_path):
     one, other = (str(write_run(tmp_path / name)) for name in "ab")
     with pytest.raises(UserError, match=r"^--hyperparameter: is drawn for one run, not for 2$"):
         run_command(["plot", one, other, "--hyperparameter", "gamma", "-o", str(tmp_path / "x.png")])
-    with pytest.raises(UserError, match=r"^--measure: several runs are compared by it, and only one is given$"):
+    with pytest.raises(UserError, match=r"^--measure: applies only to several runs, but one was given$"):
         run_command(["plot", one, one, "--measure", "mean", "-o", str(tmp_path / "x.png")])
     assert not (tmp_path / "x.png").exists()
 

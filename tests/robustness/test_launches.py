@@ -212,7 +212,7 @@ def test_another_host_s_run_of_the_same_name_is_left_alone(tmp_path):
             RunDirectory._claim_own(path, there, here)
     resumed = config(f"run.directory={tmp_path}", "run.name=a", "run.resume=auto")
     RunDirectory._claim_own(path, resumed, here).release()
-    with pytest.raises(UserError, match="was begun with another configuration: seed was"):
+    with pytest.raises(UserError, match="was started with another configuration: seed was"):
         RunDirectory._claim_own(path, resumed.model_copy(update={"seed": 77}), here)
     assert not list((path / "checkpoints").glob("*"))
 

@@ -192,6 +192,6 @@ def test_products_in_bfloat16_are_named_and_a_machine_that_is_slow_at_them(tmp_p
     assert [line for line in header_of() if "bf16" in line or "bfloat16" in line] == []
     *_, where, last = header_of("network.bf16=true")
     assert "(cpu, 1 thread, products in bfloat16)" in where
-    assert last.startswith("network.bf16: this machine has no units for bfloat16")
+    assert last.startswith("network.bf16: this machine has no bfloat16 hardware")
     features.write_text("flags : avx2 amx_bf16 avx512f\n")
     assert len(header_of("network.bf16=true")) == len(header_of())

@@ -165,7 +165,7 @@ def test_a_damaged_one_is_set_aside_and_the_generation_begins_anew(whole_run, st
     place = stopped_run(CASE, 30)
     file = place / "learner-rank-000.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"?")
-    with pytest.warns(EvorlWarning, match=r"learner-rank-000.safetensors: damaged; .*generation 2 begins anew"):
+    with pytest.warns(EvorlWarning, match=r"learner-rank-000.safetensors: damaged; .*generation 2 starts over"):
         assert play("b", monkeypatch=monkeypatch) == 0
     assert [path.name for path in saved("b")] == [f"damaged-{place.name}"]
     assert all(f"damaged-{place.name}/" in name for name in differences(whole_run, Path("runs/b")))
@@ -265,7 +265,7 @@ def test_a_state_that_lies_begins_the_generation_anew(change, stopped_run, monke
         return json.dumps(state).encode()
 
     rewritten(place, "state.json", changed)
-    with pytest.warns(EvorlWarning, match="generation 2 begins anew"):
+    with pytest.warns(EvorlWarning, match="generation 2 starts over"):
         assert play("b", monkeypatch=monkeypatch, more=("training.max_steps=96",)) == 0
 
 
@@ -278,7 +278,7 @@ def test_episodes_that_cannot_be_played_again_begin_the_generation_anew_and_thei
     name = "environments-rank-000.safetensors"
     names = [key for key in decode_tensors((place / name).read_bytes(), "it")[0] if key.startswith(SEEN)]
     rewritten(place, name, with_tensors(lambda tensors, _: tensors[names[0]].add_(1)))
-    with pytest.warns(EvorlWarning, match="cannot be played again in .*begins anew"):
+    with pytest.warns(EvorlWarning, match="cannot be played again in .*starts over"):
         assert play("b", monkeypatch=monkeypatch) == 0
     steps = [[row["agent_steps"] for row in lines(run / "metrics.jsonl")] for run in (whole_run, Path("runs/b"))]
     assert steps[0] == steps[1]
@@ -288,7 +288,7 @@ def test_episodes_that_cannot_be_played_again_begin_the_generation_anew_and_thei
 def test_another_vectorization_begins_the_generation_anew(stopped_run, monkeypatch):
     stopped_run(CASE, 30)
     with (
-        pytest.warns(EvorlWarning, match=r"begins anew: this checkpoint is from 1 .* ranks \(cpu\) with sync env"),
+        pytest.warns(EvorlWarning, match=r"starts over: this checkpoint is from 1 .* ranks \(cpu\) with sync env"),
         pytest.warns(EvorlWarning, match="not bit-exact"),
     ):
         assert play("b", monkeypatch=monkeypatch, more=("environment.vectorization=async",)) == 0
@@ -303,7 +303,7 @@ def test_another_kind_of_device_begins_the_generation_anew(stopped_run, monkeypa
         return json.dumps(state).encode()
 
     rewritten(stopped_run(CASE, 30), "state.json", changed)
-    with pytest.warns(EvorlWarning, match=r"begins anew: this checkpoint is from 1 .* ranks \(cuda\) with sync"):
+    with pytest.warns(EvorlWarning, match=r"starts over: this checkpoint is from 1 .* ranks \(cuda\) with sync"):
         assert play("b", monkeypatch=monkeypatch) == 0
     assert saved("b") == []
 

@@ -94,7 +94,7 @@ def test_an_exported_agent_of_another_game_is_refused(a, capsys):
     run_command(["export", "runs/b"])
     loaded = load("runs/a", allow_code=True)
     task = Task(loaded.config.environment, loaded.algorithm.interface)
-    with pytest.raises(UserError, match=r"was exported from helpers\.games:RockPaperScissors, and the game is helpers"):
+    with pytest.raises(UserError, match=r"was exported from helpers\.games:RockPaperScissors, but the game is helpers"):
         opponent_of("runs/b/agent.onnx", "opponent", task)
     file = onnx.load("runs/b/agent.onnx")
     del file.metadata_props[:]

@@ -173,8 +173,8 @@ def test_sections_stand_within_mappings_and_under_dotted_keys():
         (lambda: evorl.Evolution(burn_in=-1), "burn_in: -1 is out of range; it must be at least 0 and"),
         (lambda: evorl.train(training=evorl.Network(bf16=True)), "training.bf16: unknown key; did you mean 'network"),
         (lambda: evorl.train("ppo", algorithm=evorl.PPOSettings(name="a2c", clip=0.1)), "algorithm.clip: unknown key"),
-        (lambda: evorl.train(["ppo"]), "config: ['ppo'] is no configuration; give a name such as 'ppo', a file or"),
-        (lambda: evorl.train(evorl.Training()), "is no configuration; give a name such as 'ppo', a file or a mapping"),
+        (lambda: evorl.train(["ppo"]), "config: ['ppo'] is not a configuration; give a name such as 'ppo', a file or"),
+        (lambda: evorl.train(evorl.Training()), "is not a configuration; give a name such as 'ppo', a file or a"),
         (
             lambda: evorl.train(environment={"id": gym.make("CartPole-v1"), "kwargs": None}),
             "environment.kwargs: None does not fit: this is a section, with keys of its own",

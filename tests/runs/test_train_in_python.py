@@ -159,7 +159,7 @@ def test_what_a_configuration_cannot_name_is_refused_in_one_line(registry):
     for environment, message in (
         (FiveSteps(), f"environment: this FiveSteps has no `spec`, by which copies could be made; {wanted}"),
         (gym.make("Local-v0"), "does not stand at the top of a module or script"),
-        (gym.make("CartPole-v1", max_episode_steps=-1), f"cannot take the time limit off CartPole-v1; {wanted}"),
+        (gym.make("CartPole-v1", max_episode_steps=-1), f"cannot remove the time limit of CartPole-v1; {wanted}"),
         (
             gym.wrappers.FlattenObservation(gym.make("CartPole-v1")),
             f"cannot name the wrapper FlattenObservation of this CartPole-v1; {wanted}, such as a function that",
@@ -282,9 +282,9 @@ def test_what_a_callback_may_not_do_is_said(in_directory):
         evorl.train(SMALL, callbacks=[yes], run={"name": "a"})
     with pytest.raises(UserError, match="callbacks: <lambda> stops because of 3, which is not a string"):
         evorl.train(SMALL, callbacks=[lambda generation: evorl.Stop(3)], run={"name": "d"})
-    with pytest.raises(UserError, match=r"x is logged as 1000.*, which is no number"):
+    with pytest.raises(UserError, match=r"x is logged as 1000.*, which is not a number"):
         evorl.train(SMALL, callbacks=[lambda generation: generation.log("x", 10**400)], run={"name": "e"})
-    with pytest.raises(UserError, match="x is logged as 'much', which is no number"):
+    with pytest.raises(UserError, match="x is logged as 'much', which is not a number"):
         Generation({"generation": 1}, []).log("x", "much")
 
     def fails(generation):
@@ -331,7 +331,7 @@ def test_after_a_generation_that_an_interim_checkpoint_has_whole_nothing_is_lost
 @pytest.mark.parametrize(
     ("last", "lost"),
     [
-        (1, "there is no checkpoint yet, and a resumed run begins anew"),
+        (1, "there is no checkpoint yet, and a resumed run starts over"),
         (2, "a resumed run trains them again from its last checkpoint"),
     ],
 )
