@@ -116,7 +116,7 @@ def test_tensors_of_an_agent_before_the_first_are_refused():
     module, roles = next(iter(member.tensors.items()))
     name, value = next(iter(roles["parameters"].items()))
     payload = described(json.dumps([member.describe()]), **{f"-1/{module}/parameters/{name}": torch.zeros_like(value)})
-    assert "of no agent" in check_refused(payload)
+    assert "belongs to no agent" in check_refused(payload)
 
 
 NAN, INF = float("nan"), float("inf")

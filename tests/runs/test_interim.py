@@ -209,7 +209,7 @@ def with_tensors(change):
         ("experience", lambda t, n: t["within.counters.steps"].fill_(float("nan")), "must be from 0 to"),
         ("experience", lambda t, n: t["within.counters.sizes"].fill_(10**9), "must be from 0 to"),
         ("experience", lambda t, n: n.pop("full"), "number 'full'"),
-        ("experience", lambda t, n: n.update(rows=n["rows"] + 1), "of another capacity"),
+        ("experience", lambda t, n: n.update(rows=n["rows"] + 1), "a different capacity"),
         ("experience", lambda t, n: t.pop("within.counters.made"), "tensor 'made' is missing"),
     ],
 )  # fmt: skip
