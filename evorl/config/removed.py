@@ -19,7 +19,7 @@ class Removed:
     instead: str
 
     def advice(self, path: str) -> str:
-        """What to do instead, as the end of an error message."""
+        """The error message after the path of a removed setting: how to resume with it, and its replacement."""
         former = json.dumps(self.default)
         return f"removed; leave it out (resume a run that has it with {path}={former}): {self.instead}"
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers.support import fields_of
+from helpers.support import fields_of, trained
 from helpers.worlds import (
     ALL,
     PLAIN,
@@ -210,6 +210,15 @@ def test_what_nobody_can_stop_is_not_asked_for_after_each_update():
     """On a GPU, `active` is given after each update, and reading it would wait for all work before it."""
     due, _ = rollouts_with_stops({0: [0, 1, 2]}, stops_early=False, epochs=2, batch_size=8.0)
     assert due == [[[1, 1, 1]] * 4]
+
+
+@pytest.mark.parametrize(("target", "updates"), [("null", 8), ("1e-12", 2)])
+def test_ppo_ends_a_rollout_early_only_with_target_kl(target, updates):
+    """Policies are the same in the first update, and far enough apart in the second to stop both agents."""
+    settings = f"algorithm={{name: ppo, rollout_steps: 8, batch_size: 8, epochs: 4, target_kl: {target}}}"
+    learner, environments = trained(settings, "environment.num_envs=2", steps=8)
+    environments.close()
+    assert learner._count == updates
 
 
 @pytest.mark.parametrize("at_once", [0, 2**24])
