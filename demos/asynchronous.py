@@ -47,11 +47,12 @@ def main(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Run:
     with Environments(config.environment, agents=1, num_envs=1) as one:
         algorithm = make_algorithm(config, one.interface)
         experience = algorithm.experience(placement, one.always_valid, stopwatch)
+        can_continue = one.can_continue
     compiler = Compiler.of(config, speaks=ranks.is_main)
 
     with (
         Evaluator(config, placement, algorithm) as evaluator,
-        Actors(config, placement, algorithm) as actors,
+        Actors(config, placement, algorithm, can_continue=can_continue) as actors,
         Run(config, placement, algorithm, experience, actors, stopwatch, callbacks) as run,
     ):
         for generation in run.generations():

@@ -24,6 +24,7 @@ from evorl.population.learner import split_states
 from evorl.seeding import derive_seed
 from evorl.system.console import warnings_on_one_line
 from evorl.system.formats import decode_tensors, encode_tensors
+from evorl.system.plugins import told_exit
 from evorl.types import UserError
 
 NUMBER = struct.Struct("<q")
@@ -52,10 +53,15 @@ def run(context: Mapping[str, Any], index: int, attempt: int, descriptors: Seque
         ):
             actor.work(reader, writer)
     except UserError as error:
-        text = str(error).encode()
-        write_all(writer, MESSAGE.pack(FAILED, len(text), 0) + text)
+        _report(writer, str(error))
+    except SystemExit as left:
+        _report(writer, told_exit(left))
     except (BrokenPipeError, _Leave):  # The learner is gone, or no longer wants this actor.
         return
+
+
+def _report(writer: int, text: str) -> None:
+    write_all(writer, MESSAGE.pack(FAILED, len(text.encode()), 0) + text.encode())
 
 
 class _Leave(BaseException):
@@ -96,8 +102,8 @@ class Actor:
         self._board = Board(self._settings.count, SharedMemory(board), lock)
         self._memory = SharedMemory(memory)
         environment = for_actor(config.environment, self._settings.count)
-        # The episodes of a pool end with the generation, and actors are not resumed within one.
-        continued = environment.vectorization != "envpool"
+        # Only lockstep saves episodes; those of a pool end with the generation, and actors are not resumed within one.
+        continued = self._settings.lockstep and environment.vectorization != "envpool"
         self._environments = Environments(environment, context["agents"], environment.num_envs, continued=continued)
         self._algorithm = make_algorithm(config, self._environments.interface)
         copies, count = context["copies"], self._settings.count
@@ -110,6 +116,7 @@ class Actor:
         self._generation = -1
         self._since_fetch = 0
         self._max_staleness: int = context["max_staleness"]
+        self._learner_device = torch.device(context["learner_device"])
         self._acting: Acting
         self._collector: Collector
         self._slots: Mapping[int, Slot] = {}
@@ -185,7 +192,9 @@ class Actor:
             return
         self._since_fetch = 0
         generator = torch.Generator().manual_seed(seed("acting"))
-        policy = Policy(described.agents, self._algorithm, generator, lambda size: flat[:size])
+        policy = Policy(
+            described.agents, self._algorithm, generator, lambda size: flat[:size], planned_for=self._learner_device
+        )
         kind = KINDS[config.algorithm.sends]
         self._slots = slots(self._memory, kind.slot(policy, config), self._mine)
         self._environments.begin(seed("environments"), policy.agents, described.carries_over)

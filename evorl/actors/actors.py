@@ -122,17 +122,25 @@ class Counters:
 
     def received(self, actor: int, counts: Floats, staleness: int, waiting: int) -> None:
         """Record a slot's counters [C, P], its staleness in updates, and how many other messages are waiting."""
-        self._counts += counts
-        collected = Collected(*counts.sum(1))
-        self._lately += collected.episodes, collected.returns, collected.lengths
-        self._steps[actor] += collected.steps
+        self._note(Collected(*counts))
+        self._steps[actor] += counts[0].sum()
         self._staleness.append(staleness)
         self._depths.append(waiting)
 
-    def discarded(self, stale: bool) -> None:
-        """Count a discarded slot: too `stale`, or else of an earlier generation."""
-        self._stale += stale
-        self._old += not stale
+    def discarded(self, stale: Floats | None) -> None:
+        """Count a discarded slot: too stale, with these counters [C, P], or of an earlier generation (None).
+
+        The episodes of a stale slot count, its steps do not. Actors are the most stale where an episode's reset took
+        long, so without them few episodes would be left.
+        """
+        self._old += stale is None
+        if stale is not None:
+            self._stale += 1
+            self._note(Collected(*stale)._replace(steps=np.zeros_like(stale[0])))
+
+    def _note(self, collected: Collected) -> None:
+        self._counts += np.stack(collected)
+        self._lately += collected.episodes.sum(), collected.returns.sum(), collected.lengths.sum()
 
     def pop_collected(self) -> Collected:
         """The counters of the slots received since the last call."""
@@ -173,14 +181,19 @@ class Actors(Continued):
     An actor has `actors.queue` slots, to fill or waiting to be received. It blocks while it has none to fill.
     """
 
-    def __init__(self, config: AnyConfig, placement: Placement, algorithm: Algorithm) -> None:
+    def __init__(
+        self, config: AnyConfig, placement: Placement, algorithm: Algorithm, *, can_continue: bool = True
+    ) -> None:
         """Start the process that forks actors.
+
+        `can_continue` says that another process can resume episodes of these environments.
 
         Raises UserError if many rollouts would be too stale to learn from, or actors need too many open files.
         """
         assert config.actors is not None
         self._config = config
         self._settings = config.actors
+        self._environments_can = can_continue
         self._placement = placement
         self._algorithm = algorithm
         self.sent_steps: int = config.algorithm.sent_steps
@@ -195,6 +208,7 @@ class Actors(Continued):
             "rank": placement.ranks.rank,
             "first_actor": self._first,
             "copies": placement.copies,
+            "learner_device": placement.ranks.device.type,
             "max_staleness": self._bound,
         }
         self._kind = KINDS[config.algorithm.sends]
@@ -216,7 +230,7 @@ class Actors(Continued):
     @property
     def can_continue(self) -> bool:
         """True if another process can resume the actors' episodes, as after a checkpoint (lockstep only)."""
-        return self._settings.lockstep
+        return self._settings.lockstep and self._environments_can
 
     def state(self) -> Tensors:
         """The running episodes of each actor, or {} if another process could not resume them all.
@@ -313,7 +327,8 @@ class Actors(Continued):
             staleness = int(slot.behind[0]) if self._kind.shared else policy.version - message.version
             if message.generation == self._generation and staleness <= self._bound:
                 break
-            self.counters.discarded(stale=message.generation == self._generation)
+            is_stale = message.generation == self._generation
+            self.counters.discarded(slot.counts.numpy() if is_stale else None)
             self._supervisor.hand_out(message.actor, message.slot)
         self.counters.received(message.actor, slot.counts.numpy(), staleness, self._supervisor.waiting)
         return slot

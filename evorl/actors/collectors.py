@@ -158,7 +158,8 @@ class UpdateCollector(GradientCollector):
         acting, version = self._acting, self._acting.version
         batch = self._gradient(beat)
         slot.write(batch)
-        with acting.board.locked():
+        # An actor that waits for another one is not late.
+        with acting.board.locked(beat):
             newest = acting.board.fetch(acting.flat, acting.states, acting.generation)
             if newest is None:
                 return

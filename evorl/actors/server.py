@@ -1,7 +1,8 @@
 """A fork server: it imports all that an actor needs, and then forks actors in milliseconds instead of seconds.
 
-A rank starts it. It ends with the rank, and its actors end with it: by the parent-death signal where the system has
-one, even in the middle of an environment's own code, and elsewhere when the rank's end of the socket closes.
+A rank starts it. It ends with the rank: by the parent-death signal where the system has one, and elsewhere when the
+rank's end of the socket closes. It then kills its actors with the processes of their environments. If it is killed
+itself, its actors end with it, even in the middle of an environment's own code, and the rank kills what is left.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from typing import NoReturn
 
 import psutil
 
@@ -42,6 +44,13 @@ CLOSING = 6.0
 """Seconds that actors may take to close their environments at shutdown."""
 
 
+GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that launchers and terminals send to whole process groups. The rank alone decides how to react, so the server
+and its actors ignore them."""
+ORPHANED = signal.SIGUSR2
+"""Sent to the server by the kernel when the rank ends, however it ends."""
+
+
 class ActorServer:
     """The rank's side of the server: starts and kills actors that share one `context`."""
 
@@ -55,13 +64,18 @@ class ActorServer:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         path = os.pathsep.join(entry for entry in sys.path if entry)
         with theirs:
-            # Without -P, a module in the working directory could shadow one of the same name.
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", COMMAND, str(theirs.fileno()), str(os.getpid())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-            )
+            # The server inherits the mask until it has had the time to ignore these signals.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
+            try:
+                # Without -P, a module in the working directory could shadow one of the same name.
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-c", COMMAND, str(theirs.fileno()), str(os.getpid())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+                )
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._socket.settimeout(LOOK_EVERY)
         text = json.dumps(dict(context)).encode()
         # If the server has already ended, the first request reports it.
@@ -132,10 +146,12 @@ class ActorServer:
 
 def main() -> None:
     """Serve the rank that started this process until it closes its end of the socket."""
-    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # Launchers and terminals send these to whole process groups; the rank alone decides how to react.
+    for ignored in GROUP_SIGNALS:
         signal.signal(ignored, signal.SIG_IGN)
-    die_with_parent(int(sys.argv[2]))
+    actors: set[int] = set()
+    signal.signal(ORPHANED, lambda *_: _end_all(actors))
+    die_with_parent(int(sys.argv[2]), ORPHANED)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)
     connection = socket.socket(fileno=int(sys.argv[1]))
     # Imported here, where signals are ignored: it takes seconds.
     from evorl.actors import actor
@@ -146,7 +162,6 @@ def main() -> None:
         return
     context = json.loads(text)
     connection.sendall(REPLY.pack(READY))
-    actors: set[int] = set()
     while True:
         message, descriptors, _, _ = socket.recv_fds(connection, REQUEST.size, DESCRIPTORS)
         if not message:
@@ -184,9 +199,7 @@ def _has_left(process: int) -> bool:
     """True once an actor has exited; what its environments left running is killed then."""
     if os.waitpid(process, os.WNOHANG) == (0, 0):
         return False
-    # A process group keeps its id for as long as it has members.
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process, signal.SIGKILL)
+    kill_group(process)
     return True
 
 
@@ -206,6 +219,7 @@ def _fork(connection: socket.socket, run: Callable[[], None]) -> int:
     try:
         _lead_group(0)
         connection.close()
+        signal.signal(ORPHANED, signal.SIG_DFL)
         die_with_parent(server)
         run()
         code = 0
@@ -223,11 +237,25 @@ def _end(process: int) -> None:
 
     Its environments' processes also hold its pipe: one that hangs would keep the pipe open.
     """
+    kill_group(process)
     # An actor that leads no group must still be killed by itself, or waitpid would block for ever.
-    for kill in (os.killpg, os.kill):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            kill(process, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
     os.waitpid(process, 0)
+
+
+def _end_all(actors: Collection[int]) -> NoReturn:
+    """Kill all actors with their process groups and exit: the rank was killed."""
+    for process in list(actors):
+        kill_group(process)
+    os._exit(1)
+
+
+def kill_group(actor: int) -> None:
+    """Kill the process group that an actor leads: the actor and the processes of its environments."""
+    # A process group keeps its id for as long as it has members.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(actor, signal.SIGKILL)
 
 
 def _lead_group(process: int) -> None:

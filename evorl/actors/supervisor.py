@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from evorl.actors.actor import FAILED, MESSAGE, NUMBER, read_all
 from evorl.actors.memory import Board
-from evorl.actors.server import ActorServer
+from evorl.actors.server import ActorServer, kill_group
 from evorl.config.schema import ActorSettings
 from evorl.types import EvorlWarning, RunFailed, UserError
 
@@ -68,7 +68,7 @@ class ActorProcess:
     """An actor's process, our ends of its pipes, and the slots that it has to fill.
 
     It started at time `began` and was last handed a slot at time `asked`. `attempt` counts the processes it replaces,
-    `failures` those of them that have ended since the last message.
+    `failures` those of them that have ended since the last message. `hung` says why it was killed, if it was.
     """
 
     index: int
@@ -79,6 +79,7 @@ class ActorProcess:
     failures: int = 0
     began: float = field(default_factory=time.monotonic)
     asked: float = 0.0
+    hung: str = ""
 
     def close(self) -> None:
         """Close the pipes, which tells the actor to exit."""
@@ -94,11 +95,19 @@ class ActorProcess:
     def reader(self) -> int:
         return self.pipes[1]
 
+    @property
+    def is_gone(self) -> bool:
+        """True if the actor was killed and all it sent is received; its helpers may hold its pipe open for ever."""
+        return not self.process and not _unread(self.reader)
+
     def is_late(self, now: float, beat: float, timeout: float) -> bool:
         """True if the actor has a slot to fill but no recent heartbeat; the last was at `beat`."""
-        patience = timeout if beat > self.began else max(timeout, STARTING)
-        limit = max(beat, self.began, self.asked) + patience
+        limit = max(beat, self.began, self.asked) + self.patience(beat, timeout)
         return bool(self.process and self.slots) and now > limit
+
+    def patience(self, beat: float, timeout: float) -> float:
+        """Seconds that the actor may take for its next step: more for the first, which comes after `began`."""
+        return timeout if beat > self.began else max(timeout, STARTING)
 
 
 class Supervisor:
@@ -200,7 +209,7 @@ class Supervisor:
         """Wait for a message. Raises UserError if an actor reports one, RunFailed if actors cannot be kept alive."""
         while True:
             actor = self._next()
-            message = os.read(actor.reader, MESSAGE.size)
+            message = b"" if actor.is_gone else os.read(actor.reader, MESSAGE.size)
             if not message:
                 self._replace(actor)
                 continue
@@ -221,9 +230,12 @@ class Supervisor:
                     _wait(first.reader, selectors.EVENT_READ, LOOK_EVERY)
                     return first
                 self.look()
+                if first.is_gone:
+                    return first
         while not self._ready:
             self._ready.extend(key.data for key, _ in self._selector.select(LOOK_EVERY))
             self.look()
+            self._ready.extend(actor for actor in self._actors if actor.is_gone and actor not in self._ready)
         return self._ready.popleft()
 
     def look(self) -> None:
@@ -238,6 +250,8 @@ class Supervisor:
             # One that has filled all of its slots may be idle because the learner was busy, so it is not late.
             is_idle = _unread(actor.reader) >= len(actor.slots) * MESSAGE.size
             if not is_idle and actor.is_late(now, float(self._board.beats[actor.index]), self._settings.timeout):
+                patience = actor.patience(float(self._board.beats[actor.index]), self._settings.timeout)
+                actor.hung = f"made no step for {patience:g} s (actors.timeout)"
                 self._end(actor)
 
     def _number(self, actor: ActorProcess) -> int:
@@ -267,10 +281,12 @@ class Supervisor:
             )
         warnings.warn(f"{lost}; it and its actors are started again", EvorlWarning, stacklevel=2)
         self._server.kill()
-        # Each actor's closed pipe will count as a failure, although no actor was at fault.
         for actor in self._actors:
-            actor.failures -= bool(actor.process)
-            actor.process = 0
+            if actor.process:
+                kill_group(actor.process)  # The processes of its environments do not end with the server.
+                # Its closed pipe will count as a failure, although it was not at fault.
+                actor.failures -= 1
+                actor.process = 0
         with explaining_open_files(self._settings.count):
             self._server = ActorServer(self._context, self._settings.timeout)
 
@@ -282,8 +298,10 @@ class Supervisor:
         if actor.failures >= self._settings.max_restarts:
             raise RunFailed(
                 f"actor {self._number(actor)} ended {actor.failures + 1} times without a rollout in between "
-                "(actors.max_restarts); see its output above"
+                f"(actors.max_restarts); {f'it {actor.hung}' if actor.hung else 'see its output above'}"
             )
+        if actor.hung:
+            warnings.warn(f"actor {self._number(actor)} {actor.hung}; it is started again", EvorlWarning, stacklevel=2)
         self.restarts += 1
         self._ready = deque(each for each in self._ready if each is not actor)
         with explaining_open_files(self._settings.count):

@@ -199,7 +199,8 @@ class Replay(Section):
     """The replay of algorithms that learn from one; the others have none."""
 
     capacity: Annotated[int, Field(ge=1, le=10**9)] = 100_000
-    """Transitions kept, over all ranks and agents."""
+    """Transitions kept, over all ranks and agents. Of stacked frames from actors fewer fit: each rollout also stores a
+    row without a transition per frame of the stack."""
     learning_starts: Annotated[int, Field(ge=0, le=10**9)] = 1_000
     """Transitions held, over all ranks and agents, before learning starts."""
     n_step: Annotated[int, Field(ge=1, le=1_000)] = 1
@@ -222,7 +223,8 @@ class ActorSettings(Section):
     """Rollout slots of an actor, for the one it is collecting and those that wait for the learner; it blocks if none is
     free."""
     fetch_steps: Count = 1
-    """Steps of each environment after which an actor fetches the learner's parameters, at its next rollout."""
+    """Steps of each environment after which an actor fetches the learner's parameters, at its next rollout; an actor
+    of `a3c_shared` fetches them with each update that it makes."""
     max_staleness: Annotated[int, Field(ge=0, le=10**9)] | None = None
     """Updates by which a rollout's parameters may be behind when it is received; staler ones are discarded. Null is
     twice the most that full queues and `fetch_steps` can cause."""
@@ -450,8 +452,8 @@ class RunSettings(Section):
     timeout: Seconds = 300.0
     """Seconds that a rank waits for the others before it gives up."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Compute threads of each process. Null is OMP_NUM_THREADS if that is set, else 1 or, if agents see images, an
-    equal share of the machine's cores."""
+    """Compute threads of each rank; an actor has one. Null is OMP_NUM_THREADS if that is set, else 1 or, if agents see
+    images, an equal share of the machine's cores."""
     verbose: bool = False
     """At the start, print also the spaces, the sizes of updates and generations, and whether resuming is exact."""
 

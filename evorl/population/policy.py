@@ -39,8 +39,13 @@ class Policy(Population):
         algorithm: Algorithm,
         generator: torch.Generator,
         flat: Callable[[int], Tensor] | None = None,
+        planned_for: torch.device | None = None,
     ) -> None:
-        """Load the agents' parameters; if `flat` is given, use the values in the memory that it returns instead."""
+        """Load the agents' parameters; if `flat` is given, use the values in the memory that it returns instead.
+
+        Stacks are planned for the generator's device, or for `planned_for` where `flat` has the layout of a policy on
+        another device.
+        """
         self.algorithm = algorithm
         self.agents = list(agents)
         self.generator = generator
@@ -48,7 +53,7 @@ class Policy(Population):
         self._recurrent: Tensor | None = None
         networks = {name: spec.network for name, spec in algorithm.networks.items()}
         architectures = [{name: agent.architectures[name] for name in networks} for agent in agents]
-        plan = plan_stacks(architectures, self._cost, generator.device)
+        plan = plan_stacks(architectures, self._cost, planned_for or generator.device)
         shapes = [{name: Shapes.of(networks[name], layout) for name, layout in own.items()} for _, own in plan]
         sizes = [
             [each.numel(len(members)) for each in own.values()] for (members, _), own in zip(plan, shapes, strict=True)

@@ -12,9 +12,7 @@ import gc
 import os
 import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NoReturn
 
 from evorl.config import model_of
@@ -22,6 +20,7 @@ from evorl.config.errors import MAX_TOLD, on_one_line
 from evorl.config.suggestions import keys_of, suggested
 from evorl.system.background import end_background, end_now, limit_end
 from evorl.system.console import escape_stdout, say, warnings_on_one_line
+from evorl.system.plugins import told_exit
 from evorl.system.processes import is_first_rank, keep_freed_memory
 from evorl.system.signals import Interrupted, signal_handlers
 from evorl.system.streams import open_missing
@@ -29,7 +28,6 @@ from evorl.types import RunFailed, UserError
 
 REPORT_AFTER = 15.0
 """Seconds that a rank waits for another rank to report an error."""
-WRAPPED_EXIT = str(Path("wandb", "sdk", "lib", "exit_hooks.py"))
 
 
 class Answered(SystemExit):
@@ -124,18 +122,9 @@ def _code_of(main: Callable[[Sequence[str]], object], arguments: Sequence[str]) 
         _say(f"{told}; lower population.size, environment.num_envs, algorithm.batch_size or replay.capacity")
         return 1
     except SystemExit as left:
-        # Raised by an environment or a library: its exit code might be 0 and report success.
-        _say(f"{_place_of(left)} called sys.exit({left.code!r}), which ended the run")
+        _say(told_exit(left))
         return 1
     return 0
-
-
-def _place_of(error: BaseException) -> str:
-    """The file, line and function where an exception was raised."""
-    frames = traceback.extract_tb(error.__traceback__)
-    # W&B wraps sys.exit; its wrapper is not the caller.
-    last = [frame for frame in frames if not frame.filename.endswith(WRAPPED_EXIT)][-1]
-    return f"{last.filename}:{last.lineno} ({last.name})"
 
 
 def _report(error: UserError) -> None:

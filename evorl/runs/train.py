@@ -358,14 +358,15 @@ def _refuse_other_algorithm(config: object, section: type[AlgorithmSettings]) ->
 
 
 def _refuse_script_for_actors(settings: Mapping[str, Any]) -> None:
-    """Raise UserError if actor processes would need an environment defined in a script, which they do not run."""
-    section = settings.get("environment", {})
-    id = str(section.get("id", "") if isinstance(section, dict) else section)
-    if id.startswith(SCRIPT) and program_for(settings) == ASYNCHRONOUS:
-        raise UserError(
-            f"environment: {id.removeprefix(SCRIPT)} is defined in the script or notebook itself, which the "
-            "processes of actors do not run; put it into a module of its own, and import it from there"
-        )
+    """Raise UserError if actor processes would need what is defined in a script, which they do not run."""
+    for section, key in (("environment", "id"), ("network", "factory")):
+        given = settings.get(section, {})
+        name = str(given.get(key) if isinstance(given, dict) else given)
+        if name.startswith(SCRIPT) and program_for(settings) == ASYNCHRONOUS:
+            raise UserError(
+                f"{section}: {name.removeprefix(SCRIPT)} is defined in the script or notebook itself, which the "
+                "processes of actors do not run; put it into a module of its own, and import it from there"
+            )
 
 
 @contextlib.contextmanager

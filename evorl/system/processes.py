@@ -87,14 +87,14 @@ def end_sibling(pid: int, began: float) -> bool:
     return False
 
 
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent `parent` ends; exit now if it already has.
+def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when its parent `parent` ends; exit now if it already has.
 
     Linux only. More exactly, the thread that started this process must end.
     """
     if sys.platform == "linux":
         set_death_signal = 1
-        ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL, 0, 0, 0)
+        ctypes.CDLL(None).prctl(set_death_signal, number, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 

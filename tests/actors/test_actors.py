@@ -14,7 +14,7 @@ import psutil
 import pytest
 import torch
 from helpers import faults
-from helpers.learning import SETTINGS, Learning, all_gone, descendants
+from helpers.learning import SETTINGS, Learning, all_gone, descendants, is_there
 from helpers.support import config, error_line, train
 
 from evorl.actors import server, supervisor
@@ -39,9 +39,8 @@ def test_actors_that_die_or_hang_are_replaced_and_all_end_with_the_learner():
         assert learning.actors.processes[1] == first[1]
         stopped = learning.actors.processes[0]
         os.kill(stopped, signal.SIGSTOP)
-        deadline = time.monotonic() + 20
-        while learning.actors.processes[0] == stopped and time.monotonic() < deadline:
-            learning.learn(5)
+        with pytest.warns(EvorlWarning, match=r"actor 0 made no step for 3 s \(actors.timeout\); it is started again"):
+            learn_until_replaced(learning, {stopped, 0})
         learning.learn(10)
         figures = learning.actors.figures(learning.placement)
         assert figures["restarts"] == 2
@@ -216,6 +215,40 @@ def test_helpers_of_the_environments_end_with_the_run():
 
 
 @pytest.mark.timeout(30)
+@pytest.mark.parametrize("is_left", [False, True])
+def test_actors_of_a_killed_server_are_replaced_even_if_processes_of_their_environments_hold_their_pipes(
+    is_left, monkeypatch
+):
+    """A process that has left the actor's group cannot be found; the others are killed."""
+    if is_left:
+        monkeypatch.setattr(supervisor, "kill_group", lambda actor: None)
+    others = descendants()
+    with Learning(HELPED + "}") as learning:
+        learning.learn(4)
+        family = descendants() - others
+        lost = {learning.actors.server, *learning.actors.processes}
+        os.kill(learning.actors.server, signal.SIGKILL)
+        with pytest.warns(EvorlWarning, match="it and its actors are started again"):
+            learn_until_replaced(learning, lost)
+        learning.learn(4)
+    helpers = family - lost
+    assert len(helpers) == 2 * 2
+    assert is_left or all_gone(helpers)
+    for process in filter(is_there, helpers):
+        os.kill(process, signal.SIGKILL)
+
+
+def test_an_environment_that_exits_ends_the_run_with_the_line_that_did(tmp_path, capfd):
+    environment = f"{{id: 'helpers.faults:Recorded-v0', num_envs: 2, kwargs: {{file: {tmp_path / 'log'}, how: exit}}}}"
+    with (
+        pytest.raises(UserError, match=r"faults.py:\d+ \(step\) called sys.exit\(0\), .* \(in actor 0\)"),
+        Learning(f"environment={environment}") as learning,
+    ):
+        learning.learn(1000)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.timeout(30)
 @pytest.mark.parametrize(("what", "payload"), [(SAVE, b""), (RESTORE, bytes(2**20))])
 def test_an_actor_that_is_too_late_with_its_episodes_is_replaced(what, payload, monkeypatch):
     monkeypatch.setattr(supervisor, "STARTING", 1.0)
@@ -344,7 +377,7 @@ def test_no_actor_outlives_its_rank():
     reader, writer = os.pipe()
     rank = os.fork()
     if rank == 0:
-        learning = Learning("actors={count: 2}")
+        learning = Learning(HELPED + "}", "actors={count: 2}")
         learning.learn(2)
         family = descendants()
         os.write(writer, " ".join(map(str, family)).encode())
@@ -352,5 +385,16 @@ def test_no_actor_outlives_its_rank():
     os.close(writer)
     family = [int(pid) for pid in os.read(reader, 4096).split()]
     os.waitpid(rank, 0)
-    assert len(family) == 3
+    # The process that forks actors, two actors, and a helper of each of their environments.
+    assert len(family) == 3 + 2 * 2 * 2
     assert all_gone(family)
+
+
+@pytest.mark.usefixtures("launched_servers")
+def test_a_signal_to_the_process_group_does_not_end_a_server_that_is_starting(capfd):
+    with Learning("actors={count: 1}", start=False) as learning:
+        for number in server.GROUP_SIGNALS:
+            os.kill(learning.actors.server, number)
+        learning.begin(1)
+        learning.learn(2)
+    assert "Traceback" not in capfd.readouterr().err

@@ -11,14 +11,16 @@ import pytest
 import torch
 from helpers.kinds import made, rollout_batch
 from helpers.learning import SETTINGS, Learning, all_gone, descendants
-from helpers.support import agent, config, population
+from helpers.support import agent, config, first_architecture, population
 
 from evorl.actors.actor import Actor
-from evorl.actors.actors import max_staleness
-from evorl.actors.memory import Board, SharedMemory
+from evorl.actors.actors import Actors, Counters, max_staleness
+from evorl.actors.memory import Board, Description, SharedMemory
 from evorl.algorithms import make_algorithm
+from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
-from evorl.population import initial_population
+from evorl.envs.episodes import Recent
+from evorl.population import Policy, initial_population
 from evorl.types import RunFailed
 
 APEX = (
@@ -26,6 +28,7 @@ APEX = (
 )  # fmt: skip
 HANGING = "environment={id: 'helpers.faults:Hanging-v0', num_envs: 2, vectorization: async}"
 SHARED = "algorithm={name: a3c_shared, rollout_steps: 5}"
+ON_CPU = {"learner_device": "cpu"}
 
 
 @pytest.mark.parametrize("name", ["impala", "appo", "a3c_data_parallel", "a3c"])
@@ -90,7 +93,7 @@ def test_rollouts_of_parameters_that_are_too_old_are_discarded():
 def test_environments_explore_differently_among_those_of_the_same_agents(copies, first, count):
     """The third of four ranks with two actors of two environments. Ranks with agents of their own count alone."""
     apex = config(*APEX, "actors.count=2")
-    context = {"config": apex.to_yaml(), "agents": 1, "rank": 2, "copies": copies, "max_staleness": 9}
+    context = {"config": apex.to_yaml(), "agents": 1, "rank": 2, "copies": copies, "max_staleness": 9, **ON_CPU}
     board, memory = Board(2), SharedMemory()
     actors = [Actor(context, index, 0, board.memory.descriptor, board.lock, memory.descriptor) for index in range(2)]
     rates = [rate for actor in actors for rate in actor._own_state["epsilon"].flatten().tolist()]
@@ -171,6 +174,80 @@ def test_nothing_of_full_queues_is_discarded_though_the_updates_with_a_batch_com
     assert figures["max_staleness"] == 8
 
 
+@pytest.mark.parametrize(("device", "stacks"), [("cpu", 2), ("cuda", 1)])
+def test_actors_group_agents_as_the_learner_on_its_device_does(device, stacks):
+    """Parameters arrive in the layout of the learner, which groups more agents on a GPU."""
+    impala = config(*SETTINGS, "actors.count=1", "network.hidden_sizes=[16, 16]")
+    context = {"config": impala.to_yaml(), "agents": 2, "rank": 0, "copies": 1, "max_staleness": 9}
+    board, memory = Board(1), SharedMemory()
+    with Actor(
+        context | {"learner_device": device}, 0, 0, board.memory.descriptor, board.lock, memory.descriptor
+    ) as actor:
+        algorithm = actor._algorithm
+        first = first_architecture(algorithm)
+        deep = [replace(first, hidden_sizes=(width, width)) for width in (16, 256)]
+        agents = [agent(each, id=id, dqn=algorithm) for id, each in enumerate(deep)]
+        generator = torch.Generator()
+        learner = Policy(agents, algorithm, generator, planned_for=torch.device(device))
+        states = list(learner.acting_states().values())
+        memory.grow(2**20)
+        board.describe(Description(1, agents, False), len(learner.flat), len(states))
+        board.publish(learner.flat, states, 0)
+        actor._begin()
+        policy = actor._acting.policy
+        assert len(policy.stacks) == stacks
+        assert torch.equal(policy.flat, learner.flat)
+
+
+@pytest.mark.parametrize(("lockstep", "records"), [("false", False), ("true", True)])
+def test_only_actors_whose_episodes_can_be_saved_record_actions(lockstep, records):
+    impala = config(*SETTINGS, f"actors={{count: 1, lockstep: {lockstep}}}")
+    context = {"config": impala.to_yaml(), "agents": 2, "rank": 0, "copies": 1, "max_staleness": 9, **ON_CPU}
+    board, memory = Board(1), SharedMemory()
+    with Actor(context, 0, 0, board.memory.descriptor, board.lock, memory.descriptor) as actor:
+        assert actor._environments.can_continue == records
+
+
+def test_actors_that_wait_for_one_that_hangs_in_an_update_of_shared_parameters_are_not_replaced():
+    with Learning(SHARED, "actors={count: 2, timeout: 1, max_staleness: 1000000}") as learning:
+        learning.learn(4)
+        reader, writer = os.pipe()
+        holder = os.fork()
+        if holder == 0:
+            with learning.actors._board.locked():
+                os.write(writer, b"locked")
+                time.sleep(2.5)
+            os._exit(0)
+        os.close(writer)
+        assert os.read(reader, 6) == b"locked"
+        os.close(reader)
+        learning.learn(20)
+        os.waitpid(holder, 0)
+        assert learning.actors.figures(learning.placement)["restarts"] == 0
+
+
+def test_episodes_of_rollouts_that_are_too_old_count():
+    counters = Counters(actors=1, agents=2)
+    counts = np.array([[5.0, 5], [30, 0], [2, 0], [3, 1], [9, 0]])
+    counters.received(0, counts, staleness=1, waiting=0)
+    counters.discarded(counts)
+    counters.discarded(None)
+    assert counters.recent() == Recent(episodic_return=15, episodic_length=4.5)
+    assert np.stack(counters.pop_collected()).tolist() == [[5, 5], *(2 * counts[1:]).tolist()]
+    figures = counters.pop(SimpleNamespace(ranks=Ranks()))
+    assert (figures["discarded_stale"], figures["discarded_old"], figures["rollouts"]) == (1, 1, 1)
+
+
+@pytest.mark.parametrize(("lockstep", "environments", "can"), [("true", 1, 1), ("true", 0, 0), ("false", 1, 0)])
+def test_episodes_go_on_after_a_resume_where_actors_and_environments_can(lockstep, environments, can):
+    impala = config(*SETTINGS, f"actors={{count: 1, lockstep: {lockstep}}}")
+    with Environments(impala.environment, 1, 1) as one:
+        algorithm = make_algorithm(impala, one.interface)
+    placement = Placement(Ranks(), "replicated", 2)
+    with Actors(impala, placement, algorithm, can_continue=bool(environments)) as actors:
+        assert actors.can_continue == bool(can)
+
+
 def await_waiting(learning, count):
     """Wait until so many messages wait for the learner."""
     until = time.monotonic() + 10
@@ -241,7 +318,7 @@ def test_an_actor_whose_environments_process_hangs_is_replaced_and_leaves_nothin
         while len(family) < 2 + 2 * 2 and time.monotonic() < until:
             family = descendants() - others
             time.sleep(0.01)
-        with pytest.raises(RunFailed, match="actor 0 ended 1 times"):
+        with pytest.raises(RunFailed, match=r"actor 0 ended 1 times .*; it made no step for \d+ s \(actors.timeout\)"):
             learning.learn(1000)
     assert len(family) == 6
     assert all_gone(family)

@@ -23,7 +23,7 @@ SETTINGS = (
 class Learning:
     """A learner and its actors, in their first generation."""
 
-    def __init__(self, *overrides):
+    def __init__(self, *overrides, start=True):
         self.config = config(*SETTINGS, *overrides)
         placement = Placement(Ranks(), "replicated", 2)
         # Some environments are for actors alone, which fail to make them.
@@ -34,7 +34,8 @@ class Learning:
         self.agents = initial_population(self.config, self.algorithm)
         self.actors = Actors(self.config, placement, self.algorithm)
         self.placement = placement
-        self.begin(1)
+        if start:
+            self.begin(1)
 
     def begin(self, generation):
         generator = torch_generator(0, generation=generation, rank=0, purpose="test")

@@ -206,8 +206,10 @@ def test_what_a_script_alone_knows_no_command_evaluates(in_directory, monkeypatc
 
 
 def test_actors_do_not_run_the_script():
-    with pytest.raises(UserError, match="Walk is defined in the script or notebook itself, which the processes of"):
+    with pytest.raises(UserError, match="environment: Walk is defined in the script or notebook itself, which the"):
         evorl.train("impala", environment="__main__:Walk")
+    with pytest.raises(UserError, match="network: make is defined in the script or notebook itself, which the"):
+        evorl.train("impala", network={"name": "module", "factory": "__main__:make"})
 
 
 def test_a_mistake_is_an_exception():
