@@ -228,7 +228,7 @@ def _train(parser: argparse.ArgumentParser) -> None:
 def _launch(parser: argparse.ArgumentParser) -> None:
     _run(parser)
     parser.add_argument(OVERRIDES, nargs="*", metavar="key.path=value", help="settings to change")
-    parser.add_argument("--processes", type=count, help="number of processes (default: as many as the run had)")
+    parser.add_argument("--processes", type=count, help="number of processes (default: as many as trained the agent)")
     parser.add_argument("--program", type=Path, metavar="FILE", help="the program that trained the run, if your own")
     _verbose(parser)
 
@@ -297,7 +297,7 @@ def _plot(parser: argparse.ArgumentParser) -> None:
 
 
 def _lineage(parser: argparse.ArgumentParser) -> None:
-    _run(parser)
+    parser.add_argument("run", type=Path, help="the run's directory")
     parser.add_argument("--settings", action="store_true", help="print the hyperparameter schedule, by generation")
 
 
@@ -309,9 +309,10 @@ def _list(parser: argparse.ArgumentParser) -> None:
 
 def _config(parser: argparse.ArgumentParser) -> None:
     _words(parser)
-    parser.add_argument("--explain", metavar="KEY", help="explain only this key, or each key of this section")
-    parser.add_argument("--tasks", action="store_true", help="list the tasks that shipped configurations are for")
-    parser.add_argument("--markdown", action="store_true", help="print the keys of all algorithms as Markdown")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--explain", metavar="KEY", help="explain only this key, or each key of this section")
+    instead.add_argument("--tasks", action="store_true", help="list the tasks that shipped configurations are for")
+    instead.add_argument("--markdown", action="store_true", help="print the keys of all algorithms as Markdown")
 
 
 def _export(parser: argparse.ArgumentParser) -> None:

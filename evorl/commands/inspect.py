@@ -158,6 +158,9 @@ def config(parsed: argparse.Namespace) -> None:
     from evorl.config.docs import commented, explained, page, settings_of
     from evorl.runs.launch import read_config
 
+    if parsed.words and (parsed.tasks or parsed.markdown):
+        option = "--tasks" if parsed.tasks else "--markdown"
+        raise UserError(f"{option}: is for all configurations; leave out {parsed.words[0]!r}")
     if parsed.tasks:
         print("\n".join(aligned([TASK_HEADINGS, *rows_of_tasks()])))
         return

@@ -20,9 +20,10 @@ from evorl.commands.command import file_and_assignments
 from evorl.commands.inspect import state_of
 from evorl.config import AnyConfig, read_yaml, validate, without_removed
 from evorl.config.errors import on_one_line
-from evorl.config.yaml import ACCELERATE, PACKAGE, VERBOSE, plain_assignments, read_settings
+from evorl.config.fields import leaves
+from evorl.config.yaml import ACCELERATE, PACKAGE, VERBOSE, override, plain_assignments, read_settings
 from evorl.report.statistics import interval
-from evorl.runs.directory import CONFIG, STATE, Checkpoints, check_run, check_same_run, is_own, load_elite
+from evorl.runs.directory import CONFIG, FINISHED, STATE, Checkpoints, check_run, check_same_run, is_own, load_elite
 from evorl.runs.launch import asked_for_bf16, check, launched, read_config
 from evorl.runs.lineage import ancestry, replayed
 from evorl.runs.loaded import refuse_code
@@ -68,14 +69,21 @@ def _refuse_settings_given_twice(parsed: argparse.Namespace) -> None:
         ("--seeds", "seed", parsed.seeds),
         ("--seeds", "run.resume", parsed.seeds),
         ("--name", "run.name", parsed.name),
+        ("--verbose", "run.verbose", parsed.verbose or None),
     ):
         if value is not None and key in given:
             raise UserError(f"{key}: {option} sets it; leave one of them out")
 
 
 def _given(words: Sequence[str]) -> set[str]:
-    """The keys of the assignments on a command line."""
-    return {word.partition("=")[0] for word in plain_assignments(words, "seed") if "=" in word}
+    """The keys of the assignments on a command line, also of those in a section that is given as a whole."""
+    keys = set()
+    for word in plain_assignments(words, "seed"):
+        if "=" in word:
+            # A path may hold the sign too.
+            with contextlib.suppress(UserError):
+                keys |= {word.partition("=")[0], *leaves(override({}, [word]))}
+    return keys
 
 
 def _verbosity(parsed: argparse.Namespace) -> list[str]:
@@ -205,7 +213,8 @@ def processes_for(run: Path, asked: int | None) -> int:
 def _ranks_of(run: Path) -> int:
     """Return the number of ranks of the newest readable checkpoint, which is fully verified only on resume.
 
-    An interim checkpoint, saved within a generation, is newer than all others.
+    An interim checkpoint, saved within a generation, is newer than all others. A run without checkpoints has the number
+    in its metrics.
     """
     interim = Checkpoints(run / CHECKPOINTS, keep=1, stem="interim")
     for number in reversed(interim.generations()):
@@ -216,6 +225,8 @@ def _ranks_of(run: Path) -> int:
     for generation in reversed(checkpoints.generations()):
         with contextlib.suppress(UserError):
             return progress_of(checkpoints.read(generation, STATE), str(checkpoints.path(generation))).ranks
+    with contextlib.suppress(UserError, KeyError, TypeError, ValueError):
+        return max(1, int(read_overview(run).last["ranks"]))
     return 1
 
 
@@ -236,6 +247,8 @@ def train_seeds(parsed: argparse.Namespace) -> None:
         raise UserError("--seeds: give at least one seed, such as --seeds 1 2 3")
     if len(set(seeds)) < len(seeds):
         raise UserError(f"--seeds: each seed may be given once, not {' '.join(map(str, seeds))}")
+    if len(seeds) > 1 and os.environ.get("WANDB_SWEEP_ID") and not parsed.no_track:
+        raise UserError("--seeds: a run of a W&B sweep is one training run; make `seed` a parameter of the sweep")
     file, given = file_and_assignments(
         [*parsed.words, *_verbosity(parsed), *(each for each in parsed.seeds if isinstance(each, str))]
     )
@@ -252,12 +265,21 @@ def train_seeds(parsed: argparse.Namespace) -> None:
     program = [sys.executable, "-P", "-m", "evorl", "train", *several, str(file), *given]
     origin = [] if config.run.origin else [f"run.origin={json.dumps(f'seed of {name}', ensure_ascii=False)}"]
     called = {number: f"run.name={json.dumps(each, ensure_ascii=False)}" for number, each in names}
-    commands = [(number, [*program, *origin, f"seed={number}", called[number], "run.resume=auto"]) for number in seeds]
-    jobs = min(parsed.jobs or 1, len(seeds))
+    left = [number for number, path in runs if not _is_over(path, config)]
+    commands = [(number, [*program, *origin, f"seed={number}", called[number], "run.resume=auto"]) for number in left]
+    jobs = min(parsed.jobs or 1, max(1, len(left)))
     codes = train_each(commands, jobs, divided(visible_gpus() if jobs > 1 else [], jobs, parsed.processes))
     print("\n".join(summary_lines([(number, path) for number, path in runs if (path / CONFIG).is_file()])))
     if failed := [str(number) for number, code in codes.items() if code]:
         raise RunFailed(f"seed {', '.join(failed)} did not finish; repeat the command to resume")
+
+
+def _is_over(path: Path, config: AnyConfig) -> bool:
+    """True if the run in `path` has finished and its checkpoints were removed, so that it cannot train on."""
+    if not (path / CONFIG).is_file() or Checkpoints(path / CHECKPOINTS, keep=1).generations():
+        return False
+    has_longer = config.training.max_steps > read_config(path / CONFIG, ()).training.max_steps
+    return read_overview(path).summary.get("ended") == FINISHED and not has_longer
 
 
 def _check_begun(path: Path, config: AnyConfig) -> None:

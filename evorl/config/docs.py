@@ -12,13 +12,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, Union
 
-import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from evorl.config.errors import bounds_of, nearest
 from evorl.config.fields import AlgorithmSettings
-from evorl.config.schema import model_of
+from evorl.config.schema import as_yaml, model_of
 from evorl.types import UserError
 
 WORDS: Mapping[Any, str] = {int: "whole number", float: "number", bool: "true or false", str: "text", Path: "path"}
@@ -178,7 +177,7 @@ def _entry(key: str, value: Any) -> Iterator[str]:
         yield f"{key}:"
         yield from (f"  {line}" for inner, below in value.items() for line in _entry(inner, below))
     else:
-        text = yaml.safe_dump(value, default_flow_style=True, width=10**6, sort_keys=False)
+        text = as_yaml(value, default_flow_style=True, width=10**6)
         yield f"{key}: {text.removesuffix('...' + chr(10)).strip()}"
 
 

@@ -393,7 +393,7 @@ class Evolution(Section):
     """Environment steps of each agent in a generation, over all ranks. A shipped file's number is for its own
     environment."""
     burn_in: Annotated[int, Field(ge=0, le=10**6)] | Literal["auto"] = "auto"
-    """Generations before the first selection and mutation. With `auto`, selection begins once the ranks of agents in
+    """Generations that end without selection and mutation. With `auto`, selection begins once the ranks of agents in
     successive generations correlate by 0.7, and at the latest when a third of `training.max_steps` is spent: later, if
     a run is resumed with more steps before that. The ranks of few agents correlate by chance: those of four do in one
     generation of six, those of two in every other one."""
@@ -854,9 +854,9 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.add_implicit_resolver(*EXPONENT)
 
 
-def as_yaml(settings: Mapping[str, Any]) -> str:
-    """Format settings as YAML that is read back as the same settings."""
-    return yaml.dump(settings, Dumper=_Dumper, sort_keys=False)
+def as_yaml(settings: Any, **format: Any) -> str:
+    """Format settings as YAML that is read back as the same settings; PyYAML's options are in `format`."""
+    return str(yaml.dump(settings, Dumper=_Dumper, sort_keys=False, **format))
 
 
 # The models of algorithms inherit the descriptions of Config's fields. Each would otherwise look for its source in

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from evorl.config.schema import as_yaml
 from evorl.report import figures
 from evorl.report.data import Drawn
 from evorl.report.facts import badges, compared, effect_rows, environment_facts, path_heading, path_rows, run_facts
@@ -83,7 +82,7 @@ def _words(run: Drawn) -> dict[str, Any]:
         "path_heading": path_heading(run),
         "lives": 0 if run.crowd is None else run.crowd.lives,
         "effects": effect_rows(effects(run)),
-        "config": yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True),
+        "config": as_yaml(run.config, allow_unicode=True),
     }
 
 

@@ -437,10 +437,11 @@ class RunDirectory:
             )
         check_same_run(self.path, config)
 
-    def begin(self, config: AnyConfig, ranks: Ranks) -> None:
+    def begin(self, config: AnyConfig, ranks: Ranks, *, finished: bool) -> None:
         """Write the configuration with which training begins or goes on (collective). Raises UserError on all ranks.
 
-        If a start or a resume fails before this call, an existing run is unchanged, and a new run's name stays free.
+        A run that has `finished` and does not go on keeps its summary. If a start or a resume fails before this call,
+        an existing run is unchanged, and a new run's name stays free.
         """
 
         def write() -> bytes:
@@ -453,7 +454,8 @@ class RunDirectory:
             try:
                 write_atomically(self.path / CONFIG, payload)
                 sign_code(self.path, config)
-                (self.path / SUMMARY).unlink(missing_ok=True)
+                if not finished:
+                    (self.path / SUMMARY).unlink(missing_ok=True)
             except OSError as error:
                 raise UserError(f"run.directory: cannot write to {reason(error, self.path)}") from error
             return b""
@@ -638,7 +640,11 @@ def _directory(config: AnyConfig, owner: Owner) -> Path:
     """The run's directory: by name, else that of an earlier attempt of this launch, else a new one."""
     directory, name = config.run.directory, config.run.name
     if name:
-        return directory / name
+        path = directory / name
+        for outer in path.parents:
+            if outer != directory and outer.is_relative_to(directory) and (outer / CONFIG).is_file():
+                raise UserError(f"run.name: {path} would lie in the directory of the run {outer}; choose another name")
+        return path
     if config.run.resume == "auto":
         raise UserError("run.name: resuming needs the name of the run to resume")
     earlier = [path for path in directory.glob("*") if owner.had(path)] if owner.launch.restarted else []

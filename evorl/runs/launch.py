@@ -216,6 +216,10 @@ def _without_effect(config: AnyConfig) -> Iterator[str]:
         ):
             if is_set:
                 yield f"evolution.initial: sampled changes nothing beside {key}, whose agents keep their own settings"
+    if config.population.from_ is None and config.population.from_agents == "population":
+        yield "population.from_agents: changes nothing without population.from, which names the run to take them from"
+    if config.population.from_ is not None and config.evolution.strategy is not None:
+        yield "evolution.strategy: initial agents are those of population.from, with their own settings"
     weights = config.evolution.mutation.weights()
     share = weights["hyperparameters"] / sum(weights.values())
     if share > 0 and config.population.size > 1 and not config.evolution.hyperparameters:
@@ -296,6 +300,19 @@ def launched(config: AnyConfig, bf16: bool) -> AnyConfig:
     return config.model_copy(update=update)
 
 
+def _refuse_excluded_hyperparameters(config: AnyConfig) -> None:
+    """Raise UserError if `tracking.exclude` names a setting that trackers are sent with each agent."""
+    carried = [f"algorithm.{name}" for name in config.algorithm.hyperparameters]
+    carried += [name for name in config.evolution.hyperparameters or () if name.startswith(ENVIRONMENT)]
+    for path in config.tracking.exclude:
+        for name in carried:
+            if f"{name}.".startswith(f"{path}."):
+                raise UserError(
+                    f"tracking.exclude: {path} cannot be left out, because {name} belongs to each agent, and trackers "
+                    "show the settings of agents"
+                )
+
+
 def check(config: AnyConfig, trains: bool = True, ranks: int | None = None) -> AnyConfig:
     """Raise UserError unless all names are known and the algorithm fits the environment and the launch.
 
@@ -317,6 +334,8 @@ def check(config: AnyConfig, trains: bool = True, ranks: int | None = None) -> A
     if trains and config.evolution.strategy is not None:
         load_strategy(config.evolution.strategy)
     shared_settings(config)
+    if trains:
+        _refuse_excluded_hyperparameters(config)
     if trains and config.tracking.video:
         check_encoder("tracking.video")
     try:
@@ -329,6 +348,11 @@ def check(config: AnyConfig, trains: bool = True, ranks: int | None = None) -> A
         raise UserError(
             f"population.size: {size} agents cannot be divided over {ranks} processes with population.placement: "
             f"sharded; take a multiple of {ranks}"
+        )
+    if trains and ranks > 1 and config.tracking.backends and config.tracking.timeout >= config.run.timeout:
+        raise UserError(
+            f"tracking.timeout: the main process may wait {config.tracking.timeout:g} s for a tracker, and the others "
+            f"wait {config.run.timeout:g} s for it (run.timeout); take less, or more for run.timeout"
         )
     _check_game(config)
     _check_environment_ranges(config)

@@ -40,10 +40,10 @@ from evorl.system.untrusted_json import parse_json
 from evorl.types import Agent, UserError
 
 
-def refuse_code(config: AnyConfig, allowed: bool, allow: str = "--allow-code", *, trains: bool = False) -> None:
+def refuse_code(config: AnyConfig, allowed: bool, *, trains: bool = False) -> None:
     """Raise UserError if a run's configuration names custom code to import, unless that is `allowed`.
 
-    `allow` is the option that the error message suggests. Strategies are imported only where the run `trains`.
+    Strategies are imported only where the run `trains`.
     """
     names = {"environment.id": config.environment.id, "network.factory": config.network.factory}
     if config.league is not None and is_function(config.league.benchmark):
@@ -52,7 +52,10 @@ def refuse_code(config: AnyConfig, allowed: bool, allow: str = "--allow-code", *
     for key, value in names.items():
         is_known = key == "environment.id" and str(value).partition(":")[0] in GAMES
         if not allowed and ":" in (value or "") and not is_known:
-            raise UserError(f"{key}: {value!r} executes code of its own; add {allow} if you trust this run")
+            raise UserError(
+                f"{key}: {value!r} executes code of its own; add --allow-code (allow_code=True in Python) if you trust "
+                "this run"
+            )
 
 
 State = NDArray[np.float32] | None
@@ -179,7 +182,7 @@ def _load(
     allow_code = allow_code or is_own(path, config)
     interface, reader = _interface(path, config, allow_code)
     if config.network.factory is not None:
-        refuse_code(config, allow_code, "allow_code=True")
+        refuse_code(config, allow_code)
     algorithm = make_algorithm(config, interface)
     check_agents([found], algorithm, str(path))
     return LoadedAgent(found, config, algorithm, reader, seed, run)
@@ -189,7 +192,7 @@ def _interface(run: Path, config: AnyConfig, allow_code: bool) -> tuple[EnvSpec,
     """The environment's spec and observation reader: from the run's file or, without one, the environment."""
     file = run / INTERFACE
     if not file.is_file():
-        refuse_code(config, allow_code, "allow_code=True")
+        refuse_code(config, allow_code)
         with Environments(config.environment, 1, 1) as environments:
             data: Mapping[str, Any] = interface_to_json(environments.interface)
         return interface_from_json(data, config.environment, str(file))

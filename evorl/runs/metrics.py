@@ -142,9 +142,14 @@ def _list(values: NDArray[np.float64]) -> list[float | None]:
 
 
 def perturbed(config: AnyConfig) -> frozenset[str]:
-    """The names of the hyperparameters that evolution can change, and `architecture` if it can change those."""
+    """The names of the hyperparameters that evolution can change, and `architecture` if it can change those.
+
+    Agents whose initial settings are drawn differ in all that have a range.
+    """
     evolution = config.evolution
     names: set[str] = set()
+    if evolution.initial != "configured" or evolution.strategy is not None:
+        names |= set(evolution.hyperparameters or ())
     if config.population.size > 1:
         names |= set(evolution.hyperparameters or ()) if evolution.mutation.hyperparameters else set()
         names |= {"architecture"} if evolution.mutation.architecture else set()

@@ -158,11 +158,13 @@ class Run:
             if self.league is not None and self.progress.league is not None:
                 archive = decode_agents(self.progress.archive, "the archive") if self.progress.archive else []
                 self.league.restore(self.progress.league, archive)
-            if self.ranks.is_main:
-                self._note_resume()
             self._on_main(self._catch_up)
             self.progress.solved = self.progress.is_solved(config)
-        directory.begin(config, self.ranks)
+        self._within = self._unsaved = self._stopped = ""
+        directory.begin(config, self.ranks, finished=self.finished)
+        is_resumed = restored is not None or self._interim.position is not None
+        if self.ranks.is_main and is_resumed and not self.finished:
+            self._note_resume()
         self.generation = self.progress.generation + 1
         measured_otherwise = self.progress.measured_otherwise(config)
         self.progress.note_setup(config, placement)
@@ -171,7 +173,6 @@ class Run:
         self.summary = {}
         self._training_seconds = 0.0
         self._saved_steps, self._steps_within = self.progress.agent_steps, 0
-        self._within = self._unsaved = self._stopped = ""
         if measured_otherwise and not self.finished:
             self.progress.elite.forget()
         self._pauses = self.ranks.pauses(together=not placement.is_sharded)

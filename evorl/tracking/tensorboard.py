@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from evorl.config import AnyConfig
+from evorl.config.schema import as_yaml
 from evorl.system.extras import install_command
 from evorl.system.files import refuse_links
 from evorl.tracking.tracker import History, Node, Paths, Points, Record, Tracker, lineage_table, shared_settings
@@ -45,7 +44,7 @@ class TensorBoard(Tracker):
         begin = last + 1 if first is None else first
         self._writer = SummaryWriter(str(self._events), purge_step=begin)
         self._step = last
-        self._note("config", f"```yaml\n{yaml.safe_dump(shared_settings(config), sort_keys=False)}```")
+        self._note("config", f"```yaml\n{as_yaml(shared_settings(config))}```")
         self._paths = Paths()
         self._agents: dict[int, Any] = {}
         self._born, self._is_full = 0, False

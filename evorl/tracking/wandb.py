@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import Any, Literal, cast
 from urllib.parse import urlparse
 
-import yaml
-
 from evorl.config import AnyConfig
 from evorl.config.errors import shown
+from evorl.config.schema import as_yaml
 from evorl.system.files import read_bounded, write_json
 from evorl.tracking.tracker import History, Node, Paths, Points, Record, Tracker, shared_settings, thinned, with_words
 from evorl.types import EvorlWarning, UserError
@@ -202,7 +201,7 @@ class WeightsAndBiases(Tracker):
         for path in sorted(elite.iterdir()):
             artifact.add_file(str(path))
         with artifact.new_file("config.yaml") as file:
-            yaml.safe_dump(self._settings, file, sort_keys=False)
+            file.write(as_yaml(self._settings))
         self._run.log_artifact(artifact, aliases=["elite"])
 
 

@@ -133,6 +133,19 @@ def test_checkpoints_that_cannot_be_deleted_are_not_called_deleted(run, monkeypa
     assert "checkpoints: cannot be deleted" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["ppo", "--tasks"], "--tasks: is for all configurations; leave out 'ppo'"),
+        (["ppo", "--markdown"], "--markdown: is for all configurations; leave out 'ppo'"),
+        (["--tasks", "--markdown"], "argument --markdown: not allowed with argument --tasks"),
+    ],
+)
+def test_options_of_config_that_would_be_ignored_are_refused(words, message, capsys):
+    assert run_program(run_command, ["config", *words]) == 2
+    assert message in error_line(capsys)
+
+
 def test_lineage_has_a_row_for_each_ancestor(run, capsys):
     run_command(["lineage", "runs/a"])
     heading, first, *_ = capsys.readouterr().out.splitlines()

@@ -130,5 +130,5 @@ def test_code_is_not_run_to_watch(run, capsys):
     (run / "config.yaml").write_text(text)
     pytest.importorskip("av")
     assert run_program(run_command, ["watch", "runs/a", "--video", "a.mp4"]) == 2
-    assert "add --allow-code if you trust this run" in error_line(capsys)
+    assert "add --allow-code (allow_code=True in Python) if you trust this run" in error_line(capsys)
     assert json.loads((run / "environment.json").read_text())["environment"] == "CartPole-v1"

@@ -124,6 +124,31 @@ def test_seeds_that_did_not_finish_are_named(monkeypatch, capsys):
     assert "seed 2 did not finish; repeat the command to resume" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("is_cleaned", [False, True])
+def test_seeds_that_have_finished_and_were_cleaned_are_not_trained_again(
+    is_cleaned, trained_run, in_directory, monkeypatch
+):
+    run = in_directory / "runs" / "a-seed-1"
+    shutil.copytree(trained_run, run)
+    given = ["seed=1", "training.max_steps=116", "run.name=a-seed-1"]
+    (run / "config.yaml").write_text(launched(read_config(SMALL, given), bf16=False).to_yaml())
+    if is_cleaned:
+        shutil.rmtree(run / "checkpoints")
+    words = ("--seeds", "1", "2", "--name", "a", "training.max_steps=116")
+    commands, _ = commands_of(monkeypatch, *words)
+    assert [number for number, _ in commands] == ([2] if is_cleaned else [1, 2])
+    commands, _ = commands_of(monkeypatch, *words[:-1], "training.max_steps=200")
+    assert [number for number, _ in commands] == [1, 2], "it would have to train on, and cannot say so here"
+
+
+@pytest.mark.usefixtures("in_directory")
+def test_seeds_are_no_run_of_a_sweep(monkeypatch, capsys):
+    monkeypatch.setenv("WANDB_SWEEP_ID", "x")
+    assert run_program(run_command, ["train", str(SMALL), "--seeds", "1", "2"]) == 2
+    assert "--seeds: a run of a W&B sweep is one training run" in error_line(capsys)
+    commands_of(monkeypatch, "--seeds", "1")
+
+
 @pytest.mark.usefixtures("in_directory")
 def test_a_name_with_a_folder_is_where_each_seed_trains(monkeypatch):
     commands, _ = commands_of(monkeypatch, "--seeds", "1", "--name", "tried/x")
@@ -146,6 +171,8 @@ def test_a_folder_may_have_a_sign_that_settings_have(in_directory):
         (["--seeds", "1", "run.resume=never"], "run.resume: --seeds sets it; leave one of them out"),
         (["--seed", "1", "--seed=4", "seed=4"], "seed: --seed sets it; leave one of them out"),
         (["--name", "a", "run.name=b"], "run.name: --name sets it; leave one of them out"),
+        (["--name", "a", "run={name: b}"], "run.name: --name sets it; leave one of them out"),
+        (["--verbose", "run.verbose=false"], "run.verbose: --verbose sets it; leave one of them out"),
         (["--seeds", "1", "2", "--seed", "4"], "argument --seed: not allowed with argument --seeds"),
         (["--jobs", "2"], "--jobs: sets how many seeds train at a time"),
         (["--seeds", "-3"], "--seeds"),

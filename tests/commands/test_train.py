@@ -1,5 +1,8 @@
 """`evorl train`, as far as one process can try it."""
 
+import json
+import shutil
+
 import gymnasium as gym
 import pytest
 from helpers.support import ROOT, SMALL, error_line, lines
@@ -46,6 +49,21 @@ def test_an_environment_may_be_a_class(in_directory):
 def test_what_is_no_environment_is_refused(id, in_directory, capsys):
     assert run_program(run_command, ["train", str(SMALL), f"environment={id}"]) == 2
     assert "environment.id: cannot make" in error_line(capsys)
+
+
+def test_a_run_without_checkpoints_has_its_number_of_processes_in_its_metrics(trained_run, tmp_path):
+    run = shutil.copytree(trained_run, tmp_path / "a")
+    shutil.rmtree(run / "checkpoints")
+    assert train.processes_for(run, None) == 1
+    rows = lines(run / "metrics.jsonl")
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(row | {'ranks': 2})}\n" for row in rows))
+    assert train.processes_for(run, None) == 2
+
+
+def test_ranks_do_not_give_up_before_a_tracker_does(in_directory, capsys):
+    words = [str(SMALL), "--processes", "2", "tracking.backends=[tensorboard]", "run.timeout=60"]
+    assert run_program(run_command, ["train", *words]) == 2
+    assert "tracking.timeout: the main process may wait 60 s for a tracker" in error_line(capsys)
 
 
 def test_several_processes_are_started_by_the_launcher_after_a_check(in_directory, monkeypatch, capsys):

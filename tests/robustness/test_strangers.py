@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.support import ROOT, config, needs_extra_of, train
+from helpers.support import ROOT, config, error_line, needs_extra_of, train
 
 from evorl.algorithms import SETTINGS
 from evorl.commands.command import run_command
@@ -116,6 +116,18 @@ def test_what_is_excluded_is_not_told():
         "size": 3
     }
     assert "secret" not in str(shared_settings(config(secret, "tracking.exclude=[environment.kwargs]")))
+
+
+@pytest.mark.parametrize("excluded", ["algorithm.learning_rate", "algorithm", "environment.kwargs.gravity"])
+def test_settings_that_agents_carry_cannot_be_excluded(excluded, in_directory, capsys):
+    """Trackers show them with each agent."""
+    evolved = ("environment=Pendulum-v1", "environment.kwargs={g: 9.0}", "algorithm={name: ddpg}")
+    ranges = "evolution.hyperparameters={learning_rate: {min: 1e-4, max: 1e-2}}"
+    gravity = (*evolved, "evolution.hyperparameters={environment.kwargs.g: {min: 5, max: 15}}")
+    settings = gravity if excluded.startswith("env") else (ranges,)
+    path = excluded.replace("gravity", "g")
+    assert train(*settings, f"tracking.exclude=[{path}]") == 2
+    assert f"tracking.exclude: {path} cannot be left out, because" in error_line(capsys)
 
 
 def test_what_is_excluded_has_to_be_there(in_directory, capsys):

@@ -237,7 +237,7 @@ def test_a_configuration_that_could_not_be_read_again_is_refused(tmp_path):
     with pytest.raises(
         UserError, match=r"^config\.yaml: .* more than 131072 bytes; the run could not read it again; let"
     ):
-        RunDirectory(tmp_path, keep=1).begin(large, Ranks())
+        RunDirectory(tmp_path, keep=1).begin(large, Ranks(), finished=False)
     assert not (tmp_path / "config.yaml").exists()
 
 

@@ -126,7 +126,7 @@ def test_a_run_without_the_file_asks_its_environment(trained_run, tmp_path):
 def test_code_is_only_run_where_that_is_allowed(tmp_path):
     module = "network={name: module, factory: 'helpers.support:probe_network'}"
     fresh_run(tmp_path / "a", SMALL, module, "environment.id=helpers.probes:Counter-v0")
-    with pytest.raises(UserError, match="add allow_code=True if you trust this run"):
+    with pytest.raises(UserError, match=r"add --allow-code \(allow_code=True in Python\) if you trust this run"):
         evorl.load(tmp_path / "a")
     assert evorl.load(tmp_path / "a", allow_code=True).agent.id == 0
 

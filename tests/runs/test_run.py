@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import signal
 import warnings
 
 import numpy as np
@@ -16,7 +17,9 @@ from evorl.commands.evaluate import evaluate_elite
 from evorl.config import read_yaml
 from evorl.runs.directory import Checkpoints
 from evorl.runs.program import run_program
+from evorl.runs.run import Run
 from evorl.system.formats import decode_agents, encode_agents
+from evorl.system.signals import Interrupted
 from evorl.types import EvorlWarning, UserError
 
 MEASURED = ("seconds", "wall_clock_seconds", "env_steps_per_second", "updates_per_second")
@@ -194,6 +197,23 @@ def test_a_refused_resume_leaves_the_run_as_it_was(in_directory, capsys):
     assert "has been trained before, but has no checkpoint" in error_line(capsys)
 
 
+def test_a_resume_of_a_finished_run_changes_nothing_even_if_it_is_interrupted(trained_run, in_directory, monkeypatch):
+    run = in_directory / "runs" / "a"
+    shutil.copytree(trained_run, run)
+    again = ("run.name=a", "run.resume=auto", "training.max_steps=116")
+    before = {path.name for path in run.iterdir()}, (run / "summary.json").read_bytes()
+
+    def interrupted(self):
+        raise Interrupted(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "_open_logger", interrupted)
+        assert train(*again) == 130
+    assert ({path.name for path in run.iterdir()}, (run / "summary.json").read_bytes()) == before
+    assert train(*again) == 0
+    assert not (run / "resumes.json").exists(), "it trained nothing"
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -203,7 +223,9 @@ def test_a_refused_resume_leaves_the_run_as_it_was(in_directory, capsys):
         (["run.resume=auto"], "resuming needs the name of the run"),
         (["run.name=other"], "is not empty and holds no run"),
         (["run.name=other", "run.resume=auto"], "is not empty and holds no run"),
-        (["run.name=a/config.yaml/x"], "cannot write to"),
+        (["run.name=a/config.yaml/x"], "runs/a; choose another name"),
+        (["run.name=a/b"], "runs/a; choose another name"),
+        (["run.name=other/thesis.txt/x"], "cannot write to"),
         (["algorithm.gama=1"], "did you mean 'algorithm.gamma'"),
         (["environment.id=Nothing-v0"], "environment.id: cannot make 'Nothing-v0'"),
         (["--config", "none.yaml"], "none.yaml: cannot read the configuration: No such file"),
