@@ -1,3 +1,4 @@
+import gc
 import os
 import subprocess
 
@@ -10,11 +11,17 @@ from helpers.support import EVERY_MUTATION, train_below
 
 from evorl.actors import server
 
+# Collection imports much and leaves little garbage, for which all objects would be looked through again and again.
+gc.disable()
 # Forked and launched processes share two cores, and a parent that has run multi-threaded work must not fork.
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Launched processes print their warnings, whatever the user's shell says of them.
 os.environ.pop("PYTHONWARNINGS", None)
+
+
+# The test compiles for this machine, and need not first compile a probe for each of its kinds of instructions.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 
 LAUNCH_LIMIT = 300
@@ -26,6 +33,20 @@ def pytest_collection_modifyitems(items):
         launches = item.get_closest_marker("two_process") or item.get_closest_marker("slow")
         if launches and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(LAUNCH_LIMIT))
+
+
+def pytest_collection_finish():
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_syncs():
+    """Without waiting for the disk, which only a power failure would tell; tests of those look at the calls."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -102,7 +102,6 @@ def test_a_server_that_cannot_live_is_given_up():
             learning.learn(1000)
 
 
-@pytest.mark.usefixtures("launched_servers")
 def test_actors_close_their_environments_in_the_end(tmp_path):
     file = tmp_path / "log"
     environment = f"environment={{id: 'helpers.faults:Recorded-v0', num_envs: 2, kwargs: {{file: {file}}}}}"
@@ -378,7 +377,8 @@ def test_no_actor_outlives_its_rank():
     rank = os.fork()
     if rank == 0:
         learning = Learning(HELPED + "}", "actors={count: 2}")
-        learning.learn(2)
+        learning.learn_from(0)
+        learning.learn_from(1)
         family = descendants()
         os.write(writer, " ".join(map(str, family)).encode())
         os.kill(os.getpid(), signal.SIGKILL)

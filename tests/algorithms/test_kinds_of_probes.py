@@ -40,8 +40,8 @@ def test_every_kind_of_observation_is_read(kind, algorithm):
     assert learns("Shown", f"{{kind: {kind}}}", *algorithm, reward=1.0)
 
 
-@pytest.mark.parametrize("kind", spaces.Shown.spaces)
-def test_sac_reads_every_kind_of_observation(kind):
+@pytest.mark.parametrize("kind", ["dict", "categories"])
+def test_sac_reads_other_kinds_of_observations(kind):
     # With a rate of 1e-2 a policy can be sure of itself before its critics have learned.
     settings = *SAC, "algorithm.target_entropy_share=0.3"
     assert learns("Shown", f"{{kind: {kind}}}", *settings, reward=1.0, steps=480, learning_rate=3e-3)

@@ -69,7 +69,7 @@ def agents(run, generation):
 @pytest.mark.parametrize("name", sorted({*ALGORITHMS, *SETTINGS}))
 def test_replicas_are_bit_identical_and_so_is_a_resumed_run(name, tmp_path, forked_launch):
     common = (
-        "training.max_steps=128", "evolution.steps=32", "checkpoint.keep=10", "evaluation.max_steps=10",
+        "training.max_steps=96", "evolution.steps=32", "checkpoint.keep=10", "evaluation.max_steps=10",
         "environment.carry_over=true",
         "evolution.mutation={none: 0, architecture: 1, parameters: 0.5, activation: 0.3, hyperparameters: 0.5}",
         "evolution.architecture={min_units: 4, max_units: 64, unit_steps: [3, 16], max_layers: 4}", *SETTINGS[name],
@@ -79,7 +79,7 @@ def test_replicas_are_bit_identical_and_so_is_a_resumed_run(name, tmp_path, fork
     runs = tmp_path / "runs"
     rows = lines(runs / "a" / "metrics.jsonl")
     last = len(rows)
-    assert last >= 4
+    assert last >= 3
     assert not any(row["drifts"] for row in rows), "replicas are meant to compute the same"
     assert all(min(row["updates"]) > 0 for row in rows[1:])
 

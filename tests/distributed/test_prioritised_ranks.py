@@ -1,10 +1,6 @@
 """Prioritised replay on two real processes."""
 
 import pytest
-import torch
-from helpers.support import EVERY_MUTATION, cut_back, lines
-
-from evorl.system.formats import decode_agents
 
 PROGRAM = """
 import numpy as np, torch
@@ -52,27 +48,3 @@ def test_two_ranks_draw_as_one_central_buffer(tmp_path, forked_launch):
     done = forked_launch(tmp_path, instead=PROGRAM)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stderr.count("as one buffer") == 1
-
-
-@pytest.mark.two_process
-def test_a_prioritised_run_on_two_ranks_resumes_exactly(tmp_path, forked_launch):
-    settings = (
-        "replay={n_step: 3, capacity: 400, learning_starts: 20}",
-        "replay.prioritised={importance_exponent: {steps: 300}}", "checkpoint.keep=10", "training.max_steps=200",
-        *EVERY_MUTATION,
-    )  # fmt: skip
-
-    def train_or_resume(name):
-        done = forked_launch(tmp_path, f"run.name={name}", "run.resume=auto", *settings)
-        assert done.returncode == 0, done.stderr[-3000:]
-
-    train_or_resume("a")
-    cut_back(tmp_path / "runs" / "a", 3, copy=tmp_path / "runs" / "b")
-    train_or_resume("b")
-    rows = lines(tmp_path / "runs" / "a" / "metrics.jsonl")
-    assert not any(row["drifts"] for row in rows), "replicas are meant to compute the same"
-    paths = [tmp_path / "runs" / name / "checkpoints" / f"generation-{len(rows):06d}" for name in "ab"]
-    first, second = (decode_agents((path / "agents.safetensors").read_bytes(), str(path)) for path in paths)
-    for one, other in zip(first, second, strict=True):
-        torch.testing.assert_close(one.tensors, other.tensors, rtol=0, atol=0)
-        assert one.state == other.state

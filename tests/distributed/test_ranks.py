@@ -104,7 +104,7 @@ def test_replicas_of_images_and_recurrent_networks_stay_bit_identical_and_resume
     assert any(min(row["updates"]) < most for row in rows), "some agent is meant to have stopped early"
     assert agents(run, 10)[0].state.rewards.count > 0
 
-    cut_back(run, 5, copy=tmp_path / "runs" / "b")
+    cut_back(run, 8, copy=tmp_path / "runs" / "b")
     done = forked_launch(tmp_path, "run.name=b", "run.resume=auto", "training.max_steps=320", *settings)
     assert done.returncode == 0, done.stderr[-3000:]
     for first, second in zip(agents(run, 10), agents(tmp_path / "runs" / "b", 10), strict=True):

@@ -95,6 +95,7 @@ def serve():
     from evorl.runs.launch import load_config
 
     heed_signals()
+    os.fsync = lambda descriptor: None  # As in the tests' own process.
     server.subprocess = forked_servers.patched()
     programs = {path: demo(path) for path in ("demos/online.py", "demos/asynchronous.py")}
     load_config([], SMALL)

@@ -29,7 +29,7 @@ FOUND = (
     3, 9, 33, 35, 60, 77, 101, 110, 168, 173, 213, 280, 335, 350, 378, 414, 487, 585, 588, 613, 643, 909, 1017, 1455,
     1551, 1709, 2274, 2313, 2816, 5669, 6249,
 )  # fmt: skip
-"""Inputs that have broken a promise."""
+"""Inputs that have broken a promise; the first ones are among those that the short form tries."""
 EVALUATE = ("evaluate", RUN)
 
 
@@ -93,7 +93,7 @@ def test_a_run_that_hides_another_is_seen(bench, monkeypatch):
     assert any("stdout does not match" in problem for problem in bench.tried(case).problems)
 
 
-@pytest.mark.parametrize("number", FOUND)
+@pytest.mark.parametrize("number", [number for number in FOUND if number >= EACH * len(fuzz.FAMILIES)])
 def test_what_broke_a_promise_once_does_so_no_more(number, bench):
     check(bench, number)
 
@@ -103,7 +103,7 @@ def test_every_family_has_a_name_of_its_own(bench):
     assert len(names) - len(set(names)) == 1, "names of code are drawn twice as often"
 
 
-@pytest.mark.parametrize("place", range(0, len(fuzz.FAMILIES), 4))
+@pytest.mark.parametrize("place", range(0, len(fuzz.FAMILIES), 12))
 def test_the_same_number_is_the_same_input(place, bench):
     first, again = (fuzz.drawn(bench, place, seed=3) for _ in range(2))
     assert first.arguments == again.arguments

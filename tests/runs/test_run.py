@@ -159,7 +159,10 @@ def test_it_stops_at_the_target_once_fresh_episodes_confirm_it(in_directory):
 @pytest.mark.filterwarnings("ignore:actors.count")  # Of a machine with one core.
 @pytest.mark.parametrize("path", SHIPPED)
 def test_every_shipped_configuration_runs(path, in_directory):
-    """In small: two generations of two, few environments, and a replay of thousands of steps instead of gigabytes."""
+    """In small: two generations of two, few environments, and a replay of thousands of steps instead of gigabytes.
+
+    Of Atari one generation, without a confirmation: evaluation is most of their time.
+    """
     needs_its_extra(path.stem)
     short = [
         "population.size=2", "evolution.steps=40", "training.max_steps=80", "environment.num_envs=2",
@@ -167,6 +170,8 @@ def test_every_shipped_configuration_runs(path, in_directory):
     ]  # fmt: skip
     if "atari" in path.name:
         short.append("network.hidden_sizes=[16]")  # Files of megabytes would be most of the time.
+    if "atari" in path.name or path.stem == "a3c_pong_ram":
+        short += ["training.max_steps=40", "evaluation.confirmation_episodes=0"]
     if path.stem in ("ppo_minatar", "ppo_connect_four"):
         short.append("environment.num_envs=8")  # A rollout has at least as many steps as a minibatch.
     if path.stem == "ppo_leduc":
