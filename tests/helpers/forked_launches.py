@@ -39,13 +39,14 @@ class ForkedLaunches:
         )
 
     def __call__(
-        self, directory, *overrides, processes=2, configuration=SMALL, first="", instead="", restarts=0, stop_at=None,
-        stop_with=signal.SIGTERM,
+        self, directory, *overrides, processes=2, configuration=SMALL, first="", instead="", no_rank="", restarts=0,
+        stop_at=None, stop_with=signal.SIGTERM,
     ):  # fmt: skip
         """Run the demo in `directory`, as `support.launch` does.
 
         Each rank executes `first` before, which may change its `arguments`, or it executes `instead` in place of the
-        demo. The ranks get a signal, `stop_with`, once a file is there that matches `stop_at`.
+        demo. The ranks get a signal, `stop_with`, once a file is there that matches `stop_at`. Without ranks, one
+        process that has no threads executes `no_rank`, which sets `code`.
         """
         log = Path(directory) / "launch.log"
         log.unlink(missing_ok=True)
@@ -55,7 +56,7 @@ class ForkedLaunches:
         program = program_for(configuration or SMALL, fitting(overrides))
         asked = {
             "directory": str(directory), "ranks": processes, "program": program, "settings": settings, "first": first,
-            "instead": instead, "restarts": restarts, "stop_at": stop_at, "stop_with": stop_with,
+            "instead": instead, "no_rank": no_rank, "restarts": restarts, "stop_at": stop_at, "stop_with": stop_with,
         }  # fmt: skip
         json.dump(asked, self._process.stdin)
         print(file=self._process.stdin, flush=True)
@@ -78,6 +79,13 @@ def only(program, arguments):
     exec(program, {})
 
 
+def code_of(program):
+    """Execute a program, and return its exit code."""
+    names = {}
+    exec(program, names)
+    return names["code"]
+
+
 def heed_signals():
     """Undo what nohup has done, as ranks rightly go on ignoring a signal that was ignored at their start."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -88,7 +96,7 @@ def heed_signals():
 def serve():
     """Read launches from the standard input, one a line, and answer each with its exit code."""
     # Only here: the client must not import what a process without threads should import first.
-    from launches import fork_launch
+    from launches import fork_launch, fork_logged
     from timeline import Timeline
 
     from evorl.actors import server
@@ -109,7 +117,10 @@ def serve():
         elif first:
             main = partial(after, first, main)
         log = place / "launch.log"
-        launched = fork_launch(main, place, log, timeline, asked["settings"], ranks, asked["restarts"])
+        if asked["no_rank"]:
+            launched = fork_logged(partial(code_of, asked["no_rank"]), place, log)
+        else:
+            launched = fork_launch(main, place, log, timeline, asked["settings"], ranks, asked["restarts"])
         deadline = time.monotonic() + LIMIT
         while (code := launched.poll()) is None and time.monotonic() < deadline:
             if stop_at and any(place.glob(stop_at)):

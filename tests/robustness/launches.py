@@ -95,7 +95,19 @@ def fork_launch(
 ) -> Process:
     """Fork the launcher's stand-in, or for one rank the rank itself."""
 
-    def enter(function: Callable[[], int]) -> int:
+    def one() -> int:
+        return train(main, timeline, settings)
+
+    def several() -> int:
+        return _stand_in(one, ranks, restarts)
+
+    return fork_logged(one if ranks == 1 else several, directory, log)
+
+
+def fork_logged(function: Callable[[], int], directory: Path, log: Path) -> Process:
+    """Fork a process in a session of its own that calls a function in a directory; its output goes to the log."""
+
+    def enter() -> int:
         os.setsid()
         os.chdir(directory)
         with log.open("ab") as file:
@@ -103,13 +115,7 @@ def fork_launch(
             os.dup2(file.fileno(), 2)
         return function()
 
-    def one() -> int:
-        return train(main, timeline, settings)
-
-    def several() -> int:
-        return _stand_in(one, ranks, restarts)
-
-    return Forked(lambda: enter(one if ranks == 1 else several), dies_with_parent=True)
+    return Forked(enter, dies_with_parent=True)
 
 
 def _stand_in(rank: Callable[[], int], ranks: int, restarts: int) -> int:

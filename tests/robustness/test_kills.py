@@ -1,12 +1,10 @@
 """Runs that are killed at random moments, in short, and a resume that forgets something."""
 
 import json
-import os
-import subprocess
 import sys
 
 import pytest
-from timeline import ROOT, Undisturbed
+from timeline import Undisturbed
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the harness needs pidfd_open and prctl")
 FORGETFUL = """
@@ -24,48 +22,58 @@ League.restore = lambda self, standings, archive: None
 """
 
 
-def play(directory, *arguments, first=""):
-    """Play kills.py in a process that may fork, since it has no threads yet."""
-    program = f"import sys, kills\n{first}\nsys.exit(kills.main(sys.argv[1:]))"
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'robustness'}"}
-    out = directory / "table.json"
-    words = [sys.executable, "-c", program, "--launched", "0", "--out", str(out), *arguments]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert out.is_file(), done.stderr[-3000:]
-    return done, json.loads(out.read_text())
+PLAY = """
+import kills
+{first}
+code = kills.main({arguments})
+"""
+
+
+@pytest.fixture
+def play(tmp_path, forked_launch):
+    """Plays kills.py in a process that has imported everything."""
+
+    def playing(*arguments, first=""):
+        out = tmp_path / "table.json"
+        words = ["--launched", "0", "--out", str(out), *arguments]
+        done = forked_launch(tmp_path, no_rank=PLAY.format(first=first, arguments=words))
+        assert out.is_file(), done.stderr[-3000:]
+        return done, json.loads(out.read_text())
+
+    return playing
 
 
 @pytest.mark.two_process
-def test_runs_that_are_killed_at_random_moments_end_as_if_left_alone(tmp_path):
+def test_runs_that_are_killed_at_random_moments_end_as_if_left_alone(play):
     """The short form of kills.py."""
-    done, rows = play(tmp_path, "--kills", "4", "--seed", "314", "--case", "dqn", "--case", "ppo-recurrent-running")
-    assert done.returncode == 0, done.stdout[-3000:]
+    done, rows = play("--kills", "4", "--seed", "314", "--case", "dqn", "--case", "ppo-recurrent-running")
+    assert done.returncode == 0, done.stderr[-3000:]
     assert {row["outcome"] for row in rows} == {"identical"}
 
 
 @pytest.mark.two_process
-def test_a_league_that_is_killed_keeps_its_ratings_archive_and_agents(tmp_path):
-    done, rows = play(tmp_path, "--kills", "3", "--seed", "4", "--case", "ppo-league", "--told", "0")
-    assert done.returncode == 0, done.stdout[-3000:]
+def test_a_league_that_is_killed_keeps_its_ratings_archive_and_agents(play):
+    done, rows = play("--kills", "3", "--seed", "4", "--case", "ppo-league", "--told", "0")
+    assert done.returncode == 0, done.stderr[-3000:]
     assert {row["outcome"] for row in rows} == {"identical"}
 
 
 @pytest.mark.two_process
-def test_a_league_that_forgets_its_archive_is_noticed(tmp_path):
+def test_a_league_that_forgets_its_archive_is_noticed(play):
     settings = "--kills", "1", "--seed", "8", "--case", "ppo-league", "--told", "0"
-    done, rows = play(tmp_path, *settings, first=WITHOUT_ARCHIVE)
-    assert done.returncode == 1, done.stdout[-3000:]
+    done, rows = play(*settings, first=WITHOUT_ARCHIVE)
+    assert done.returncode == 1, done.stderr[-3000:]
     assert "archive.safetensors" in rows[0]["outcome"]
 
 
 @pytest.mark.slow
-def test_a_resume_that_forgets_the_share_of_an_update_is_noticed(tmp_path):
+def test_a_resume_that_forgets_the_share_of_an_update_is_noticed(play):
     """Of three, as one that is killed after its last update, or when no share is left over, has nothing to forget."""
-    done, rows = play(tmp_path, "--kills", "3", "--seed", "11", "--case", "dqn", first=FORGETFUL)
-    assert done.returncode == 1, done.stdout[-3000:]
+    done, rows = play("--kills", "3", "--seed", "11", "--case", "dqn", first=FORGETFUL)
+    assert done.returncode == 1, done.stderr[-3000:]
     different = [row for row in rows if "metrics.jsonl" in row["outcome"]]
     assert different
-    assert f"DIFFERENT {different[0]['run']}: it leaves otherwise" in done.stdout
+    assert f"DIFFERENT {different[0]['run']}: it leaves otherwise" in done.stderr
 
 
 def test_moments_are_uniform_over_what_is_left_of_a_run():

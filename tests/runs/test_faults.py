@@ -452,14 +452,17 @@ def test_a_program_ends_in_order_and_processes_of_environments_do_not_hold_it_up
         check_ended_in_order(run, signal.SIGTERM, error)
 
 
-def test_a_run_whose_reader_has_left_goes_on(tmp_path):
-    command = [
-        sys.executable, str(ROOT / "demos" / "online.py"), "--config", str(SMALL), "run.name=a",
-    ]  # fmt: skip
-    variables = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, cwd=tmp_path, env=variables, stderr=subprocess.PIPE)
-    process.stderr.close()
-    assert process.wait(timeout=60) == 0
+LEFT_READER = """
+import os
+reader, writer = os.pipe()
+os.close(reader)
+os.dup2(writer, 2)
+"""
+
+
+@pytest.mark.two_process
+def test_a_run_whose_reader_has_left_goes_on(tmp_path, forked_launch):
+    assert forked_launch(tmp_path, "run.name=a", processes=1, first=LEFT_READER).returncode == 0
     assert json.loads((tmp_path / "runs" / "a" / "summary.json").read_text())["ended"] == "finished"
 
 
