@@ -20,25 +20,12 @@ from evorl.types import UserError
 VARIABLES = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
-def test_signs_of_life_do_not_abort_a_process_that_ends():
-    """The short form of ends.py: before threads were stopped, a fifth of such ends aborted."""
-    command = [
-        sys.executable, str(ROOT / "tests" / "robustness" / "ends.py"), "--count", "15", "--interval", "0.00001",
-        "--port", str(free_port()),
-    ]  # fmt: skip
-    done = subprocess.run(command, env=VARIABLES, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "0 of 15 ended wrongly" in done.stdout
-
-
-STUCK = """
-import functools, json, os, sys, time
+ENDS = """
+import functools, json, os, sys, threading, time
 sys.path.insert(0, "{root}/tests/robustness")
 import ends
 from evorl.runs import program
-from evorl.system.background import Background, end_background
-
-program.end_background = functools.partial(end_background, patience=0.1)
+from evorl.system.background import Background, end_background, limit_end
 
 def stuck(end):
     def main(arguments):
@@ -47,21 +34,60 @@ def stuck(end):
         end()
     return program.run_program(main, [])
 
+def left(seconds, code):
+    reader, writer = os.pipe()
+    def leaving():
+        os.dup2(writer, sys.stderr.fileno())
+        threading.Thread(target=time.sleep, args=(seconds,), name="simulator").start()
+        limit_end(code, 0.3)
+        return code
+    process = ends.forked(leaving)
+    os.close(writer)
+    with os.fdopen(reader) as said:
+        return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), said.read()
+
+def show(name, value, began):
+    print("shown", json.dumps([name, value, time.monotonic() - began]), flush=True)
+
+began = time.monotonic()
+counted = ends.count_ends(15, 1e-5, {port})
+show("alive", [[name, code, count] for (name, code), count in counted.items()], began)
+
 began, codes = time.monotonic(), dict()
+program.end_background = functools.partial(end_background, patience=0.1)
 for name, (end, _) in ends.WAYS.items():
     codes[name] = os.waitstatus_to_exitcode(os.waitpid(ends.forked(lambda: stuck(end)), 0)[1])
-print(json.dumps([codes, time.monotonic() - began]))
+program.end_background = end_background
+show("stuck", codes, began)
+
+began = time.monotonic()
+show("foreign", [left(60, 3), left(0.1, 0), left(0.8, None)], began)
 """
 
 
-@pytest.mark.slow
-def test_a_thread_that_does_not_return_changes_neither_exit_code_nor_output():
-    program = STUCK.format(root=ROOT)
-    done = subprocess.run([sys.executable, "-c", program], env=VARIABLES, capture_output=True, text=True, check=True)
-    *printed, result = done.stdout.splitlines()
-    codes, seconds = json.loads(result)
-    assert codes == {"return": 0, "UserError": 2, "RankLost": 1, "SIGTERM": 143, "exception": 1}
-    assert printed == ["printed"] * len(codes)
+@pytest.fixture(scope="module")
+def ended():
+    """How processes ended, with the seconds they took, by what their threads did; and what else was printed."""
+    command = [sys.executable, "-c", ENDS.format(root=ROOT, port=free_port())]
+    done = subprocess.run(command, env=VARIABLES, capture_output=True, text=True, check=True)
+    shown = [json.loads(line[6:]) for line in done.stdout.splitlines() if line.startswith("shown ")]
+    others = [line for line in done.stdout.splitlines() if not line.startswith("shown ")]
+    return {name: (value, seconds) for name, value, seconds in shown}, others
+
+
+WAYS = {"return": 0, "UserError": 2, "RankLost": 1, "SIGTERM": 143, "exception": 1}
+
+
+def test_signs_of_life_do_not_abort_a_process_that_ends(ended):
+    """The short form of ends.py: before threads were stopped, a fifth of such ends aborted."""
+    counted, _ = ended[0]["alive"]
+    assert sorted(counted) == sorted([name, code, 3] for name, code in WAYS.items())
+
+
+def test_a_thread_that_does_not_return_changes_neither_exit_code_nor_output(ended):
+    codes, seconds = ended[0]["stuck"]
+    assert codes == WAYS
+    assert ended[1] == ["printed"] * len(WAYS)
     assert seconds < 20
 
 
@@ -122,33 +148,8 @@ def test_of_ranks_that_end_for_the_same_reason_only_the_first_speaks():
     end_background()
 
 
-FOREIGN = """
-import json, os, sys, threading, time
-sys.path.insert(0, "{root}/tests/robustness")
-import ends
-from evorl.system.background import limit_end
-
-def left(seconds, code):
-    reader, writer = os.pipe()
-    def program():
-        os.dup2(writer, sys.stderr.fileno())
-        threading.Thread(target=time.sleep, args=(seconds,), name="simulator").start()
-        limit_end(code, 0.3)
-        return code
-    process = ends.forked(program)
-    os.close(writer)
-    with os.fdopen(reader) as said:
-        return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), said.read()
-
-began = time.monotonic()
-print(json.dumps([left(60, 3), left(0.1, 0), left(0.8, None), time.monotonic() - began]))
-"""
-
-
-def test_a_thread_of_an_environment_does_not_hold_the_process_and_is_named():
-    command = [sys.executable, "-c", FOREIGN.format(root=ROOT)]
-    done = subprocess.run(command, env=VARIABLES, capture_output=True, text=True, check=True)
-    hanging, ending, in_a_script, seconds = json.loads(done.stdout)
+def test_a_thread_of_an_environment_does_not_hold_the_process_and_is_named(ended):
+    (hanging, ending, in_a_script), seconds = ended[0]["foreign"]
     named = "warning: threads still run 0.3 s after the program's end ('simulator'), and "
     assert hanging[0] == 3
     assert hanging[1].startswith(f"{named}the process ends without them; ")
