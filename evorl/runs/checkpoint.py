@@ -343,6 +343,7 @@ class CheckpointManager:
         self._warn_once = warn_once
         self._again = 0
         """The short generation that is trained again in full, or 0."""
+        self._restored: Progress
 
     def save(self, progress: Progress, agents: bytes) -> str:
         """Write a checkpoint from every rank's files. If a disk fails, warn and let training continue.
@@ -406,8 +407,8 @@ class CheckpointManager:
     def restore(self) -> tuple[Progress, list[Agent]] | None:
         """Restore the newest checkpoint that is intact on all hosts; None if training starts from the beginning.
 
-        The directory is rolled back to that checkpoint. Raises UserError if there are checkpoints but none is intact,
-        or if another host has a newer one; the directory is then unchanged.
+        The directory is unchanged until `roll_back`. Raises UserError if there are checkpoints but none is intact, or
+        if another host has a newer one.
         """
         ranks, checkpoints = self._ranks, self._checkpoints
         self._refuse_a_newer_one_elsewhere()
@@ -430,9 +431,7 @@ class CheckpointManager:
                     )
                 known = self.interim.progress if going_on else None
                 self._warn_where_inexact(known or progress, missing, lost)
-                why, elite = self._announce(again), progress.elite
-                self._directory.rollback(ranks, generation, elite.payload, why)
-                self._prune(elite.generation)
+                self._restored, self._again = progress, again
                 return progress, agents
             if ranks.is_main:
                 self._warn_once(problem, f"{problem}; looking at the checkpoint before it")
@@ -444,6 +443,12 @@ class CheckpointManager:
             )
         self._again = again
         return None
+
+    def roll_back(self) -> None:
+        """Roll the directory back to the restored checkpoint (collective). Raises UserError on all ranks."""
+        progress, elite = self._restored, self._restored.elite
+        self._directory.rollback(self._ranks, progress.generation, elite.payload, self._announce(self._again))
+        self._prune(elite.generation)
 
     def restore_first(self, agents: Sequence[Agent]) -> None:
         """Roll the directory back to the beginning of the first generation, which begins with `agents`.

@@ -218,8 +218,6 @@ def _without_effect(config: AnyConfig) -> Iterator[str]:
                 yield f"evolution.initial: sampled changes nothing beside {key}, whose agents keep their own settings"
     if config.population.from_ is None and config.population.from_agents == "population":
         yield "population.from_agents: changes nothing without population.from, which names the run to take them from"
-    if config.population.from_ is not None and config.evolution.strategy is not None:
-        yield "evolution.strategy: initial agents are those of population.from, with their own settings"
     weights = config.evolution.mutation.weights()
     share = weights["hyperparameters"] / sum(weights.values())
     if share > 0 and config.population.size > 1 and not config.evolution.hyperparameters:

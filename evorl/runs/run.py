@@ -159,6 +159,7 @@ class Run:
                 archive = decode_agents(self.progress.archive, "the archive") if self.progress.archive else []
                 self.league.restore(self.progress.league, archive)
             self._on_main(self._catch_up)
+            self._checkpoints.roll_back()
             self.progress.solved = self.progress.is_solved(config)
         self._within = self._unsaved = self._stopped = ""
         directory.begin(config, self.ranks, finished=self.finished)
@@ -525,6 +526,7 @@ class Run:
             return
         lineage = self._directory.lineage
         stages = (stage_of(row, lineage.path) for row in lineage.rows())
+        stages = (stage for stage in stages if stage.generation <= self.progress.generation)
         generations = (list(members) for _, members in groupby(stages, key=attrgetter("generation")))
         if not self._tuner.catch_up(generations, self.agents):
             self._warn_once(

@@ -15,7 +15,7 @@ from evorl.config import override, read_yaml, validate
 from evorl.config.errors import MAX_TOLD
 from evorl.envs.spaces import observation_specs
 from evorl.runs.directory import _first_difference
-from evorl.runs.launch import _without_effect, check, load_config
+from evorl.runs.launch import check, load_config
 from evorl.runs.program import run_program
 from evorl.types import EvorlWarning, UserError
 
@@ -471,18 +471,9 @@ def test_a_range_without_effect_is_refused(algorithm, name, why):
     config(f"algorithm={{name: {algorithm[7:10]}}}", ranges)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (["population.from_agents=population"], "population.from_agents: changes nothing without population.from"),
-        (
-            ["population={from: runs/a}", "evolution.strategy=a:B"],
-            "evolution.strategy: initial agents are those of population.from, with their own settings",
-        ),
-    ],
-)
-def test_settings_without_effect_are_warned_of(settings, message):
-    assert message in next(_without_effect(config(*settings)))
+def test_a_run_says_that_there_is_no_other_run_to_take_agents_from():
+    with pytest.warns(EvorlWarning, match="population.from_agents: changes nothing without population.from, which"):
+        load_config(["population.from_agents=population"], DQN)
 
 
 def test_a_run_says_that_sampling_changes_nothing_of_agents_of_another_run():

@@ -231,6 +231,26 @@ def test_a_strategy_that_fails_is_named_on_one_line_with_its_own(name, message, 
     assert re.search(rf"^error: evolution\.strategy: {message}", error)
 
 
+@pytest.mark.filterwarnings("ignore:this resume")
+def test_a_resume_whose_strategy_fails_changes_nothing(run, monkeypatch):
+    """Also where its last generation was cut short, and would have been trained again."""
+
+    def fails(self):
+        raise RuntimeError("no connection")
+
+    def contents():
+        return {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+
+    before = contents()
+    again = (*SEARCH, "run.name=a", "run.resume=auto", "training.max_steps=440")
+    with monkeypatch.context() as patch:
+        patch.setattr(Climber, "ask", fails)
+        assert train(*again) == 2
+    assert contents() == before
+    assert train(*again) == 0
+    assert [*run.glob("checkpoints/shortened-*")]
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
