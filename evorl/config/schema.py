@@ -410,9 +410,9 @@ class Evolution(Section):
     and evaluation keeps the configured one."""
     strategy: Plain | None = None
     """`package.module:NAME` of a search strategy of your own, such as CMA-ES. It chooses all hyperparameters of new
-    initial agents, and of children that draw the mutation `hyperparameters`, which it replaces. NAME(ranges, seed) returns an
-    object with `ask(count)`, which returns that many lists of numbers from 0 to 1, one for each range, on its scale,
-    and with `tell(settings, fitness)`, which is called after each generation."""
+    initial agents, and of children that draw the mutation `hyperparameters`, which it replaces. NAME(ranges, seed)
+    returns an object with `ask(count)`, which returns that many lists of numbers from 0 to 1, one for each range, on
+    its scale, and with `tell(settings, fitness)`, which is called after each generation."""
     architecture: ArchitectureLimits = ArchitectureLimits()
     fitness: FitnessTerms = Field(default={RETURN: 1.0})
     """The quantity that selection, the elite and `training.target_fitness` use: the mean over evaluation episodes of
