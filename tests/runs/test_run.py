@@ -170,9 +170,9 @@ def test_every_shipped_configuration_runs(path, in_directory):
     ]  # fmt: skip
     if "atari" in path.name:
         short.append("network.hidden_sizes=[16]")  # Files of megabytes would be most of the time.
-    if "atari" in path.name or path.stem == "a3c_pong_ram":
+    if "atari" in path.name or "pong_ram" in path.name:
         short += ["training.max_steps=40", "evaluation.confirmation_episodes=0"]
-    if path.stem in ("ppo_minatar", "ppo_connect_four"):
+    if path.stem in ("ppo_minatar", "ppo_connect_four", "ppo_pong_ram"):
         short.append("environment.num_envs=8")  # A rollout has at least as many steps as a minibatch.
     if path.stem == "ppo_leduc":
         short.append("environment.num_envs=64")
