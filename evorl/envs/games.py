@@ -256,7 +256,7 @@ class FunctionPlayers:
     def __call__(self, asked: Asked) -> NDArray[Any]:
         """Moves [N', ...]. Raises UserError for one that is not allowed, or if the function raises."""
         moves = []
-        for row, observation in enumerate(iterate(self._space, asked.observation)):
+        for row, observation in enumerate(iterate(batch_space(self._space, len(asked.copies)), asked.observation)):
             mask = None if asked.mask is None else asked.mask[row]
             try:
                 given = np.asarray(self._function(observation, mask))

@@ -104,13 +104,29 @@ def _listed(data: Any) -> list[Any]:
 
 
 def _multi_discrete(space: gym.spaces.MultiDiscrete[Any]) -> Json:
-    return {"shape": list(space.shape), "nvec": space.nvec.ravel().tolist(), "start": space.start.ravel().tolist()}
+    numbers = {"nvec": space.nvec.ravel().tolist(), "start": space.start.ravel().tolist()}
+    return {"shape": list(space.shape), "dtype": str(space.dtype), **numbers}
 
 
 def _multi_discrete_from(data: Any) -> gym.Space[Any]:
     shape = _shape(data["shape"])
-    nvec, start = (np.array(data[name], dtype=np.int64).reshape(shape) for name in ("nvec", "start"))
-    return gym.spaces.MultiDiscrete(nvec, start=start)
+    kind = _integers(data)
+    nvec, start = (np.array(data[name], dtype=kind).reshape(shape) for name in ("nvec", "start"))
+    return gym.spaces.MultiDiscrete(nvec, start=start, dtype=kind)
+
+
+def _integers(data: Any) -> np.dtype[Any]:
+    """The dtype of a discrete space; descriptions of earlier versions have none. Raises ValueError for another kind."""
+    kind = np.dtype(str(data.get("dtype", "int64")))
+    if not np.issubdtype(kind, np.integer):
+        raise ValueError("not a dtype of integers")
+    return kind
+
+
+def _multi_binary_from(data: Any) -> gym.Space[Any]:
+    shape = _shape(data["shape"])
+    # Gymnasium compares `n` as it was given, and users give a number.
+    return gym.spaces.MultiBinary(shape[0] if len(shape) == 1 else shape)
 
 
 KINDS: Mapping[str, tuple[Callable[[Any], Json], Callable[[Any], gym.Space[Any]]]] = {
@@ -121,13 +137,13 @@ KINDS: Mapping[str, tuple[Callable[[Any], Json], Callable[[Any], gym.Space[Any]]
         _box,
     ),
     "Discrete": (
-        lambda space: {"n": int(space.n), "start": int(space.start)},
-        lambda data: gym.spaces.Discrete(int(data["n"]), start=int(data["start"])),
+        lambda space: {"n": int(space.n), "start": int(space.start), "dtype": str(space.dtype)},
+        lambda data: gym.spaces.Discrete(int(data["n"]), start=int(data["start"]), dtype=_integers(data)),
     ),
     "MultiDiscrete": (_multi_discrete, _multi_discrete_from),
     "MultiBinary": (
         lambda space: {"shape": list(space.shape)},
-        lambda data: gym.spaces.MultiBinary(_shape(data["shape"])),
+        _multi_binary_from,
     ),
     "Dict": (
         _children,

@@ -166,7 +166,7 @@ class RecoveringVector:
         faulty = np.asarray(info[f"_{FAULT}"], dtype=bool)
         self._failures += np.where(faulty, info[FAILURES], 0)
         at_first = np.asarray(info.get(f"_{FIRST}", False))
-        beyond = self._failures > self._settings.max_restarts
+        beyond = faulty & (self._failures > self._settings.max_restarts)
         copies = np.flatnonzero(at_first if at_first.any() else beyond if beyond.any() else faulty)
         what, where = f"{self._copies.names(copies)} raised {info[FAULT][copies[0]]}", str(info[PLACE][copies[0]])
         if at_first.any():

@@ -18,7 +18,8 @@ from evorl.config.errors import on_one_line, shown
 from evorl.envs import Environments
 from evorl.envs.games import BENCHMARK, GAMES
 from evorl.envs.interface import interface_from_json, interface_to_json
-from evorl.envs.spaces import MASK, EnvSpec, ObservationReader, action_reader
+from evorl.envs.spaces import MASK, EnvSpec, ObservationReader, action_reader, choices
+from evorl.envs.vector import flat_mask
 from evorl.population import Policy, check_agents
 from evorl.runs.directory import (
     AGENTS,
@@ -112,7 +113,8 @@ class LoadedAgent:
 
         `state` is the one that the previous call returned, or None at the start of episodes; it is always None for
         feed-forward agents, unless their exploration noise persists across steps. `episode_start` [B] marks the
-        entries at which a new episode starts. `action_mask` [A] or [B, A] is 1 for valid actions. Raises UserError for
+        entries at which a new episode starts. `action_mask` [A] or [B, A] is 1 for valid actions; that of one observation may
+        also be a tuple with an array for each choice. Raises UserError for
         observations outside the agent's space, and for other arguments that do not fit them.
         """
         space = self.observation_space
@@ -132,9 +134,10 @@ class LoadedAgent:
             raise UserError(on_one_line(told)) from error
         if not batch:
             raise UserError("observation: the batch is empty")
+        if action_mask is not None and not self._masked:
+            raise UserError("action_mask: this agent was trained without masks; choose among its actions yourself")
         if self._masked:
-            mask = np.ones((batch, self._masked)) if action_mask is None else np.asarray(action_mask)
-            seen[MASK] = _fitting("action_mask", mask.astype(bool), batch, self._masked)
+            seen[MASK] = self._mask(action_mask, batch, single)
         started = np.zeros(batch, dtype=bool) if episode_start is None else np.asarray(episode_start, dtype=bool)
         fresh = self._policy.initial_state(batch)
         before = fresh if state is None else torch.from_numpy(np.asarray(state, np.float32))[None]
@@ -148,6 +151,21 @@ class LoadedAgent:
         chosen = output.action[0].numpy(force=True)
         actions = self._read_actions(chosen)
         return actions[0] if single else actions, after[0].numpy(force=True) if after.numel() else None
+
+    def _mask(self, given: Any, batch: int, single: bool) -> torch.Tensor:
+        """The action masks [1, B, A] that `predict` was given, for one observation also in a part for each choice.
+
+        None allows all actions. Raises UserError.
+        """
+        try:
+            mask = np.ones((batch, self._masked)) if given is None else flat_mask(given) if single else np.array(given)
+        except ValueError as error:
+            raise UserError(f"action_mask: {error}") from error
+        fitting = _fitting("action_mask", mask.astype(bool), batch, self._masked)
+        starts = np.cumsum([0, *choices(self.action_space)[:-1]])
+        if not np.logical_or.reduceat(fitting.numpy(), starts, axis=2).all():
+            raise UserError("action_mask: forbids every action; at least one must be allowed")
+        return fitting
 
 
 def load(
@@ -166,6 +184,8 @@ def load(
     agent, or if the configuration names custom code to run, this user did not train the run here, and `allow_code` is
     False.
     """
+    if not isinstance(seed, int) or seed < 0:
+        raise UserError(f"seed: {shown(seed)} does not fit; it must be a whole number, at least 0")
     with local_run(run) as path:
         return _load(path, run, agent, generation, allow_code, seed)
 

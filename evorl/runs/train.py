@@ -214,9 +214,10 @@ def _check_key(key: Any, section: str) -> None:
 
 
 def _is_one_value(path: str, value: Mapping[Any, Any]) -> bool:
-    """True for keyword arguments of the environment with keys that are no parts of a path."""
+    """True for a fitness, whose terms belong together, and for keyword arguments with keys that are not path parts."""
     names = map(str, value)
-    return f"{path}.".startswith(ENVIRONMENT) and any(not name or "." in name or "=" in name for name in names)
+    is_odd = any(not name or "." in name or "=" in name for name in names)
+    return path == "evolution.fitness" or (f"{path}.".startswith(ENVIRONMENT) and is_odd)
 
 
 def _text(key: str, value: Any) -> str:
@@ -261,8 +262,10 @@ def _with_environment(overrides: Mapping[str, Any], environment: Any) -> dict[st
     if not isinstance(given, Mapping):
         raise UserError(f"environment.kwargs: {shown(given)} does not fit: this is a section, with keys of its own")
     kwargs = {**found.get("kwargs", {}), **given}
-    more = {"kwargs": kwargs} if "kwargs" in found or "kwargs" in section else {}
-    return {**overrides, "environment": {**section, **found, **more}}
+    # Under a dotted key they replace those of the configuration: copies are made as the object was.
+    whole = {f"{ENVIRONMENT}"[:-1]: kwargs} if "kwargs" in found or "kwargs" in section else {}
+    rest = {name: value for name, value in {**section, **found}.items() if name != "kwargs"}
+    return {"environment": rest, **whole, **overrides}
 
 
 def _settings_of(environment: Any) -> dict[str, Any]:

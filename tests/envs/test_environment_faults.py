@@ -210,6 +210,14 @@ def test_failing_too_often_ends_the_run_by_name(vectorization, restarts):
     made.close()
 
 
+def test_a_copy_that_failed_before_the_limit_was_lowered_is_not_blamed_for_another():
+    made = environments("sync", 3, seeds=[5])
+    made._vector.restarts = {"seed": 4, "failures": [10, 0, 0, 0]}
+    with pytest.warns(EvorlWarning, match=r"environment 1 of agent 0 \(.*\) raised RuntimeError: .*; restarted"):
+        [made.step(ACT) for _ in range(6)]
+    made.close()
+
+
 def broken(self, *action, **options):
     raise OSError("out of order")
 

@@ -15,7 +15,7 @@ from evorl.commands.check import check as examine
 from evorl.config import Environment
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
-from evorl.envs.games import RESULT, Asked, GameVector, RandomPlayers, is_game
+from evorl.envs.games import RESULT, Asked, FunctionPlayers, GameVector, RandomPlayers, is_game
 from evorl.envs.generation import generation_length
 from evorl.envs.vector import make_vector
 from evorl.runs.launch import check
@@ -483,3 +483,10 @@ def test_random_players_draw_whole_numbers_uniformly(low, high, kind):
     drawn = players(Asked(None, None, np.arange(4000), None))
     assert drawn.dtype == space.dtype
     assert np.unique(drawn, return_counts=True)[1] == pytest.approx(8000 / (high - low + 1), rel=0.1)
+
+
+@pytest.mark.parametrize("space", [gym.spaces.Discrete(4), gym.spaces.Dict(hand=gym.spaces.Discrete(4))])
+def test_a_users_player_sees_single_observations_of_categories(space):
+    batch = np.array([0, 3]) if isinstance(space, gym.spaces.Discrete) else {"hand": np.array([0, 3])}
+    players = FunctionPlayers("helpers.games:by_category", space, gym.spaces.Discrete(4))
+    assert players(Asked(batch, None, np.arange(2), np.ones(2, bool))).tolist() == [0, 3]

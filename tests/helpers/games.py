@@ -274,3 +274,8 @@ def raises(observation, mask):
 def between(observation, mask):
     """A player whose moves are no whole numbers."""
     return 0.5
+
+
+def by_category(observation, mask):
+    """A user's player that makes the move of the number that it sees."""
+    return observation["hand"] if isinstance(observation, dict) else observation

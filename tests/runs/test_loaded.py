@@ -18,6 +18,7 @@ from evorl.commands.evaluate import evaluate_elite, seeds_of
 from evorl.config import read_yaml
 from evorl.config.yaml import configuration_file, shipped_names
 from evorl.envs.interface import space_from_json, space_to_json
+from evorl.envs.spaces import choices
 from evorl.envs.vector import for_evaluation, make_vector
 from evorl.runs import directory, loaded
 from evorl.types import UserError
@@ -210,6 +211,26 @@ def test_an_agent_that_may_not_be_read_is_one_line(trained_run, monkeypatch):
         evorl.load(trained_run)
 
 
+def test_a_seed_that_is_none_is_one_line(trained_run):
+    with pytest.raises(UserError, match=r"^seed: -1 does not fit"):
+        evorl.load(trained_run, seed=-1)
+
+
+def test_a_mask_that_an_agent_cannot_heed_is_refused(trained_run, tmp_path):
+    with pytest.raises(UserError, match=r"^action_mask: this agent was trained without masks"):
+        evorl.load(trained_run).predict(np.zeros(4, np.float32), action_mask=[0, 1])
+    spaces_run(tmp_path / "a", "masks")
+    agent = evorl.load(tmp_path / "a")
+    observation = agent.observation_space.sample()
+    sizes = choices(agent.action_space)
+    parts = tuple(np.eye(size, dtype=np.int8)[-1] for size in sizes)
+    chosen = agent.predict(observation, action_mask=parts)[0]
+    assert np.array_equal(chosen, agent.predict(observation, action_mask=np.concatenate(parts))[0])
+    assert np.array_equal(np.ravel(chosen) - np.ravel(agent.action_space.start), np.array(sizes) - 1)
+    with pytest.raises(UserError, match=r"^action_mask: forbids every action"):
+        agent.predict(observation, action_mask=np.zeros(sum(sizes)))
+
+
 def test_spaces_are_read_back_as_they_were():
     box = gym.spaces.Box(np.array([-1.0, -np.inf]), np.array([2.0, np.inf]), dtype=np.float64)
     space = gym.spaces.Dict(
@@ -217,6 +238,9 @@ def test_spaces_are_read_back_as_they_were():
         b=gym.spaces.MultiDiscrete(np.array([[2, 3], [4, 5]])),
         c=gym.spaces.MultiBinary((2, 3)),
         d=gym.spaces.Box(0, 255, (4, 6, 6), np.uint8),
+        e=gym.spaces.MultiBinary(5),
+        f=gym.spaces.MultiDiscrete([2, 3], dtype=np.int8),
+        g=gym.spaces.Discrete(3, dtype=np.int32),
     )
     data = json.loads(json.dumps(space_to_json(space), allow_nan=False))
     assert space_from_json(data) == space

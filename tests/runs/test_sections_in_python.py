@@ -219,3 +219,19 @@ def test_a_run_trains_with_sections(in_directory):
     )
     config = run.load().config
     assert (run.path.name, config.population.size, config.algorithm.batch_size) == ("a", 2, 8)
+
+
+def test_a_fitness_is_one_value(configured):
+    """Terms of a file or of another section would otherwise be added to it."""
+    fitness = evorl.Evolution(fitness="info.success")
+    for before in ({"return": 1.0}, "rating"):
+        file = {"algorithm": "dqn", "evolution": {"fitness": before}}
+        assert configured(file, evolution=fitness).evolution.fitness == {"info.success": 1.0}
+
+
+def test_an_environment_has_its_own_keyword_arguments_alone(configured):
+    file = {"environment": {"id": "LunarLander-v3", "kwargs": {"gravity": -5.0}}}
+    windy = gym.make("LunarLander-v3", enable_wind=True)
+    assert configured(file, environment=windy).environment.kwargs == {"enable_wind": True}
+    own = {"environment.kwargs.gravity": -3.0}
+    assert configured(file, environment=windy, **own).environment.kwargs == {"enable_wind": True, "gravity": -3.0}

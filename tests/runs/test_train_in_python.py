@@ -123,7 +123,9 @@ def registry():
 
 def section(environment):
     """The settings by which `evorl.train` makes more of an environment."""
-    return train._with_environment({}, environment)["environment"]
+    found = train._with_environment({}, environment)
+    whole = {"kwargs": found["environment.kwargs"]} if "environment.kwargs" in found else {}
+    return {**found["environment"], **whole}
 
 
 def test_an_environment_that_is_made_is_made_again_by_its_spec(registry):
