@@ -376,12 +376,14 @@ def test_no_actor_outlives_its_rank():
     reader, writer = os.pipe()
     rank = os.fork()
     if rank == 0:
-        learning = Learning(HELPED + "}", "actors={count: 2}")
-        learning.learn_from(0)
-        learning.learn_from(1)
-        family = descendants()
-        os.write(writer, " ".join(map(str, family)).encode())
-        os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            learning = Learning(HELPED + "}", "actors={count: 2}")
+            learning.learn_from(0)
+            learning.learn_from(1)
+            family = descendants()
+            os.write(writer, " ".join(map(str, family)).encode())
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
     os.close(writer)
     family = [int(pid) for pid in os.read(reader, 4096).split()]
     os.waitpid(rank, 0)

@@ -266,6 +266,8 @@ def test_the_depth_of_the_queue_is_what_waits_in_it():
 
 def test_no_actor_writes_into_the_slots_of_another_that_are_larger_now():
     with Learning("algorithm={name: a3c, rollout_steps: 5}", "actors={count: 2, lockstep: true}") as learning:
+        for process in learning.actors.processes:
+            os.kill(process, signal.SIGSTOP)  # They would write into their slots meanwhile.
         late = learning.actors._slots[2]
         wider = replace(learning.agents[0].architectures["policy"], hidden_sizes=(64,))
         learning.agents = [agent(wider, id=id, dqn=learning.algorithm) for id in (7, 8)]
@@ -277,6 +279,8 @@ def test_no_actor_writes_into_the_slots_of_another_that_are_larger_now():
         assert before[0]["policy"].numel() > late.gradients["policy"].numel()
         for slot, kept in zip(others, before, strict=True):
             torch.testing.assert_close(slot.gradients, kept)
+        for process in learning.actors.processes:
+            os.kill(process, signal.SIGCONT)
 
 
 def test_a_generation_begins_once_no_actor_is_about_to_publish_the_last_one():
