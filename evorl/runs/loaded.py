@@ -113,9 +113,9 @@ class LoadedAgent:
 
         `state` is the one that the previous call returned, or None at the start of episodes; it is always None for
         feed-forward agents, unless their exploration noise persists across steps. `episode_start` [B] marks the
-        entries at which a new episode starts. `action_mask` [A] or [B, A] is 1 for valid actions; that of one observation may
-        also be a tuple with an array for each choice. Raises UserError for
-        observations outside the agent's space, and for other arguments that do not fit them.
+        entries at which a new episode starts. `action_mask` [A] or [B, A] is 1 for valid actions; that of one
+        observation may also be a tuple with an array for each choice. Raises UserError for observations outside the
+        agent's space, and for other arguments that do not fit them.
         """
         space = self.observation_space
         is_pair = isinstance(observation, tuple) and len(observation) == 2
