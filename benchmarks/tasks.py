@@ -70,7 +70,8 @@ def draw(lines: Sequence[Line], picture: Path) -> None:
     """
     count = math.ceil(len(lines) / COLUMNS)
     with plt.rc_context({"font.size": 8, "axes.spines.top": False, "axes.spines.right": False}):
-        figure, axes = plt.subplots(count, COLUMNS, figsize=(3.3 * COLUMNS, 2.3 * count), squeeze=False)
+        size = 3.3 * COLUMNS, 2.3 * count
+        figure, axes = plt.subplots(count, COLUMNS, figsize=size, squeeze=False, layout="constrained")
         for axis in axes.flat[len(lines) :]:
             axis.remove()
         for axis, line in zip(axes.flat, lines, strict=False):
@@ -86,7 +87,6 @@ def draw(lines: Sequence[Line], picture: Path) -> None:
             axis.set_xlim(left=0)
         figure.supxlabel("environment steps of each agent (millions)", fontsize=9)
         figure.supylabel("mean return", fontsize=9)
-        figure.tight_layout()
         figure.savefig(picture, dpi=110, facecolor="white")
 
 
