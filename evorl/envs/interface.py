@@ -125,7 +125,7 @@ def _integers(data: Any) -> np.dtype[Any]:
 
 def _multi_binary_from(data: Any) -> gym.Space[Any]:
     shape = _shape(data["shape"])
-    # Gymnasium compares `n` as it was given, and users give a number.
+    # Equality compares `n` in the form in which the space was made: MultiBinary(5) differs from MultiBinary((5,)).
     return gym.spaces.MultiBinary(shape[0] if len(shape) == 1 else shape)
 
 

@@ -211,16 +211,7 @@ def test_only_actors_whose_episodes_can_be_saved_record_actions(lockstep, record
 def test_actors_that_wait_for_one_that_hangs_in_an_update_of_shared_parameters_are_not_replaced():
     with Learning(SHARED, "actors={count: 2, timeout: 1, max_staleness: 1000000}") as learning:
         learning.learn(4)
-        reader, writer = os.pipe()
-        holder = os.fork()
-        if holder == 0:
-            with learning.actors._board.locked():
-                os.write(writer, b"locked")
-                time.sleep(2.5)
-            os._exit(0)
-        os.close(writer)
-        assert os.read(reader, 6) == b"locked"
-        os.close(reader)
+        holder = holding(learning.actors._board, 2.5)
         learning.learn(20)
         os.waitpid(holder, 0)
         assert learning.actors.figures(learning.placement)["restarts"] == 0
@@ -246,6 +237,23 @@ def test_episodes_go_on_after_a_resume_where_actors_and_environments_can(lockste
     placement = Placement(Ranks(), "replicated", 2)
     with Actors(impala, placement, algorithm, can_continue=bool(environments)) as actors:
         assert actors.can_continue == bool(can)
+
+
+def holding(board, seconds):
+    """A process that holds the board's lock for so long."""
+    reader, writer = os.pipe()
+    holder = os.fork()
+    if holder == 0:
+        try:
+            with board.locked():
+                os.write(writer, b"locked")
+                time.sleep(seconds)
+        finally:
+            os._exit(0)
+    os.close(writer)
+    assert os.read(reader, 6) == b"locked"
+    os.close(reader)
+    return holder
 
 
 def await_waiting(learning, count):
@@ -288,16 +296,7 @@ def test_a_generation_begins_once_no_actor_is_about_to_publish_the_last_one():
     with Learning(SHARED, "actors={count: 2, timeout: 1}") as learning:
         learning.learn(4)
         board, looks = learning.actors._board, []
-        reader, writer = os.pipe()
-        holder = os.fork()
-        if holder == 0:
-            with board.locked():
-                os.write(writer, b"locked")
-                time.sleep(60)
-            os._exit(0)
-        os.close(writer)
-        assert os.read(reader, 6) == b"locked"
-        os.close(reader)
+        holder = holding(board, 60)
         look = learning.actors._supervisor.look
 
         def counted():

@@ -29,12 +29,12 @@ def agents(fitness):
 def test_tournament_winners_have_the_frequencies_of_theory():
     """With n agents and tournaments of k, the r-th best wins with probability C(n - r, k - 1) / C(n, k)."""
     fitness, rng = np.array([3.0, 1.0, 4.0, 2.0]), np.random.default_rng(0)
-    settings, rounds = Selection(size=2, replace=1, elitism=False), 5_000
+    settings, rounds = Selection(size=2, replace=1, elitism=False), 20_000
     wins = Counter()
     for _ in range(rounds):
         wins.update(place.parent for place in SELECTIONS["tournament"](Candidates(fitness), settings, rng))
     share = {index: wins[index] / (4 * rounds) for index in range(4)}
-    assert share == pytest.approx({2: 3 / 6, 0: 2 / 6, 3: 1 / 6, 1: 0.0}, abs=0.015)
+    assert share == pytest.approx({2: 3 / 6, 0: 2 / 6, 3: 1 / 6, 1: 0.0}, abs=0.01)
 
 
 def test_a_tournament_of_all_is_won_by_the_best():
@@ -60,15 +60,15 @@ def test_a_gentle_tournament_replaces_the_worst_and_leaves_the_others_in_their_p
     """Winners of tournaments of two among the n survivors: the r-th best with probability 2 (n - r) / (n (n - 1))."""
     fitness, rng = np.array([5.0, 1.0, 3.0, 2.0, 9.0, 4.0, 8.0, 7.0]), np.random.default_rng(0)
     settings, wins = Selection(size=2, replace=0.25), Counter()
-    for _ in range(3_000):
+    for _ in range(10_000):
         places = SELECTIONS["tournament"](Candidates(fitness), settings, rng)
         assert [index for index, place in enumerate(places) if place.child] == [1, 3]
         assert [place.parent for place in places if not place.child] == [0, 2, 4, 5, 6, 7]
         wins.update(place.parent for place in places if place.child)
     best_first = [4, 6, 7, 0, 5, 2]
     theory = {index: 2 * (6 - rank) / (6 * 5) for rank, index in enumerate(best_first, 1)}
-    assert {index: wins[index] / 6_000 for index in range(8)} == pytest.approx(
-        {index: theory.get(index, 0.0) for index in range(8)}, abs=0.02
+    assert {index: wins[index] / 20_000 for index in range(8)} == pytest.approx(
+        {index: theory.get(index, 0.0) for index in range(8)}, abs=0.012
     )
 
 
@@ -316,7 +316,7 @@ def test_kinds_of_mutation_come_with_their_weights():
         "evolution.mutation={none: 0.4, architecture: 0.2, parameters: 0.1, activation: 0.1, hyperparameters: 0.2}",
         "evolution.hyperparameters={gamma: {min: 0.9, max: 0.999}}",
     )
-    rng, seen, rounds = np.random.default_rng(0), Counter(), 1500
+    rng, seen, rounds = np.random.default_rng(0), Counter(), 3000
     parent = agent()
     for _ in range(rounds):
         child = parent.child(1)
