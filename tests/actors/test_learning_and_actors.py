@@ -55,8 +55,10 @@ def test_advantages_are_scaled_where_that_is_set(name):
 
 def test_the_learner_repeats_the_updates_that_actors_make_to_shared_parameters():
     """Each gradient but the first is one update behind."""
-    shared = "algorithm={name: a3c_shared, rollout_steps: 5}"
-    with Learning(shared, "actors={count: 2, lockstep: true, fetch_steps: 1000, max_staleness: 9}") as learning:
+    lockstep = "actors={count: 2, lockstep: true, fetch_steps: 1000, max_staleness: 9}"
+    with Learning(SHARED, lockstep, start=False) as learning:
+        # No fifth rollout, whose update an actor could make before the parameters are compared.
+        learning.begin(1, steps=4 * 5)
         learning.learn(4)
         heard = learning.policy.flat.detach().clone()
         learning.actors.end(learning.learner)

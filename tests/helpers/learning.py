@@ -37,12 +37,12 @@ class Learning:
         if start:
             self.begin(1)
 
-    def begin(self, generation):
+    def begin(self, generation, steps=1000):
         generator = torch_generator(0, generation=generation, rank=0, purpose="test")
         self.policy = Policy(self.agents, self.algorithm, generator)
         self.learner = Learner(self.policy)
         self.experience.begin(self.policy, generation)
-        self.actors.begin(self.policy, generation, False, 1000)
+        self.actors.begin(self.policy, generation, False, steps)
 
     def learn(self, rollouts):
         for _ in range(rollouts):
