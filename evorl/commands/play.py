@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from evorl.commands.match import load_player
 from evorl.config import Environment
 from evorl.config.errors import on_one_line, shown
+from evorl.envs.closing import close_in_time
 from evorl.envs.games import MODES, TEXT, Asked, Opponents, batched, is_allowed, make_game, reseed, result_of
 from evorl.envs.spaces import EnvSpec, choices
 from evorl.envs.turns import Flags, Game, Turn
-from evorl.envs.vector import close_in_time
 from evorl.runs.launch import use_threads
 from evorl.runs.opponents import agent_opponent
 from evorl.seeding import derive_seed

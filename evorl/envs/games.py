@@ -12,7 +12,6 @@ observation is the other seat's.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,6 +29,7 @@ from numpy.typing import NDArray
 
 from evorl.config import Environment
 from evorl.config.errors import nearest, shown
+from evorl.envs.closing import close_in_time
 from evorl.envs.continuation import another_seed
 from evorl.envs.diagnosis import check_spaces, check_start, has_agents
 from evorl.envs.faults import FAILURES, fault, restart
@@ -445,8 +445,7 @@ class GameVector(VectorEnv[Any, Any, Any]):
         """
 
         def begin_anew(seed: int) -> None:
-            with contextlib.suppress(Exception):
-                self.games[copy].close()
+            close_in_time(self.games[copy].close, self._id)
             self.games[copy] = make_game(self._settings)
             self._start(copy, seed)
 

@@ -11,10 +11,9 @@ import contextlib
 import os
 import signal
 import sys
-import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from types import FrameType, ModuleType
@@ -29,6 +28,7 @@ from numpy.typing import NDArray
 
 from evorl.config import Environment
 from evorl.config.errors import shown
+from evorl.envs.closing import close_in_time, report
 from evorl.envs.continuation import PlainEpisodes, continuation, generator_state, is_plain, set_generator_state
 from evorl.envs.diagnosis import (
     NOT_GYMNASIUM,
@@ -45,10 +45,9 @@ from evorl.envs.faults import FAILURES, FAULT, FIRST, PLACE, fault, restart
 from evorl.envs.games import GameVector, is_game
 from evorl.envs.spaces import MASK, Copies
 from evorl.envs.suites import ATARI, register_suite
-from evorl.system.console import say
 from evorl.system.plugins import SCRIPT, defined_in, described, import_from_here, place, without_place
 from evorl.system.processes import die_with_parent, usable_cores
-from evorl.system.signals import Interrupted, held_signal, signals_wait
+from evorl.system.signals import held_signal, signals_wait
 from evorl.types import EvorlWarning, UserError
 
 Vector = VectorEnv[Any, Any, Any]
@@ -726,37 +725,8 @@ def _atari_options(settings: Environment) -> dict[str, Any]:
     }
 
 
-CLOSE_WITHIN = 4.0
-"""Seconds allowed for an environment's own `close`."""
 END_WITHIN = 5.0
 """Seconds allowed for the worker processes of an AsyncVectorEnv to close their environments and exit."""
-AFTER_A_HANG = 0.05
-"""Seconds allowed for `close` once another copy of the same environment has hung."""
-
-_problems: set[str] = set()
-"""Problems already reported by this process: 32 copies of an environment share the same bug."""
-_hanging: set[str] = set()
-"""Names of environments of which at least one copy hung in `close`."""
-
-
-class _OutOfTime(BaseException):
-    """A time limit expired. Derives from BaseException because environments may catch Exception."""
-
-
-def close_in_time(close: Callable[[], object], name: str) -> None:
-    """Call `close` of the environment `name`. An exception or a hang is reported in one line, only once."""
-    seconds = AFTER_A_HANG if name in _hanging else CLOSE_WITHIN
-    try:
-        with _time_limit(seconds):
-            close()
-    except Interrupted:
-        raise
-    except (Exception, SystemExit) as error:
-        _report(f"{name} raised {described(error)} while it was closed")
-    except _OutOfTime:
-        if name not in _hanging:
-            _report(f"{name} did not close within {seconds:g} s; it is left as it is")
-        _hanging.add(name)
 
 
 def close_vector(vector: Vector, name: str) -> None:
@@ -786,33 +756,4 @@ def close_vector(vector: Vector, name: str) -> None:
             process.join()
     if killed:
         processes = "process" if killed == 1 else "processes"
-        _report(f"{killed} {processes} of {name} did not end within {END_WITHIN:g} s, and had to be killed")
-
-
-def _report(problem: str) -> None:
-    if problem not in _problems:
-        _problems.add(problem)
-        say(f"warning: environment.id: {problem}")
-
-
-@contextlib.contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
-    """Raise _OutOfTime in the main thread after `seconds`; other threads receive no signals and so have no limit.
-
-    `close` runs in the calling thread because windows and databases can often be closed only by the thread that opened
-    them.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise _OutOfTime
-
-    handler = signal.signal(signal.SIGALRM, interrupt)
-    before, interval = signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, before, interval)
-        signal.signal(signal.SIGALRM, handler)
+        report(f"{killed} {processes} of {name} did not end within {END_WITHIN:g} s, and had to be killed")

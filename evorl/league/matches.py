@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evorl.config import Environment
+from evorl.envs.closing import close_in_time
 from evorl.envs.faults import restart
 from evorl.envs.games import Asked, batched, make_game, result_of
 from evorl.envs.spaces import EnvSpec, choices
 from evorl.envs.turns import Game
-from evorl.envs.vector import close_in_time
 from evorl.league.players import Fill, Players
 from evorl.population import Policy
 from evorl.system.closing import Closing

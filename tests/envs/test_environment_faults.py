@@ -11,7 +11,7 @@ from helpers import faults
 from helpers.support import train
 
 from evorl.config import Environment
-from evorl.envs import Environments, vector
+from evorl.envs import Environments, closing, vector
 from evorl.types import EvorlWarning, UserError
 
 AGENTS, ENVS = 2, 2
@@ -153,9 +153,9 @@ def test_the_lines_of_a_bug_are_quoted_once(tmp_path):
 def test_all_copies_are_closed_within_a_deadline_and_problems_are_only_reported(
     vectorization, how, problem, tmp_path, monkeypatch, capfd
 ):
-    monkeypatch.setattr(vector, "CLOSE_WITHIN", 0.2)
-    monkeypatch.setattr(vector, "_problems", set())
-    monkeypatch.setattr(vector, "_hanging", set())
+    monkeypatch.setattr(closing, "CLOSE_WITHIN", 0.2)
+    monkeypatch.setattr(closing, "_problems", set())
+    monkeypatch.setattr(closing, "_hanging", set())
     began = time.monotonic()
     with environments(vectorization, name="helpers.faults:Recorded-v0", file=str(tmp_path / "log"), how=how) as made:
         made.step(ACT)

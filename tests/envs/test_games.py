@@ -3,18 +3,19 @@
 import argparse
 import itertools
 import re
+import time
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from helpers.games import ThreeMoves
+from helpers.games import Lame, ThreeMoves
 from helpers.support import config, play, trained
 
 from evorl.commands.check import check as examine
 from evorl.config import Environment
 from evorl.distributed import Placement, Ranks
-from evorl.envs import Environments
+from evorl.envs import Environments, closing
 from evorl.envs.games import RESULT, Asked, FunctionPlayers, GameVector, RandomPlayers, is_game
 from evorl.envs.generation import generation_length
 from evorl.envs.vector import make_vector
@@ -361,6 +362,22 @@ def test_a_game_that_raises_begins_again_with_the_same_opponents():
         assert not transition.valid.any()
         assert environments._vector.env is vector
         assert vector.opponents is opponents
+
+
+def test_a_game_that_raises_and_then_hangs_in_close_is_left_in_time(monkeypatch, capsys):
+    monkeypatch.setattr(closing, "CLOSE_WITHIN", 0.1)
+    monkeypatch.setattr(closing, "_problems", set())
+    monkeypatch.setattr(closing, "_hanging", set())
+    monkeypatch.setattr(Lame, "close", lambda self: time.sleep(30))
+    began = time.monotonic()
+    with Environments(Environment(id=f"{HERE}Lame", max_restarts=5), 1, 1) as environments:
+        environments._vector.env.opponents = Scripted(lambda seen: 0)
+        environments.reset(0)
+        environments.step(torch.tensor([[0]]))
+        with pytest.warns(EvorlWarning, match="a leg is broken"):
+            environments.step(torch.tensor([[1]]))
+    assert time.monotonic() - began < 10
+    assert "helpers.games:Lame did not close within 0.1 s; it is left as it is" in capsys.readouterr().err
 
 
 def moves_on(seen):

@@ -19,7 +19,7 @@ from wandb.sdk.lib.exit_hooks import ExitHooks
 
 from evorl.commands.command import run_command
 from evorl.distributed import Ranks
-from evorl.envs import vector
+from evorl.envs import closing
 from evorl.runs.program import run_program
 from evorl.runs.run import Run
 from evorl.system.console import Terminal
@@ -51,10 +51,10 @@ def test_an_environment_that_moves_the_run_does_not_lose_it(in_directory):
 def test_environments_are_closed_in_every_way_of_ending_and_change_no_exit_code(
     how, code, in_directory, monkeypatch, capsys
 ):
-    monkeypatch.setattr(vector, "CLOSE_WITHIN", 0.2)
-    monkeypatch.setattr(vector, "_problems", set())
-    monkeypatch.setattr(vector, "_hanging", set())
-    monkeypatch.setattr(vector, "AFTER_A_HANG", 0.01)
+    monkeypatch.setattr(closing, "CLOSE_WITHIN", 0.2)
+    monkeypatch.setattr(closing, "_problems", set())
+    monkeypatch.setattr(closing, "_hanging", set())
+    monkeypatch.setattr(closing, "AFTER_A_HANG", 0.01)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EvorlWarning)
         if how == "fails":
