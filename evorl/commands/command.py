@@ -423,7 +423,7 @@ COMMANDS: Mapping[str, Command] = {
         _plot,
         (
             "evorl plot runs/my-run --hyperparameter learning_rate --output run.png",
-            "evorl plot runs/ppo-1 runs/ppo-2 runs/ppo-3 --output ppo.svg",
+            "evorl plot runs/ppo-1 runs/ppo-2 runs/ppo-3 runs/ppo-4 --output ppo.svg",
         ),
     ),
     "lineage": Command(

@@ -183,7 +183,7 @@ def retrained_name(run: Path, config: AnyConfig, constant: bool) -> str:
 
 
 def _again(program: Path | None, config: AnyConfig, file: Path, given: Sequence[str], ranks: int) -> list[str]:
-    """Return the command that trains with `file` on so many processes. Raises UserError."""
+    """Return the command that trains with `file` on this many processes. Raises UserError."""
     program = program or (ONLINE if config.actors is None else ASYNCHRONOUS)
     if not program.is_file():
         raise UserError(f"--program: there is no file {program}; name the program that trained the run")

@@ -480,7 +480,7 @@ class Environment(Section):
     num_envs: Size = 8
     """Copies for each agent on each process that steps environments: a rank, or an actor."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the environment. They vary a task and do not make another: the file's target stays."""
+    """Keyword arguments of the environment. They count as the same task, so the file's target still applies."""
     vectorization: Literal["auto", "native", "sync", "async", "envpool"] = "auto"
     """`auto` takes the environment's own vector implementation where it has one, else `sync`. `envpool` takes EnvPool's
     (extra `envpool`), for environments that Gymnasium has too; each generation begins new episodes."""
@@ -529,14 +529,14 @@ class Evaluation(Section):
     episodes: Size = 10
     """Episodes that make an agent's fitness, over all ranks; the same ones for all agents of a generation."""
     max_steps: Count | None = None
-    """Truncate evaluation episodes after so many steps, and matches after so many moves of both seats together; without
-    it the environment decides."""
+    """Truncate evaluation episodes after this many steps, and matches after this many moves of both seats together;
+    without it the environment decides."""
     confirmation_episodes: Annotated[int, Field(ge=0, le=2**20)] = 60
     """The maximum number of fresh episodes in which the best agent of a generation challenges the elite, since the best
     of several noisy means is biased upwards. The winner's score is the mean over separate episodes, `episodes` more in
-    each generation until there are as many. In each generation up to eight times as many test the target, or twice as
-    many for each agent if there are more than four. 0 decides and scores by the generation's `episodes`, so scores are
-    biased upwards."""
+    each generation until there are as many. The test of the target may use eight times this number in a generation, or,
+    with more than four agents, twice this number for each agent. 0 decides and scores by the generation's
+    `episodes`, so scores are biased upwards."""
     error: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
     """The probability, over a whole run, of stopping at an agent whose true mean return is below the target. It holds
     for every distribution of returns that are not below the worst return of the run, or 0 if that is lower, unless
@@ -638,9 +638,9 @@ class Checkpoint(Section):
     keep: Size = 2
     """The number of newest checkpoints that stay; that of the generation with the best agent stays too."""
     max_replay_mb: Weight = 1024.0
-    """Replays that take more than so many MB, over all ranks, are not kept, and a resumed run is then not bit-exact."""
+    """Replays larger than this many MB, over all ranks, are not saved, and a resumed run is then not bit-exact."""
     minutes: Annotated[float, Field(gt=0, le=1e6)] | None = None
-    """Also save within a generation, every so many minutes; null saves there only when a signal ends the run. Not with
+    """Also save within a generation, at this interval; null saves there only when a signal ends the run. Not with
     actors."""
 
 

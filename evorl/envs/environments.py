@@ -290,7 +290,7 @@ class Environments(Continued):
         return transition
 
     def warn_of_endless(self, steps: int) -> None:
-        """Warn once that an episode has taken so many steps, if the environment has no time limit."""
+        """Warn once that an episode has taken this many steps, if the environment has no time limit."""
         if self._may_be_endless:
             self._may_be_endless = False
             warnings.warn(

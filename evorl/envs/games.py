@@ -201,7 +201,7 @@ class Asked(NamedTuple):
 Opponents = Callable[[Asked], NDArray[Any]]
 """Moves [N', ...] within the action space."""
 Seat = Callable[[int], Opponents]
-"""Makes opponents that fill so many seats."""
+"""Makes opponents that fill this many seats."""
 
 
 @runtime_checkable

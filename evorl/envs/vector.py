@@ -420,7 +420,7 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
         return self._placeholder(), {**fault(error, self._restarts + 1), FIRST: first}
 
     def _placeholder(self) -> Any:
-        """An observation that nothing reads: so many failures end the run."""
+        """An observation that nothing reads: after this many failures the run ends."""
         space = self.observation_space
         try:
             return space.sample()

@@ -126,7 +126,7 @@ class StackedAdam:
         return {"mean": self.exp_avg.flat, "square": self.exp_avg_sq.flat, "updates": self._updates}, self._common
 
     def resume(self, common: int) -> None:
-        """Continue after the tensors of `snapshot` were loaded in place, with so many common steps."""
+        """Continue after the tensors of `snapshot` were loaded in place, with this many common steps."""
         self._common, self._ahead = common, self._ahead[:0]
 
     def step(self, parameters: Tensor, gradient: Tensor, learning_rate: Tensor, active: Tensor | None = None) -> None:

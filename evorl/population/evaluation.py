@@ -201,7 +201,7 @@ class Evaluator(Closing):
         return EpisodeResults.of(everyones, self._keys).fitness(self._weights)
 
     def _population(self, episodes: int) -> Environments:
-        """The environments of this rank's agents for its share of so many episodes."""
+        """The environments of this rank's agents for its share of this many episodes."""
         if episodes not in self._populations:
             share = len(range(episodes)[self._mine])
             self._populations[episodes] = self._make(self._placement.local_size, share)

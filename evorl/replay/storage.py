@@ -176,7 +176,7 @@ def deepest(observation: Mapping[str, ObservationSpec]) -> int:
 
 
 def link_type(slots: int) -> torch.dtype:
-    """Smallest integer dtype that can index a storage of so many slots."""
+    """Smallest integer dtype that can index a storage of this many slots."""
     return torch.int32 if 2 * slots + 1 < 2**31 else torch.int64
 
 

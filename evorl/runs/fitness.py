@@ -24,8 +24,8 @@ SHIFT_EPISODES = 2
 class Fitness:
     """The fitness of all agents in a generation, the same on all ranks.
 
-    `mean`, `std` and `episodes` are [P]: the mean over so many episodes and its sample standard deviation (n - 1), both
-    NaN where unknown.
+    `mean`, `std` and `episodes` are [P]: the mean over `episodes` episodes and its sample standard deviation (n - 1),
+    both NaN where unknown.
     """
 
     mean: NDArray[np.float64]
@@ -78,7 +78,7 @@ class Fitness:
         episodes: NDArray[np.float64],
         deterministic: NDArray[np.float64] | None = None,
     ) -> Self:
-        """The mean returns [P] of so many training `episodes`, NaN where there is none.
+        """The mean returns [P] of this many training `episodes`, NaN where there is none.
 
         With the `deterministic` returns [P, N] of the same agents, all means are shifted by the population's mean
         difference. Agents keep their order, and means are comparable with those of evaluation. One shift per agent

@@ -55,7 +55,7 @@ class Task(NamedTuple):
 
 
 class Opponent(NamedTuple):
-    """An opponent: `seat` makes the players of so many seats, and `agent` is the id of an agent of a run."""
+    """An opponent: `seat` makes the players of this many seats, and `agent` is the id of an agent of a run."""
 
     name: str
     seat: Seat

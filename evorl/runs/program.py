@@ -1,4 +1,4 @@
-"""The frame of every program: its arguments, signals and exit codes, and its errors on one line.
+"""The entry point of every program: argument parsing, signal handling, exit codes and one-line error messages.
 
 It does not import torch, which takes seconds: some commands do not need it.
 """

@@ -1,4 +1,4 @@
-"""Background threads: evorl's own end before the process does, and others cannot keep it from exiting.
+"""Background threads: evorl's own end before the process exits, and no other thread can block the exit.
 
 A thread that waits inside a C++ call when the interpreter exits cannot return from it, and the whole process aborts
 (`terminate called without an active exception`), even after successful work. A non-daemon thread keeps the interpreter

@@ -1,4 +1,4 @@
-"""Terminal output that survives a reader who leaves early."""
+"""Terminal output that tolerates a closed pipe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The standard streams of a program whose reader has gone, or that was started without them (`>&-`)."""
+"""Standard streams that are broken pipes, or were closed before the start (`>&-`)."""
 
 from __future__ import annotations
 

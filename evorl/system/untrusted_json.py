@@ -1,4 +1,4 @@
-"""JSON that may not be trusted."""
+"""Parsing of untrusted JSON."""
 
 from __future__ import annotations
 

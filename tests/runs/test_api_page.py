@@ -37,7 +37,7 @@ def test_the_examples_run(in_directory, monkeypatch):
     for name in own:
         sys.modules.pop(name, None)
     made = sorted(path.name for path in (in_directory / "runs").iterdir())
-    assert made == ["corridor", "first", "own-net", "stopped", "typed"]
+    assert made == ["api-corridor", "api-first", "api-own-net", "stopped", "typed"]
 
 
 def test_the_reference_is_what_the_docstrings_say(monkeypatch):
