@@ -5,9 +5,9 @@
 
 A mutant swaps an operator (`+` and `-`, `*` and `/`, `<` and `<=`, `==` and `!=`, `and` and `or`, `&` and `|`, ...),
 takes a `not` away, turns a truth value round, or adds or takes 1 from a number, in a copy of the tree. The quick tests
-of its own package are run first, those that name the mutated module or function before the others, then the quick tests of
-other packages that name it, and with `--whole-suite` all remaining tests. The first test that fails kills the mutant; so
-does one that takes longer than `--limit` seconds. A test that fails without the mutant too ends the program.
+of its own package are run first, those that name the mutated module or function before the others, then the quick tests
+of other packages that name it, and with `--whole-suite` all remaining tests. The first test that fails kills the
+mutant; so does one that takes longer than `--limit` seconds. A test that fails without the mutant too ends the program.
 
 The same seed draws the same mutants from the same code, and a larger count draws more of the same sequence, so that
 `--tree` compares the tests of two revisions. `--at` tries all mutants of a line instead. Prints each mutant with what
