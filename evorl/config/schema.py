@@ -405,9 +405,9 @@ class Evolution(Section):
     selection: Selection = Selection()
     mutation: Mutation = Mutation()
     hyperparameters: Annotated[dict[str, HyperparameterRange] | None, BeforeValidator(with_dotted_names)] = None
-    """Those that mutations perturb. Null stands for the algorithm's own ranges; `{}` are none. One may be a number in
-    `environment.kwargs`, as `environment.kwargs.gravity`: each agent then trains in environments with its own value,
-    and evaluation keeps the configured one."""
+    """Those that mutations perturb. Null stands for the algorithm's own ranges, which ranges assigned one by one then
+    change; `{}` are none. One may be a number in `environment.kwargs`, as `environment.kwargs.gravity`: each agent then
+    trains in environments with its own value, and evaluation keeps the configured one."""
     strategy: Plain | None = None
     """`package.module:NAME` of a search strategy of your own, such as CMA-ES. It chooses all hyperparameters of new
     initial agents, and of children that draw the mutation `hyperparameters`, which it replaces. NAME(ranges, seed)

@@ -239,6 +239,7 @@ def read_config(path: Path, assignments: Sequence[str]) -> AnyConfig:
     if the new environment is a game too.
     """
     settings, origins = settings_and_origins(path, assignments)
+    settings = _with_default_ranges(path, assignments, settings)
     config = validate(settings, SETTINGS, assignments)
     is_lost = origins.left_out.get(FITNESS) == RATING and not origins.is_given(FITNESS)
     if is_lost and is_game(config.environment.id):
@@ -256,6 +257,20 @@ def read_config(path: Path, assignments: Sequence[str]) -> AnyConfig:
     training = config.training.model_copy(update={"target_fitness": float(threshold)})
     config = config.model_copy(update={"training": training})
     return config.with_origins(origins.with_found(TARGET, f"reward threshold of {id}"))
+
+
+def _with_default_ranges(path: Path, assignments: Sequence[str], settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings in which ranges that are assigned one by one join the algorithm's own, where the file gives none."""
+    single = [each for each in assignments if each.startswith(f"{RANGES}.")]
+    if not single or any(each.startswith(f"{RANGES}=") for each in assignments):
+        return settings
+    others, _ = settings_and_origins(path, [each for each in assignments if each not in single])
+    evolution = others.get("evolution", {})
+    if not isinstance(evolution, dict) or evolution.get("hyperparameters") is not None:
+        return settings
+    ranges = validate(others, SETTINGS).evolution.hyperparameters or {}
+    defaults = {name: each.model_dump(exclude_none=True) for name, each in ranges.items()}
+    return override({**others, "evolution": {**evolution, "hyperparameters": defaults}}, single)
 
 
 def replaced_ranges(path: Path, assignments: Sequence[str], config: AnyConfig) -> str:

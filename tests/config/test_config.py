@@ -49,6 +49,34 @@ def test_ranges_that_are_replaced_at_once_are_named(given, told):
         assert len(load_config([given], ppo).evolution.hyperparameters) == 1
 
 
+@pytest.mark.parametrize(
+    ("given", "ends"),
+    [
+        (["evolution.hyperparameters.learning_rate.max=1e-2"], {"learning_rate": (2e-4, 1e-2)}),
+        (["evolution.hyperparameters.tau={min: 0.01, max: 0.05}"], {"tau": (0.01, 0.05)}),
+        (
+            [
+                "evolution.hyperparameters.environment.kwargs.wind_power={min: 6, max: 7}",
+                "environment.kwargs.wind_power=6",
+            ],
+            {"environment.kwargs.wind_power": (6, 7)},
+        ),
+        (
+            ["algorithm.learning_rate=0.1", "evolution.hyperparameters.tau={min: 0.01, max: 0.05}"],
+            {"learning_rate": (2e-4, 0.1)},
+        ),
+    ],
+)
+def test_a_single_range_joins_the_ranges_of_the_algorithm_where_the_file_has_none(given, ends):
+    dqn = next(path for path in TRAINING if path.name == "dqn.yaml")
+    found = load_config(given, dqn).evolution.hyperparameters
+    assert found.keys() >= {"learning_rate", "batch_size", "learn_step"}
+    assert {name: (found[name].min, found[name].max) for name in ends} == ends
+    assert set(
+        load_config(["evolution.hyperparameters={tau: {min: 0.01, max: 0.05}}"], dqn).evolution.hyperparameters
+    ) == {"tau"}
+
+
 SEVERAL = """
 algorithm: {name: dqn, gama: 0.9, learning_rate: -1}
 network: {hiden_sizes: [8]}
