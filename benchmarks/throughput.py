@@ -117,6 +117,7 @@ def measure(config: AnyConfig, seconds: float) -> dict[str, object] | None:
     elapsed, cpu = time.perf_counter() - started, time.process_time() - cpu
     counts = gather_metrics(trainer.learner, trainer.environments.pop_collected(), trainer.placement)
     rates = trainer.ranks.gather(np.array([alone]))
+    cpus = trainer.ranks.gather(np.array([cpu]))
     peak = trainer.ranks.gather(np.array([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024]))
     if not trainer.ranks.is_main:
         return None
@@ -126,7 +127,7 @@ def measure(config: AnyConfig, seconds: float) -> dict[str, object] | None:
         "processes": trainer.ranks.size,
         "placement": config.population.placement,
         "agent_env_steps_per_s": round(float(counts.steps.sum()) / elapsed, 1),
-        "agent_env_steps_per_cpu_s": round(float(counts.steps.sum()) / cpu, 1),
+        "agent_env_steps_per_cpu_s": round(float(counts.steps.sum()) / float(cpus.sum()), 1),
         "agent_updates_per_s": round(float((counts.updates - before.updates).sum()) / elapsed, 1),
         "environments_alone_per_s": round(float(rates.sum()), 1),
         "peak_rss_mb": round(float(peak.max()), 1),

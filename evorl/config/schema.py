@@ -569,7 +569,8 @@ class LeagueSettings(Section):
     """With `pfsp`, opponents are drawn in proportion to (1 - expected result) to this power."""
     archive: Annotated[int, Field(ge=0, le=1_024)] = 8
     """The maximum number of frozen past agents. The first always stays, since its rating defines 0; if the archive is
-    full, the lowest rated of the others leaves. With 1, each newly archived agent replaces the one before."""
+    full, the lowest rated of the others leaves. With 1, each newly archived agent replaces the one before; fitness by
+    rating takes 2 or more."""
     margin: Annotated[float, Field(ge=-0.5, le=0.5)] = 0.05
     """A generation's best agent is archived if its mean result against the archive, from 0 to 1, is above a half by
     this much. With -0.5 every generation's best agent is archived, as fictitious play needs: there the average of all

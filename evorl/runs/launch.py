@@ -400,9 +400,16 @@ def _check_game(config: AnyConfig) -> None:
         if RATING in config.evolution.fitness:
             raise UserError(f"evolution.fitness: {id} is not a two-player game, so nobody has a rating; take return")
         return
-    if config.league is not None:
-        check_name("league.matchmaking", config.league.matchmaking, MATCHMAKING)
-        _check_both_seats(config, config.league)
+    league = config.league or LeagueSettings()
+    check_name("league.matchmaking", league.matchmaking, MATCHMAKING)
+    _check_both_seats(config, league)
+    if config.evaluation.fitness == "training":
+        raise UserError(
+            "evaluation.fitness: in a game agents train against different opponents, so their training returns cannot "
+            "be compared; take evaluation"
+        )
+    if RATING in config.evolution.fitness:
+        _check_ratings(league, config.training.target_fitness)
     if config.tracking.video:
         raise UserError(f"tracking.video: {config.environment.id} is a game, and those are not filmed; leave it out")
     if config.actors is not None:
@@ -423,10 +430,22 @@ def _check_both_seats(config: AnyConfig, league: LeagueSettings) -> None:
         )
     elif config.network.recurrent:
         reason = "a recurrent network would remember the turns of both seats as one; leave network.recurrent out"
-    elif config.evaluation.fitness == "training":
-        reason = "an agent's games with itself are no fitness; take evaluation.fitness=evaluation"
     if reason is not None:
         raise UserError(f"league.learn_from: both: {reason}")
+
+
+def _check_ratings(league: LeagueSettings, target: float | None) -> None:
+    """Raise UserError for an archive in which the zero of the ratings moves, and for a target that is no result."""
+    if league.archive < 2:
+        raise UserError(
+            f"league.archive: with {league.archive} the first archived agent, whose rating is 0, does not stay, so "
+            "ratings of different generations cannot be compared; take 2 or more, or evolution.fitness=return"
+        )
+    if target is not None and not 0 < target < 1:
+        raise UserError(
+            f"training.target_fitness: with evolution.fitness=rating the target is a mean result against "
+            f"{league.benchmark}, above 0 and below 1, and this is {target:g}"
+        )
 
 
 def _check_environment_ranges(config: AnyConfig) -> None:

@@ -80,20 +80,23 @@ def shared_settings(config: AnyConfig, also: Collection[str] = ()) -> dict[str, 
 
     Raises UserError if `tracking.exclude` names an unknown setting.
     """
-    settings: dict[str, Any] = config.model_dump(mode="json")
-    for path in (*config.tracking.exclude, *also):
-        if path in REMOVED:
-            continue
-        *sections, key = path.split(".")
-        section: Any = settings
-        for name in sections:
-            section = section.get(name) if isinstance(section, dict) else None
-        if not isinstance(section, dict) or key not in section:
-            if path in also:
-                continue
+    known, settings = config.model_dump(mode="json"), config.model_dump(mode="json")
+    for path in config.tracking.exclude:
+        key = path.rpartition(".")[2]
+        if path not in REMOVED and key not in _section_of(path, known):
             raise UserError(f"tracking.exclude: there is no setting {shown(path)} to leave out")
-        del section[key]
+    # One entry may name a setting within the section that another names.
+    for path in (*config.tracking.exclude, *also):
+        _section_of(path, settings).pop(path.rpartition(".")[2], None)
     return settings
+
+
+def _section_of(path: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """The section that would hold the setting at `path`; empty if there is none."""
+    section: Any = settings
+    for name in path.split(".")[:-1]:
+        section = section.get(name) if isinstance(section, dict) else None
+    return section if isinstance(section, dict) else {}
 
 
 def with_words(row: Mapping[str, Any]) -> dict[str, Any]:

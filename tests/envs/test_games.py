@@ -142,7 +142,6 @@ def test_games_in_which_nobody_can_play_both_seats_are_refused(name, told):
     [
         ("league.matchmaking=pfsp", "take league.matchmaking=latest"),
         ("network.recurrent=gru", "leave network.recurrent out"),
-        ("evaluation.fitness=training", "take evaluation.fitness=evaluation"),
     ],
 )
 def test_settings_with_which_nobody_can_play_both_seats_are_refused(setting, told):
@@ -464,17 +463,29 @@ def test_a_missing_package_is_named(monkeypatch):
         make_vector(Environment(id="pettingzoo:go_v9"), 1)
 
 
+RATED = "evolution.fitness=rating"
+
+
 @pytest.mark.parametrize(
-    ("setting", "told"),
+    ("settings", "told"),
     [
-        ("algorithm={name: impala, rollout_steps: 4}", "algorithm.name: impala learns from actor processes, and these"),
-        ("tracking.video=true", "tracking.video: helpers.games:ThreeMoves is a game, and those are not filmed"),
+        (
+            ("algorithm={name: impala, rollout_steps: 4}",),
+            "algorithm.name: impala learns from actor processes, and these",
+        ),
+        (("evaluation.fitness=training",), "evaluation.fitness: in a game agents train against different opponents"),
+        ((RATED, "league.archive=1"), "league.archive: with 1 the first archived agent, whose rating is 0, does not"),
+        (
+            (RATED, "training.target_fitness=300"),
+            "training.target_fitness: with evolution.fitness=rating the target is",
+        ),
+        (("tracking.video=true",), "tracking.video: helpers.games:ThreeMoves is a game, and those are not filmed"),
     ],
 )
-def test_what_cannot_play_games_is_named(setting, told, monkeypatch):
+def test_what_cannot_play_games_is_named(settings, told, monkeypatch):
     monkeypatch.setattr("evorl.runs.launch.check_encoder", lambda what: None)
     with pytest.raises(UserError, match=f"^{told}"):
-        check(config(f"environment.id={HERE}ThreeMoves", setting))
+        check(config(f"environment.id={HERE}ThreeMoves", *settings))
 
 
 def test_evorl_check_leaves_games_to_runs():

@@ -116,6 +116,11 @@ def test_what_is_excluded_is_not_told():
         "size": 3
     }
     assert "secret" not in str(shared_settings(config(secret, "tracking.exclude=[environment.kwargs]")))
+    both = "tracking.exclude=[environment.kwargs, environment.kwargs.token, seed, seed]"
+    assert not {"kwargs", "seed"} & {
+        *shared_settings(config(secret, both))["environment"],
+        *shared_settings(config(secret, both)),
+    }
 
 
 @pytest.mark.parametrize("excluded", ["algorithm.learning_rate", "algorithm", "environment.kwargs.gravity"])
