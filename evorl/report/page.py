@@ -12,7 +12,7 @@ from evorl.config.schema import as_yaml
 from evorl.report import figures
 from evorl.report.data import Drawn
 from evorl.report.facts import badges, compared, effect_rows, environment_facts, path_heading, path_rows, run_facts
-from evorl.report.statistics import MEASURES, effects, groups
+from evorl.report.statistics import effects, groups, measures
 from evorl.system.extras import require
 
 HERE = Path(__file__).parent
@@ -31,7 +31,7 @@ def page(runs: Sequence[Drawn]) -> str:
         loader=jinja2.FileSystemLoader(HERE), autoescape=True, undefined=jinja2.StrictUndefined
     )
     together = groups(runs)
-    drawn = {f"compare-{name}": figures.comparison(together, name) for name in MEASURES} if len(runs) > 1 else {}
+    drawn = {f"compare-{name}": figures.comparison(together, name) for name in measures(runs)} if len(runs) > 1 else {}
     parts = []
     for number, run in enumerate(runs):
         own = {name: figure for name, figure in _figures(run).items() if figure is not None}
@@ -40,6 +40,7 @@ def page(runs: Sequence[Drawn]) -> str:
     return environment.get_template("page.html").render(
         title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
         runs=parts,
+        measures=measures(runs),
         confirmed=all(run.confirms for run in runs),
         compared=compared(together) if len(runs) > 1 else [],
         style=_literal("page.css"),

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from evorl.config.errors import on_one_line
 from evorl.report.data import Drawn, born_by
 from evorl.report.figures import GROUPS, LOOKS, PLAIN, STEPS, Look, look, value_of
-from evorl.report.statistics import MEASURES, Group, cut_off, extent, groups, points, thinned
+from evorl.report.statistics import MEASURES, Group, cut_off, extent, groups, measures, points, thinned
 from evorl.runs.lineage import Stage
 from evorl.system.extras import require
 from evorl.system.files import check_folder, replacing
@@ -44,6 +44,8 @@ def draw(runs: Sequence[Drawn], output: Path, measure: str | None = None, hyperp
         raise UserError(f"--hyperparameter: is drawn for one run, not for {len(runs)}")
     if len(runs) == 1 and measure is not None:
         raise UserError("--measure: applies only to several runs, but one was given")
+    if measure is not None and measure not in measures(runs):
+        raise UserError(f"--measure: ratings of different runs cannot be compared, so {measure} cannot; take best")
     figure = Figure(figsize=(8, 4.5) if hyperparameter is None else (8, 6), layout="constrained")
     if len(runs) > 1:
         _compare(figure, groups(runs), measure or "best")

@@ -39,6 +39,11 @@ MEASURES: Mapping[str, tuple[str, Callable[[Generation], float | None]]] = {
 }
 
 
+def measures(runs: Sequence[Drawn]) -> list[str]:
+    """The measures by which these runs can be compared: ratings of different runs have different zeros."""
+    return [name for name in MEASURES if name != "mean" or not any(run.is_rated for run in runs)]
+
+
 class Interval(NamedTuple):
     """Sample size, mean and its 95 % confidence interval, which is None for fewer than `FEWEST` values."""
 
@@ -236,12 +241,14 @@ def points(run: Drawn, measure: str) -> tuple[Floats, Floats]:
 
 
 def groups(runs: Sequence[Drawn]) -> list[Group]:
-    """Group runs by configuration, in order of first appearance."""
+    """Group runs by configuration and number of ranks, in order of first appearance."""
     kinds: dict[str, list[Drawn]] = {}
     for run in runs:
         kept = {name: value for name, value in run.config.items() if name not in APART}
+        # More ranks make larger updates, unless algorithm.split_batches is set.
+        kept["ranks"] = run.generations[-1].ranks
         kinds.setdefault(json.dumps(kept, sort_keys=True, default=str), []).append(run)
-    configs = [leaves(members[0].config) for members in kinds.values()]
+    configs = [{**leaves(members[0].config), "ranks": members[0].generations[-1].ranks} for members in kinds.values()]
     labels = _labels([members[0] for members in kinds.values()], configs)
     return [Group(label, tuple(members)) for label, members in zip(labels, kinds.values(), strict=True)]
 

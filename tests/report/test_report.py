@@ -22,6 +22,7 @@ from evorl.report import figures
 from evorl.report.data import Drawn, load, load_several
 from evorl.report.facts import compared, effect_rows, ends, path_heading, path_rows, run_facts
 from evorl.report.page import HERE, embedded, page
+from evorl.report.picture import draw
 from evorl.report.statistics import Effect, effects, groups, interval, quantile, result_interval
 from evorl.runs.lineage import Stage
 from evorl.types import INITIAL, NO_BASELINE, Mutation, UserError
@@ -247,6 +248,23 @@ def test_seeds_are_one_group_and_other_settings_another(tmp_path):
     assert [(row["names"], row["interval"]) for row in compared([seeds, alone])] == [
         ("1, 2, 3, 4", "60.4 to 64.6"), ("other", "n < 4")
     ]  # fmt: skip
+
+
+def test_runs_of_other_numbers_of_ranks_are_another_group(tmp_path):
+    made = [load(write_run(tmp_path / str(seed), {**CONFIG, "seed": seed})) for seed in (1, 2, 3)]
+    made[2] = replace(made[2], generations=[replace(row, ranks=4) for row in made[2].generations])
+    assert [group.title for group in groups(made)] == [
+        "dqn on CartPole-v1: ranks 1 (2 runs)", "3: dqn on CartPole-v1: ranks 4"
+    ]  # fmt: skip
+
+
+def test_ratings_of_different_runs_are_not_averaged(tmp_path):
+    made = [load(write_run(tmp_path / str(seed), {**CONFIG, "seed": seed})) for seed in (1, 2)]
+    assert "compare-mean" in page(made)
+    rated = [replace(run, config=run.config | {"evolution": {"fitness": {"rating": 1.0}}}) for run in made]
+    assert "compare-mean" not in page(rated)
+    with pytest.raises(UserError, match="--measure: ratings of different runs cannot be compared"):
+        draw(rated, tmp_path / "a.png", "mean")
 
 
 def test_labels_are_distinct_and_name_settings_in_full(tmp_path):
