@@ -262,7 +262,7 @@ def train(job: Job, directory: Path, keeps_lineage: bool) -> dict[str, Any]:
     place = (f"seed={seed}", f"run.directory={directory}", f"run.name={name}")
     settings = (*SHARED, *TASKS[task].settings, *ARMS[arm].settings, *place)
     config = ROOT / "configs" / "training" / TASKS[task].config
-    started = time.perf_counter()
+    code, started = revision(), time.perf_counter()
     with (directory / f"{name}.log").open("w") as log:
         process = subprocess.Popen(
             [sys.executable, str(PROGRAM), "--config", str(config), *settings], stdout=log, stderr=log
@@ -276,7 +276,7 @@ def train(job: Job, directory: Path, keeps_lineage: bool) -> dict[str, Any]:
         "task": task,
         "arm": arm,
         "seed": seed,
-        "revision": revision(),
+        "revision": code,
         "machine": cpu(),
         "cpu_seconds": round(usage.ru_utime + usage.ru_stime, 1),
         "seconds": round(time.perf_counter() - started, 1),

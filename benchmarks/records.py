@@ -14,6 +14,8 @@ ROOT = Path(__file__).parent.parent
 DATA = ROOT / "benchmarks" / "data"
 EVORL = "import sys; from evorl.__main__ import main; sys.exit(main())"
 """The `evorl` command of the package that this Python imports."""
+CODE = ("evorl", "demos", "configs", "benchmarks")
+"""The folders on which the result of a run may depend."""
 HELD_OUT_SEED = 2**40
 """Added to a run's seed, so that its test episodes have seeds that no other episodes have."""
 Line = Mapping[str, Any]
@@ -52,6 +54,14 @@ def evaluated(run: Path, episodes: int, seed: int | None = None) -> dict[str, fl
 
 
 def revision() -> str:
-    """Return the revision of the code, with `-dirty` if it was changed since."""
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    """The revision of the code, with `-dirty` if code or configurations differ from it.
+
+    To be called before a run begins: the tree may have another revision when it ends.
+    """
+    changed = _git("status", "--porcelain", "--", *CODE, ":!benchmarks/data")
+    return _git("describe", "--always") + ("-dirty" if changed else "")
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(ROOT), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

@@ -24,6 +24,7 @@ def replay(winner: Path, kind: str, seed: int) -> dict[str, Any]:
     """Train one agent with a winner's schedule or its last settings, and return its line."""
     name = f"{winner.name}-{kind}-{seed}"
     command = [sys.executable, "-c", EVORL, "retrain", str(winner), *KINDS[kind], f"seed={seed}", f"run.name={name}"]
+    code = revision()
     with (winner.parent / f"{name}.log").open("w") as log:
         subprocess.run(command, stdout=log, stderr=log, check=True)
     run = winner.parent / name
@@ -32,7 +33,7 @@ def replay(winner: Path, kind: str, seed: int) -> dict[str, Any]:
         "winner": winner.name,
         "kind": kind,
         "seed": seed,
-        "revision": revision(),
+        "revision": code,
         **course(rows),
         "held_out": evaluated(run, HELD_OUT, seed),
     }

@@ -109,13 +109,14 @@ def main() -> None:
     done = {(line["system"], line["seed"]) for line in read_lines(parsed.data)}
     os.environ["OMP_NUM_THREADS"] = "1"
     for system, seed in missing(parsed.systems, done):
+        code = revision()
         if system in OURS:
             line = train(system, seed, parsed.seconds, runs)
         else:
             script = ROOT / "benchmarks" / "baselines" / "sb3_search.py"
             arguments = [system.removeprefix("sb3_"), "--seed", str(seed), "--seconds", str(parsed.seconds)]
             line = run_peer([str(parsed.peers), str(script), *arguments], runs / f"{system}-{seed}.log", os.environ)
-        line = {"system": system, "seed": seed, "revision": revision(), "machine": cpu(), **line}
+        line = {"system": system, "seed": seed, "revision": code, "machine": cpu(), **line}
         append(parsed.data, line)
         print(json.dumps(line), flush=True)
 

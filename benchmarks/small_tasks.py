@@ -75,12 +75,12 @@ def jobs(names: Sequence[str], tasks: Sequence[str], seeds: Sequence[int]) -> It
             yield from (Job(name, task, seed) for name in names)
 
 
-def line_of(job: Job, run: Path) -> dict[str, Any]:
-    """Build a run's line: whether and when it was solved, and the best agent's fitness of each generation."""
+def line_of(job: Job, run: Path, code: str) -> dict[str, Any]:
+    """Build the line of a run of revision `code`: whether and when it was solved, and each generation's best fitness."""
     rows = read_lines(run / "metrics.jsonl")
     return {
         **job._asdict(),
-        "revision": revision(),
+        "revision": code,
         "machine": cpu(),
         "solved": bool(rows and rows[-1]["solved"]),
         "steps": [row["agent_steps"] for row in rows],
@@ -127,8 +127,9 @@ def main() -> None:
                 if not is_free or job in done:
                     continue
                 name = "-".join(map(str, job))
+                code = revision()
                 train(job.name, parsed.runs / name, parsed.seconds, job.settings, job.seed)
-                append(parsed.data, line := line_of(job, parsed.runs / name))
+                append(parsed.data, line := line_of(job, parsed.runs / name, code))
                 shutil.rmtree(parsed.runs / name)
                 print(name, line["solved"], line["steps"][-1:], json.dumps(line["best"][-1:]), flush=True)
     print(table(read_lines(parsed.data)))

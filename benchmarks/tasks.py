@@ -33,10 +33,10 @@ EVALUATED, TRAINED = "#0072b2", "#d55e00"
 Line = Mapping[str, Any]
 
 
-def record(run: Path, episodes: int) -> dict[str, Any]:
-    """Build the line of a run: its curves, one value per generation and agent, and its elite's score on new episodes.
+def record(run: Path, episodes: int, code: str) -> dict[str, Any]:
+    """Build the line of a run of revision `code`: its curves, and its elite's score on new episodes.
 
-    Steps are those of each agent, seconds of wall clock and cumulative.
+    Curves have one value per generation and agent. Steps are those of each agent, seconds of wall clock and cumulative.
     """
     config = validate(read_yaml(run / "config.yaml"), SETTINGS)
     rows = read_lines(run / "metrics.jsonl")
@@ -46,7 +46,7 @@ def record(run: Path, episodes: int) -> dict[str, Any]:
         "algorithm": config.algorithm.name,
         "seed": config.seed,
         "agents": config.population.size,
-        "revision": revision(),
+        "revision": code,
         "machine": cpu(),
         "target": config.training.target_fitness,
         "steps": [row["agent_steps"] for row in rows],
@@ -98,8 +98,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="directories of runs")
     parser.add_argument("--episodes", type=int, default=100, help="fresh episodes of the elite")
+    parser.add_argument("--revision", default=revision(), help="of the code that trained (default: this code's)")
     parsed = parser.parse_args()
-    lines = replace_lines(LINES, [record(run, parsed.episodes) for run in parsed.runs], identity)
+    lines = replace_lines(LINES, [record(run, parsed.episodes, parsed.revision) for run in parsed.runs], identity)
     draw(lines, PICTURE)
 
 

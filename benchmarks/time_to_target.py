@@ -119,7 +119,7 @@ def main() -> None:
 
     def run(job: tuple[str, int]) -> None:
         system, seed = job
-        core = cores.get()
+        core, code = cores.get(), revision()
         try:
             if system == "evorl":
                 line = evorl(seed, parsed.seconds, parsed.runs.resolve(), environment, core)
@@ -127,7 +127,7 @@ def main() -> None:
                 line = peer(system, seed, parsed.seconds, parsed.runs, parsed.peers, environment, core)
         finally:
             cores.put(core)
-        append(parsed.data, line := {**line, "revision": revision(), "machine": cpu()})
+        append(parsed.data, line := {**line, "revision": code, "machine": cpu()})
         print(json.dumps(line), flush=True)
 
     with ThreadPoolExecutor(len(parsed.cores)) as pool:
