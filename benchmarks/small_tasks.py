@@ -76,7 +76,7 @@ def jobs(names: Sequence[str], tasks: Sequence[str], seeds: Sequence[int]) -> It
 
 
 def line_of(job: Job, run: Path, code: str) -> dict[str, Any]:
-    """Build the line of a run of revision `code`: whether and when it was solved, and each generation's best fitness."""
+    """Build the line of a run of revision `code`: when it was solved, if it was, and each generation's best fitness."""
     rows = read_lines(run / "metrics.jsonl")
     return {
         **job._asdict(),
