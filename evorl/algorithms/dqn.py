@@ -11,7 +11,7 @@ Axes: P agents, E environments, B batch, S sequences, T steps of a sequence, A a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import gymnasium as gym
 import torch
@@ -34,7 +34,7 @@ from evorl.config.fields import HyperparameterRange, Positive, Rate, Section, Si
 from evorl.envs.spaces import EnvSpec, wrong_actions
 from evorl.networks.distributions import allowed
 from evorl.networks.stack import Periodic, Polyak, Stack, StackedNetwork, TargetRule
-from evorl.types import Batch, Head, Loss, Observation, RecurrentInput, Streams, Tensors, UserError
+from evorl.types import Agent, Batch, Head, Loss, Observation, RecurrentInput, Streams, Tensors, UserError
 
 TARGETS: Mapping[str, TargetRule] = {"polyak": Polyak("tau"), "periodic": Periodic("target_period")}
 
@@ -135,6 +135,13 @@ class DQN(OffPolicy):
     def sequences(self) -> tuple[int, int] | None:
         recurrent = self.config.network.recurrent is not None and self.settings.sends is None
         return (self.settings.sequence_length, self.settings.burn_in) if recurrent else None
+
+    def adopt(self, agent: Agent, origin: Any) -> Agent:
+        """Return the agent if its network's outputs mean the same here. Raises UserError otherwise."""
+        theirs, ours = origin.represented, self.settings.represented
+        if theirs != ours:
+            raise UserError(f"population.from: its agents represent values as {theirs}, and here they are {ours}")
+        return super().adopt(agent, origin)
 
     def initial_state(self) -> dict[str, float]:
         """A new agent's exploration rate epsilon."""

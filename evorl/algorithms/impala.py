@@ -115,6 +115,7 @@ class IMPALA(Asynchronous):
 class APPOSettings(IMPALASettings):
     name: str = "appo"
     passes: Annotated[int, Field(ge=1, le=1024)] = 2
+    """Epochs over each batch, of `minibatches` updates each."""
     minibatches: Size = 1
     """Shuffled parts of a batch in each pass, of one update each; recurrent agents shuffle whole rollouts."""
     target_period: Size = 2

@@ -43,6 +43,8 @@ from evorl.types import Agent, Architecture, Batch, Head, Loss, Observation, Rec
 
 TAKES = "a Box between bounds, Discrete"
 """The supported action spaces, for error messages."""
+REACHABLE = 0.98
+"""The largest share of the maximum entropy that is taken as a target; the paper's (arXiv 1910.07207)."""
 
 
 class SACExploration(ActionNoise):
@@ -61,8 +63,8 @@ class SACSettings(OffPolicySettings):
     """The initial temperature (weight of the entropy), which is then learned."""
     target_entropy: Finite | None = None
     """The target entropy in nats, of actions scaled to [-1, 1]. Null is minus the number of dimensions of a `Box`, and
-    for discrete actions `target_entropy_share` of the maximum entropy, which is also the upper bound of a value set
-    here."""
+    for discrete actions `target_entropy_share` of the maximum entropy. With discrete actions a value set here is
+    limited to 98 % of that maximum."""
     target_entropy_share: Rate = 0.98
     """The target entropy of discrete actions as a fraction of the maximum, used where `target_entropy` is null. In each
     state the maximum is the logarithm of the number of allowed actions."""
@@ -250,10 +252,11 @@ class AllActions(Actions):
         return values.gather(-1, action.expand(len(values), *action.shape).unsqueeze(-1)).squeeze(-1)
 
     def target_entropy(self, given: Tensor | None, share: Tensor, mask: Tensor | None) -> Tensor:
-        # A target that no policy can reach would raise the temperature for ever, so masked actions do not count.
-        most = math.log(self.values) if mask is None else mask.sum(-1).clamp(min=1).log()
-        target = share.unsqueeze(-1) * most
-        return target if given is None else torch.minimum(given.unsqueeze(-1), target)
+        # Masked actions do not count: a target that no policy can reach would raise the temperature for ever.
+        most = share.new_tensor(math.log(self.values)) if mask is None else mask.sum(-1).clamp(min=1).log()
+        if given is None:
+            return share.unsqueeze(-1) * most
+        return torch.minimum(given.unsqueeze(-1), REACHABLE * most)
 
 
 ACTIONS: Mapping[type, Callable[[EnvSpec, ActionNoise, StateDependentNoise | None], Actions]] = {

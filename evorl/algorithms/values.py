@@ -69,6 +69,16 @@ class ValueSettings(OffPolicySettings):
     categorical: CategoricalSettings = CategoricalSettings()
     quantile: QuantileSettings = QuantileSettings()
 
+    @property
+    def represented(self) -> str:
+        """How networks represent the values of actions, in words."""
+        ends = self.categorical
+        return {
+            "none": "means",
+            "categorical": f"distributions over atoms from {ends.v_min:g} to {ends.v_max:g} (algorithm.categorical)",
+            "quantile": "quantiles (algorithm.quantile)",
+        }[self.distribution]
+
     def warning(self, metrics: Mapping[str, NDArray[np.float64]]) -> str | None:
         """Warn if some returns lay outside the support."""
         shares = metrics.get("outside_support", np.zeros(1))

@@ -38,16 +38,21 @@ class Setting:
     sentence: str
 
 
-def settings_of(model: type[BaseModel], prefix: str = "") -> list[Setting]:
-    """Return all keys of a model recursively, each section followed by its own keys."""
+def settings_of(model: type[BaseModel], prefix: str = "", defaults: BaseModel | None = None) -> list[Setting]:
+    """Return all keys of a model recursively, each section followed by its own keys.
+
+    `defaults` is the section that the model's parent has by default, if its values differ from the model's own.
+    """
     found: list[Setting] = []
     for name, field in model.model_fields.items():
         inner, path = section_in(field.annotation), f"{prefix}{field.alias or name}"
         sentence = sentence_of(model, name) or (own_sentence(inner) if inner else "")
-        default = "" if inner is field.annotation else _default(field)
+        value = _default(field) if defaults is None else getattr(defaults, name)
+        default = "" if inner is field.annotation else _as_yaml(value)
         found.append(Setting(path, _takes(field), default, sentence))
         if inner is not None:
-            found += settings_of(inner, f"{path}.{_between(field.annotation)}")
+            own = value if type(value) is inner else None
+            found += settings_of(inner, f"{path}.{_between(field.annotation)}", own)
     return found
 
 
@@ -120,11 +125,13 @@ def _plural(annotation: Any) -> str:
     return kind if kind == WORDS[str] else f"{kind}s"
 
 
-def _default(field: FieldInfo) -> str:
-    """Return a field's default as one-line YAML."""
-    if field.is_required():
-        return "none"
-    value = field.get_default(call_default_factory=True, validated_data={})
+def _default(field: FieldInfo) -> Any:
+    """Return a field's default; "none" if it must be given."""
+    return "none" if field.is_required() else field.get_default(call_default_factory=True, validated_data={})
+
+
+def _as_yaml(value: Any) -> str:
+    """Write a default as one-line YAML."""
     return value if isinstance(value, str) and value else json.dumps(_plain(value), ensure_ascii=False)
 
 

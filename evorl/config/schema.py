@@ -132,7 +132,7 @@ class Network(Section):
     layer_norm: bool | None = None
     """Normalise hidden layers (arXiv 1607.06450). Null is what the algorithm takes: true for DQN, else false."""
     initialisation: Initialisation | None = None
-    """Null is what the algorithm takes: `orthogonal` for actor-critics, `uniform` for DQN."""
+    """Null is what the algorithm takes: `orthogonal` where it learns from rollouts, `uniform` with a replay."""
     convolutions: Annotated[tuple[ConvolutionalLayer, ...], Field(min_length=1, max_length=64)] = (
         ConvolutionalLayer(channels=32, kernel=8, stride=4),
         ConvolutionalLayer(channels=64, kernel=4, stride=2),

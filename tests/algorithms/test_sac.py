@@ -170,6 +170,7 @@ def test_a_policy_whose_scale_is_out_of_bounds_comes_back(log_scale, entropy):
         (CHOICE, "target_entropy_share: 0.5", 0.5 * math.log(3)),
         (CHOICE, "target_entropy: 0.3", 0.3),
         (CHOICE, "target_entropy: 2", 0.98 * math.log(3)),
+        (CHOICE, "target_entropy: 0.3, target_entropy_share: 0.2", 0.3),
     ],
 )
 def test_the_target_entropy_is_given_or_that_of_the_paper(actions, settings, expected):

@@ -20,6 +20,17 @@ def test_each_key_has_a_sentence(name):
     assert [each.path for each in settings if len(each.sentence) < 10 or each.sentence[-1] not in ".:"] == []
 
 
+@pytest.mark.parametrize("name", SETTINGS)
+def test_each_key_has_the_default_that_a_run_would_have(name):
+    algorithm = validate({"algorithm": {"name": name}}, SETTINGS).algorithm
+    for each in settings_of(type(algorithm)):
+        value = algorithm.model_dump(mode="json")
+        for key in each.path.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        if each.default and value is not None:
+            assert override({}, [f"shown={each.default}"])["shown"] == value, each.path
+
+
 def test_the_page_is_what_the_models_say():
     """`evorl config --markdown > docs/configuration.md` mends it."""
     assert (ROOT / "docs" / "configuration.md").read_text() == page(SETTINGS)

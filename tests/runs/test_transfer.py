@@ -177,6 +177,28 @@ def test_sac_keeps_its_temperature_where_the_first_one_is_another():
     assert temperature(own.adopt(agent, theirs.settings), own) == pytest.approx(learned)
 
 
+@pytest.mark.parametrize(
+    ("theirs", "ours", "told"),
+    [
+        ("distribution: none", "distribution: none", None),
+        (
+            "distribution: categorical",
+            "distribution: categorical, categorical: {v_max: 500}",
+            "to 10 .*, and .* to 500 ",
+        ),
+        ("distribution: categorical", "distribution: quantile, quantile: {quantiles: 51}", "distr.*, and .* quantiles"),
+    ],
+)
+def test_values_that_would_be_read_otherwise_are_refused(theirs, ours, told):
+    other, own = (algorithm(f"algorithm={{name: dqn, {settings}}}") for settings in (theirs, ours))
+    agent = new_agent(dqn=other)
+    if told is None:
+        assert own.adopt(agent, other.settings) is agent
+        return
+    with pytest.raises(UserError, match=f"^population.from: its agents represent values as .*{told}"):
+        own.adopt(agent, other.settings)
+
+
 @pytest.mark.parametrize(("name", "network"), [("sac", "actor"), ("ppo", "policy")])
 def test_scales_of_state_dependent_noise_are_kept_where_the_first_one_is_another(name, network):
     theirs, own = (on_the_box(name, f"state_dependent_noise: {{initial_log_scale: {first}}}") for first in (-3.0, -1.0))
