@@ -174,6 +174,11 @@ class A2C(Algorithm):
         rollout = settings.rollout_steps * envs
         batch = int(hparams.get("batch_size", rollout))
         ranks = copies // shared
+        if settings.normalize_advantage and batch * ranks == 1:
+            raise UserError(
+                "algorithm.normalize_advantage: the advantages of updates of one step would all be 0; take larger "
+                "updates, or false"
+            )
         return Pace(batch * ranks, updates=hparams.get("epochs", 1.0) * rollout / batch, steps=float(rollout * ranks))
 
     @property

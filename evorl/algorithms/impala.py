@@ -73,12 +73,12 @@ class IMPALA(Asynchronous):
 
     @torch.no_grad()
     def with_targets(self, stack: Stack, batch: Batch, likelihood: Likelihood, value: Tensor) -> Batch:
-        """Add V-trace's `advantage`, `return` and `log_ratio` as columns [P, B]."""
+        """Add V-trace's targets and the values that they start from as columns [P, B]."""
         targets = self.v_trace_targets(stack, batch, likelihood.log_prob.detach(), value)
         return replace(batch, columns={**batch.columns, **targets})
 
     def v_trace_targets(self, stack: Stack, batch: Batch, log_prob: Tensor, value: Tensor) -> Tensors:
-        """V-trace's `advantage`, `return` and `log_ratio`, each [P, B].
+        """V-trace's `advantage`, `return`, `value` and `log_ratio`, each [P, B].
 
         `log_prob` and `value` [P, B] are those of V-trace's target policy. Advantages are normalised over the batch if
         that is configured.
@@ -104,6 +104,7 @@ class IMPALA(Asynchronous):
         return {
             "advantage": self.normalized_advantage(flattened(advantage), batch),
             "return": flattened(target),
+            "value": columns["value"],
             "log_ratio": log_ratio,
         }
 

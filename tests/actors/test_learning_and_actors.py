@@ -48,6 +48,8 @@ def test_advantages_are_scaled_where_that_is_set(name):
         likelihood = algorithm.distribution.likelihood(outputs, None, batch.columns["unclipped_action"])
         batch = replace(batch, columns={**batch.columns, **algorithm.batch_targets(stack, batch)})
         found[scaled] = algorithm.with_targets(stack, batch, likelihood, outputs["value"].squeeze(-1)).columns
+        if name == "impala":  # Explained variance is that of these values, not of the actor's older ones.
+            torch.testing.assert_close(found[scaled]["value"], outputs["value"].squeeze(-1).detach())
     scaled, bare = (found[each]["advantage"] for each in ("true", "false"))
     assert scaled.mean(-1).abs().max() < 1e-5 < bare.mean(-1).abs().max()
     torch.testing.assert_close(scaled.var(-1, correction=0), torch.ones(2), rtol=1e-3, atol=0)
