@@ -61,8 +61,8 @@ class DQNSettings(ValueSettings):
     target_period: Size | None = None
     """The number of updates between copies of the online network to the target network."""
     sequence_length: Size = 16
-    """Steps of the sequences that a recurrent agent learns from; `batch_size` counts steps, not sequences. Like
-    `burn_in`, `sequence_length` has no effect without recurrence."""
+    """Steps of the sequences that a recurrent agent learns from; `batch_size` counts steps, and is rounded down to
+    whole sequences. Like `burn_in`, `sequence_length` has no effect without recurrence."""
     burn_in: Annotated[int, Field(ge=0, le=1_000)] = 16
     """Steps before a sequence, within its episode, that warm up the recurrent state."""
     noisy: NoisyLayerSettings | None = None
@@ -79,6 +79,13 @@ class DQNSettings(ValueSettings):
         "batch_size": HyperparameterRange(min=128, max=512),
         "learn_step": HyperparameterRange(min=4, max=16),
     }
+
+    def as_used(self, name: str, value: float, num_envs: int, *, recurrent: bool) -> float:
+        """An agent's hyperparameter as training uses it: a recurrent agent's batches are whole sequences."""
+        used = super().as_used(name, value, num_envs, recurrent=recurrent)
+        if name != "batch_size" or not recurrent:
+            return used
+        return max(1, int(used) // self.sequence_length) * self.sequence_length
 
     def ineffective(self, name: str) -> str | None:
         periodic = name == "tau" and self.target == "periodic"

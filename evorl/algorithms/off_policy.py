@@ -84,7 +84,11 @@ class OffPolicy(Algorithm):
     def pace(self, copies: int) -> Pace:
         """Update-to-data ratio of one update per `learn_step` steps; any number of ranks can share the batches."""
         settings, ranks = self.settings, 1 if self.settings.split_batches else copies
-        return Pace(settings.batch_size * ranks, updates=1.0, steps=settings.learn_step * ranks)
+        recurrent = self.sequences is not None
+        batch = settings.as_used(
+            "batch_size", settings.batch_size, self.config.environment.num_envs, recurrent=recurrent
+        )
+        return Pace(int(batch) * ranks, updates=1.0, steps=settings.learn_step * ranks)
 
     def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> Experience:
         """This rank's part of the replay."""

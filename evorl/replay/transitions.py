@@ -233,7 +233,8 @@ class ReplayExperience(Experience):
             draws = self.sampler.draw(updates)
             due = torch.from_numpy((np.arange(updates)[:, None] < counts).astype(np.float32)).to(draws.weight.device)
             everyone = int(counts.min())
-        at_once = max(1, GATHERED_BYTES // (draws.slots[0].numel() * self.windows.transitions * self._row_bytes))
+        rows = draws.slots[0].numel() * (self.windows.transitions + self.windows.burn_in)
+        at_once = max(1, GATHERED_BYTES // (rows * self._row_bytes))
         for first in range(0, updates, at_once):
             with self._stopwatch("sampling"):
                 found = self.windows.batches(draws.of(slice(first, first + at_once)))

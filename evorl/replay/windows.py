@@ -59,6 +59,8 @@ class Windows:
 
     transitions = 1
     """Maximum number of transitions per draw."""
+    burn_in = 0
+    """Maximum number of observations before them per draw."""
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
@@ -131,9 +133,9 @@ class Sequences(Windows):
     """Runs of up to `length` steps of one stream, for recurrent networks (R2D2, Kapturowski et al. 2019).
 
     A draw is the first learned step. A sequence ends where an n-step window does; later steps have weight 0, and
-    each learned step of a batch counts the same. The recurrent state at the first learned step is computed anew from up
-    to `burn_in` steps of the episode before it, by the parameters of the update, beginning with zeros. States are not
-    stored: agents of one replay have networks of their own, whose states mean nothing to each other.
+    each learned step of a rank's batch counts the same. The recurrent state at the first learned step is computed anew
+    from up to `burn_in` steps of the episode before it, by the parameters of the update, beginning with zeros. States
+    are not stored: agents of one replay have networks of their own, whose states mean nothing to each other.
     """
 
     def __init__(self, storage: Storage, length: int, burn_in: int) -> None:
@@ -145,13 +147,12 @@ class Sequences(Windows):
                 f"the {storage.rows} steps of each environment that replay.capacity keeps on a process; make them "
                 "shorter, or the capacity larger"
             )
-        self.transitions = length
-        self._burn_in = burn_in
+        self.transitions, self.burn_in = length, burn_in
         # [K + T, 1]; the first learned step is at time 0.
         self._time = torch.arange(-burn_in, length, device=storage.device).unsqueeze(-1)
 
     def batches(self, draws: Draws) -> Gathered:
-        storage, slots, split = self.storage, draws.slots, self._burn_in
+        storage, slots, split = self.storage, draws.slots, self.burn_in
         steps = storage.window_end(slots, self.transitions).unsqueeze(-2)
         before = storage.window_start(slots, split).unsqueeze(-2)
         # [U, P, K + T, D]; times outside repeat the first or last step of the run.

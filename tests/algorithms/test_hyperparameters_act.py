@@ -111,6 +111,15 @@ def test_minibatches_are_shown_in_the_size_that_they_are_cut_to(size, recurrent,
     assert settings.as_used("batch_size", size) == round(float(cut.float().mean()))
 
 
+@pytest.mark.parametrize("size", [8.0, 100.0, 127.4, 128.0])
+def test_batches_of_sequences_are_shown_in_the_size_that_is_drawn(size):
+    settings = config("algorithm={name: dqn, sequence_length: 16}", "network.recurrent=gru")
+    agent = members(batch_size=(size,) * P)[0]
+    draws = SamplerSettings(0, 0, 0, True, transitions=16).draws([agent], 1)[0]
+    assert settings.as_used("batch_size", size) == 16 * draws
+    assert config("algorithm={name: dqn}").as_used("batch_size", 100.4) == 100
+
+
 def test_whole_numbers_are_shown_as_they_are_used_and_others_as_they_are():
     settings = config(
         "environment.kwargs={bonus: 1, gravity: -9.5}",
