@@ -130,8 +130,8 @@ class Counters:
     def discarded(self, stale: Floats | None) -> None:
         """Count a discarded slot: too stale, with these counters [C, P], or of an earlier generation (None).
 
-        The episodes of a stale slot count, its steps do not. Actors are the most stale where an episode's reset took
-        long, so without them few episodes would be left.
+        A stale slot's steps do not count, but its episodes do. Slots become stale mostly while an environment resets
+        after an episode, so few episodes would be counted otherwise.
         """
         self._old += stale is None
         if stale is not None:

@@ -186,7 +186,7 @@ def settings_of(id: str, words: list[str]) -> AnyConfig:
 
 
 def verdicts(settings: Environment, steps: int) -> Iterator[Named]:
-    """All verdicts by name; only those until then if no copy can be made or stepped."""
+    """Yield every verdict with its name; stop early if no copy can be made, or if a check in `NEEDED` raises."""
     try:
         subject = Subject(settings, steps)
     except UserError as error:
@@ -376,7 +376,7 @@ def _rate(settings: Environment, copies: int) -> float:
 
 
 def _actions(interface: EnvSpec, mask: Tensor | None, copies: int, rng: np.random.Generator) -> Tensor:
-    """Random actions [1, E, ...], as an algorithm gives them; of masked ones [1, E, A] those that are allowed."""
+    """Random actions [1, E, ...] in an algorithm's format; with a mask [1, E, A], only allowed ones."""
     space = interface.action
     if sizes := choices(space):
         allowed = np.ones((copies, sum(sizes))) if mask is None else mask[0].numpy(force=True).astype(float)

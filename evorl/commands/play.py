@@ -69,7 +69,7 @@ def play(parsed: argparse.Namespace) -> None:
 
 
 class Table:
-    """One game after the other between a `person`, who has that seat, and an agent."""
+    """One game between a person in seat `person` and an agent."""
 
     def __init__(
         self, game: Game, interface: EnvSpec, agent: Opponents, show: Callable[[Turn, int], str], person: int

@@ -42,7 +42,7 @@ def watch(parsed: argparse.Namespace) -> None:
     agent = load(parsed.run, agent=parsed.agent, generation=parsed.generation, allow_code=parsed.allow_code)
     refuse_code(agent.config, parsed.allow_code or is_own(parsed.run, agent.config))
     if is_game(agent.config.environment.id):
-        raise UserError(f"watch: {agent.config.environment.id} is a game, and those are not shown; see `evorl play`")
+        raise UserError(f"watch: {agent.config.environment.id} is a game, which is not shown; use `evorl play`")
     if parsed.video is None and stacked_frames(for_evaluation(agent.config.environment)):
         raise UserError(f"watch: {agent.config.environment.id} has no window; use --video FILE.mp4")
     seeds, most = seeds_of(parsed.seed, parsed.episodes), agent.config.evaluation.max_steps

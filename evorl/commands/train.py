@@ -80,7 +80,7 @@ def _given(words: Sequence[str]) -> set[str]:
     keys = set()
     for word in plain_assignments(words, "seed"):
         if "=" in word:
-            # A path may hold the sign too.
+            # A file name may contain "=" too.
             with contextlib.suppress(UserError):
                 keys |= {word.partition("=")[0], *leaves(override({}, [word]))}
     return keys

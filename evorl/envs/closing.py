@@ -39,7 +39,7 @@ def close_in_time(close: Callable[[], object], name: str) -> None:
         report(f"{name} raised {described(error)} while it was closed")
     except _OutOfTime:
         if name not in _hanging:
-            report(f"{name} did not close within {seconds:g} s; it is left as it is")
+            report(f"{name} did not close within {seconds:g} s and is abandoned")
         _hanging.add(name)
 
 

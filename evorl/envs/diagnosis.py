@@ -43,7 +43,7 @@ def why_unknown(id: str, kwargs: Mapping[str, Any], error: Exception) -> str:
         return reason
     package, _, last = name.rpartition(".")
     own = f"{package}:{last}" if package else f"module:{name}"
-    return f"{reason} One of your own is named with the module that defines or registers it, as {own}"
+    return f"{reason} Name your own environment together with the module that defines or registers it, as {own}"
 
 
 def why_not_gymnasium(name: str, kwargs: Mapping[str, Any]) -> str:

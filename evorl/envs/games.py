@@ -159,7 +159,7 @@ class TurnBased(_Seats):
                 return
             self.env.step(None)
         raise UserError(
-            f"environment.id: step(None) of {self._id} does not take an agent whose game is over off `agents`, as "
+            f"environment.id: step(None) of {self._id} does not remove an agent whose game is over from `agents`, as "
             "PettingZoo's `_was_dead_step` does"
         )
 
@@ -430,7 +430,7 @@ class GameVector(VectorEnv[Any, Any, Any]):
             self._start_over(copy, error, seed)
 
     def _play(self, copy: int, moves: Mapping[int, Any]) -> None:
-        """Move in one copy. One that raises drops its episode and is made anew; the others go on."""
+        """Step one copy. If it raises, its episode is dropped and the copy recreated; the other copies go on."""
         try:
             self.games[copy].step(moves)
         except UserError:
@@ -543,7 +543,7 @@ class GameVector(VectorEnv[Any, Any, Any]):
         results = np.zeros(self.num_envs)
         final: dict[str, Any] = {RESULT: results, f"_{RESULT}": ended}
         if self._is_masked:
-            # At the end of a game PettingZoo allows no move at all, which is no mask to choose by.
+            # At the end of a game PettingZoo's mask is all zero and allows no choice, so such a turn has no mask.
             given = np.zeros(self.num_envs, dtype=bool)
             final |= {MASK: np.ones((self.num_envs, sum(choices(self.single_action_space))), dtype=bool)}
             final[f"_{MASK}"] = given
@@ -626,7 +626,7 @@ def _zoo_game(settings: Environment) -> Game:
 
 
 GAMES: Mapping[str, Callable[[Environment], Game]] = {PETTINGZOO: _zoo_game, OPENSPIEL: make_open_spiel}
-"""The function that makes a copy of a game, by the part of its id before the colon; a module's are PettingZoo's."""
+"""Factories of games by the part of the id before the colon; any other part is a user's module, for `_zoo_game`."""
 
 
 def spaces_of(env: Any, id: str) -> Spaces:

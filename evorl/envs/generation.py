@@ -11,7 +11,8 @@ from evorl.config import AnyConfig, Environment
 from evorl.envs.games import is_game
 
 EPISODES_IN_A_GENERATION = 2
-"""With `environment.carry_over: auto`, generations that fit this many of the longest episodes start new ones."""
+"""With `environment.carry_over: auto`, each generation starts new episodes if it is at least this many times as long as
+the longest episode."""
 
 MIN_SHARE = 0.1
 """Fraction of a generation below which the remainder of `training.max_steps` is skipped: it would be mostly evaluation.

@@ -487,7 +487,7 @@ def _check_limit(settings: Environment) -> None:
 
 
 def _native_options(settings: Environment) -> dict[str, Any]:
-    """The keyword arguments of a native vector environment, which does not know null and -1 as `make` does."""
+    """The arguments of a native vector environment; the limits null and -1, which only `make` takes, are replaced."""
     options = {name: value for name, value in settings.kwargs.items() if name != LIMIT or value is not None}
     return options | ({LIMIT: 2**31 - 1} if options.get(LIMIT) == -1 else {})
 
@@ -644,7 +644,7 @@ def for_actor(settings: Environment, actors: int) -> Environment:
 
 
 def _share_of_cores(actors: int = 1) -> int:
-    """The number of threads for the environments of each process on this machine that steps some."""
+    """The threads for this process's environments: an equal share of the cores per actor of each local rank."""
     return max(1, usable_cores() // (actors * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
 

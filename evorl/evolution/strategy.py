@@ -48,8 +48,8 @@ class Strategy(Protocol):
     def tell(self, settings: Sequence[Sequence[float]], fitness: Sequence[float]) -> None:
         """Learn the fitness [N] of all agents of a generation, and the settings [N, D] that they trained with.
 
-        The order is that of the population. An agent that has none, because its numbers were no longer finite, has a
-        fitness of minus infinity.
+        Both are in the order of the population. An agent without a fitness, because its values became non-finite, is
+        given minus infinity.
         """
 
 
@@ -80,7 +80,7 @@ def load_strategy(name: str) -> MakeStrategy:
 
 
 def mutations_of(settings: Evolution) -> dict[str, Mutate]:
-    """The mutations that a strategy replaces. They only mark a child: one `ask` later proposes settings for all."""
+    """Replacements for the mutations that a strategy takes over: they mark a child, whose settings `ask` chooses."""
     if settings.strategy is None:
         return {}
     record = Mutation(KIND, settings.strategy[:MAX_NAME])
@@ -152,7 +152,7 @@ class Tuner:
         ]
 
     def _chosen(self, count: int) -> list[dict[str, float]]:
-        """The hyperparameters that the strategy chooses for `count` agents; it is not asked for none."""
+        """The hyperparameters that the strategy chooses for `count` agents; `ask` is not called if that is 0."""
         if not count:
             return []
         given = self._called("ask", lambda: self._strategy.ask(count))

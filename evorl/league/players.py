@@ -97,7 +97,7 @@ class Sides:
 
 
 Fill = Players | Sides
-"""Whoever fills the seats of fixtures: `places` [S] say which of several fills each."""
+"""Players of the seats in fixtures; `places` [S] is the index of the agent or side that fills each seat."""
 
 
 def _rows(observation: Any, rows: Places) -> Any:

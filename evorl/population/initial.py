@@ -89,7 +89,7 @@ def initial_population(
 
 
 def check_schedule(agent: Agent, config: AnyConfig, algorithm: Algorithm) -> None:
-    """Raise UserError unless the mutations of `evolution.schedule` fit an initial agent; it is left as it is."""
+    """Raise UserError unless the mutations of `evolution.schedule` fit an initial agent, which is not modified."""
     if config.evolution.schedule is None:
         return
     context, rng = Context(config.evolution, algorithm.networks), np.random.default_rng(0)

@@ -152,8 +152,8 @@ class Champion:
         self.payload: bytes = b""
         """The agent, encoded as a file of one agent; empty before there is one."""
         self.parents: list[Agent] = []
-        """The agent, with a fitness to compare with the last generation's; empty if that generation's best agent won,
-        since that one is in the population."""
+        """The elite as a candidate parent, with a fitness comparable with the last generation's; empty if that
+        generation's best agent has become the elite, since it is already in the population."""
         self.evaluation_steps: int = 0
         """The environment steps of the last generation's evaluation episodes, including the challenge, and the moves of
         both seats in its matches."""
@@ -283,9 +283,9 @@ class Champion:
     ) -> bool:
         """Assign the `fitness` [P] to the agents, and let the best one challenge the elite.
 
-        Both play the generation's episodes, unless evaluation has already played them with the best. If the elite loses
-        on them, both play fresh episodes. The winner is then measured, and tested for the target, on separate episodes.
-        True if the target is reached.
+        The elite plays the generation's episodes, and so does the best agent unless evaluation has played them with it.
+        If the elite loses, both play fresh episodes. The winner is then measured, and tested for the target, on
+        separate episodes. Returns True if the target is reached.
         """
         assign_fitness(agents, fitness.mean)
         note_ranks(agents, config.evolution)

@@ -650,7 +650,7 @@ class CheckpointManager:
         if not progress.replay:
             reasons.append("the replay was too large to be kept")
         if not self._config.replay.shared and progress.regrouped(self._placement):
-            reasons.append("agents of replays that are not shared begin with empty ones")
+            reasons.append("agents whose replay is not shared begin with an empty one")
         if missing:
             reasons.append(f"{missing} parts of the replay are not on these hosts")
         if reasons and self._ranks.is_main:

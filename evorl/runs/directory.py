@@ -328,9 +328,9 @@ class Owner:
 class RunDirectory:
     """The directory `runs/NAME/` in which this rank writes; docs/recipes.md lists its files.
 
-    It is the main process's if this host can access that, else one of this host's own, with its ranks' parts of the
-    replay only. `is_shared` tells which. Only the main process writes outside `checkpoints/`. `leads` is true on the
-    rank that moves and removes files in it, and `who_shares` [R] marks the ranks that can access the main process's.
+    If this host can access the main process's directory, that one is used (`is_shared`); if not, the host has its own,
+    with only the checkpoint files of its ranks. Only the main process writes outside `checkpoints/`. `leads` is true on
+    the rank that moves and removes files in it. `who_shares` [R] marks the ranks that can access the main process's.
     """
 
     def __init__(self, path: Path, keep: int, lock: Lock | None = None) -> None:
@@ -465,7 +465,8 @@ class RunDirectory:
     def _check_checkpoints(self) -> None:
         """Raise UserError if a run has lost its checkpoints: starting over would lose its elite, too.
 
-        A run that was killed before its first checkpoint may also have one generation, but has not finished.
+        A run that was killed before its first checkpoint may have recorded one generation too, but has not finished; it
+        may start over.
         """
         if self.checkpoints.generations():
             return
@@ -474,8 +475,8 @@ class RunDirectory:
             has_finished = parse_json(read_bounded(self.path / SUMMARY))["ended"] in (FINISHED, STOPPED)
         if any(row["generation"] > 1 or has_finished for row in self.metrics.rows()):
             raise UserError(
-                f"run.resume: {self.path} has been trained before, but has no checkpoint; it was left as it is, and "
-                "with another run.name training starts from scratch"
+                f"run.resume: {self.path} has been trained before, but has no checkpoint; nothing was changed; choose "
+                "another run.name to train from scratch"
             )
 
     def note_resume(self, generation: int) -> None:

@@ -215,7 +215,7 @@ def _without_effect(config: AnyConfig) -> Iterator[str]:
             ("evolution.schedule", config.evolution.schedule is not None),
         ):
             if is_set:
-                yield f"evolution.initial: sampled changes nothing beside {key}, whose agents keep their own settings"
+                yield f"evolution.initial: sampled has no effect together with {key}, whose agents keep their settings"
     if config.population.from_ is None and config.population.from_agents == "population":
         yield "population.from_agents: changes nothing without population.from, which names the run to take them from"
     weights = config.evolution.mutation.weights()
@@ -411,7 +411,7 @@ def _check_game(config: AnyConfig) -> None:
     if RATING in config.evolution.fitness:
         _check_ratings(league, config.training.target_fitness)
     if config.tracking.video:
-        raise UserError(f"tracking.video: {config.environment.id} is a game, and those are not filmed; leave it out")
+        raise UserError(f"tracking.video: {config.environment.id} is a game, and games are not recorded; leave it out")
     if config.actors is not None:
         raise UserError(
             f"algorithm.name: {config.algorithm.name} learns from actor processes, and these play no games, such as "
@@ -435,7 +435,7 @@ def _check_both_seats(config: AnyConfig, league: LeagueSettings) -> None:
 
 
 def _check_ratings(league: LeagueSettings, target: float | None) -> None:
-    """Raise UserError for an archive in which the zero of the ratings moves, and for a target that is no result."""
+    """Raise UserError if the archive is too small to keep the agent rated 0, or if the target is not a mean result."""
     if league.archive < 2:
         raise UserError(
             f"league.archive: with {league.archive} the first archived agent, whose rating is 0, does not stay, so "

@@ -153,7 +153,7 @@ class LoadedAgent:
         return actions[0] if single else actions, after[0].numpy(force=True) if after.numel() else None
 
     def _mask(self, given: Any, batch: int, single: bool) -> torch.Tensor:
-        """The action masks [1, B, A] that `predict` was given, for one observation also in a part for each choice.
+        """The action masks [1, B, A] given to `predict`; that of a single observation may have one array per choice.
 
         None allows all actions. Raises UserError.
         """

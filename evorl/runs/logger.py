@@ -162,8 +162,8 @@ class Logger(NullLogger):
         seconds: Mapping[str, float],
         actors: Mapping[str, float] | None,
     ) -> Stop | None:
-        # Only reset steps are not counted, and without an ended episode there are none: a generation that has fewer
-        # steps was cut short.
+        # Only steps that reset an environment are not counted. If no episode ended there are none, so a lower count
+        # means that the generation was cut short.
         if not counts.ended_episodes.any() and counts.steps.mean() >= self._length.steps * self._length.counted:
             self._warn_once(
                 "episodes",

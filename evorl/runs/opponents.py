@@ -48,14 +48,14 @@ ONNX = ".onnx"
 
 
 class Task(NamedTuple):
-    """The game to play, by the settings and the interface of whoever it is played against."""
+    """The game to play: the environment settings and the interface of the agent that the opponent plays against."""
 
     settings: Environment
     interface: EnvSpec
 
 
 class Opponent(NamedTuple):
-    """An opponent: `seat` makes the players of this many seats, and `agent` is the id of an agent of a run."""
+    """An opponent: `seat(n)` makes its players for n seats; `agent` is the id of its agent, or None without one."""
 
     name: str
     seat: Seat

@@ -83,7 +83,7 @@ class Progress:
 
     @property
     def device(self) -> str:
-        """`cpu` or `cuda`: generators and the grouping of agents into stacks are others on each."""
+        """`cpu` or `cuda`: they have different random generators, and agents are grouped into stacks differently."""
         return "cpu" if self.made_with.get("device", "cpu") == "cpu" else "cuda"
 
     def regrouped(self, placement: Placement) -> bool:
@@ -133,7 +133,7 @@ def _made_with(config: AnyConfig, placement: Placement) -> dict[str, str]:
 
 
 LIMIT = "evaluation.max_steps"
-"""The setting in `made_with` that tells of which episodes the elite's returns are."""
+"""The setting, recorded in `made_with`, that limits the episodes from which the elite's returns come."""
 PROGRESS = TypeAdapter(Progress)
 SINCE = ("league", "evaluation_steps", "training_fitness")
 """Fields that checkpoints of earlier revisions lack."""

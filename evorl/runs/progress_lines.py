@@ -12,7 +12,7 @@ EVERY = 30.0
 FIRST_LOOK = 20.0
 """Seconds after which the length of the first generation is estimated."""
 LONG = 300.0
-"""Seconds above which the estimate is told."""
+"""Seconds above which the estimate is printed."""
 
 
 class ProgressLines:

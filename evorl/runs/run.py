@@ -411,7 +411,7 @@ class Run:
         progress = self.progress
         counted = int(counts.steps.mean())
         if self._within:
-            # An interim checkpoint has steps as they were made; those of resets do not count from here on.
+            # An interim checkpoint counts resets as steps, which `agent_steps` does not: correct the saved count.
             self._saved_steps += counted - self._steps_within
         self._steps_within = 0
         progress.generation = self.generation
@@ -531,8 +531,8 @@ class Run:
         if not self._tuner.catch_up(generations, self.agents):
             self._warn_once(
                 "strategy",
-                "this resume is not bit-exact: evolution.strategy does not choose again what it chose before; either "
-                "it draws random numbers other than from its seed, or the lineage was damaged",
+                "this resume is not bit-exact: evolution.strategy did not repeat its earlier choices; either it draws "
+                "random numbers that do not come from its seed, or the lineage was damaged",
             )
 
     def _open_logger(self) -> None:

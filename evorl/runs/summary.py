@@ -1,4 +1,4 @@
-"""The end of a run: why it ends, which its ranks tell each other, and its summary."""
+"""The end of a run: its reason, which the ranks exchange, and its summary."""
 
 from __future__ import annotations
 

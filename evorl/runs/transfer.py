@@ -77,7 +77,7 @@ def _trained(config: AnyConfig, algorithm: Algorithm, run: Path) -> list[Agent]:
         # A tensor of another shape would not reveal that the environments differ.
         told = str(error).removeprefix(f"{where}: ")
         raise UserError(
-            f"{where}: is of environment.id {shown(there)}, not of {shown(here)} as here: {told}"
+            f"{where}: was trained in environment.id {shown(there)}, but this run is in {shown(here)}: {told}"
         ) from error
     agents = []
     for id in range(config.population.size):

@@ -319,7 +319,7 @@ class Lock:
         with contextlib.suppress(FileNotFoundError):
             there, held = self.path.lstat(), os.fstat(self._file.fileno())
             if (there.st_dev, there.st_ino) != (held.st_dev, held.st_ino):
-                raise OSError(errno.ESTALE, "was removed and is now that of another run", str(self.path.parent))
+                raise OSError(errno.ESTALE, "was removed and recreated by another run", str(self.path.parent))
 
     def release(self) -> None:
         """Release the lock, even if another process still has a copy of its descriptor."""

@@ -159,7 +159,7 @@ def check_numbers(found: Mapping[str, int], names: Collection[str], where: str) 
         raise UserError(f"{where}: number {name[:80]!r} is {'not expected here' if name in found else 'missing'}")
     for name, value in found.items():
         if not -1 <= value <= 10**15:
-            raise UserError(f"{where}: number {name!r} is {value}, which nothing counts to")
+            raise UserError(f"{where}: number {name!r} is {value}; it must be from -1 to 10**15")
 
 
 def _metadata(payload: bytes) -> dict[str, Any]:

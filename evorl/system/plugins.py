@@ -63,9 +63,9 @@ def place(error: BaseException) -> str:
 def user_frames(error: BaseException) -> Sequence[traceback.FrameSummary]:
     """The frames of an error's traceback that are user code, in call order.
 
-    Frames of installed packages are excluded, except for the frame that raised, unless evorl builds on the package. If
-    no frame is the user's own they are included: environments are packages too. If there are none either, the frames of
-    the error's cause are used.
+    Frames of evorl, Python and the packages that evorl builds on are left out. If code of another installed package
+    raised below the user's code, only its last frame is kept; if no frame is the user's, all frames of such packages
+    are kept, since environments are packages too. If none are left, the frames of the error's cause are used.
     """
     linecache.checkcache()
     cause: BaseException | None = error
@@ -153,8 +153,8 @@ def name_of(factory: Any) -> str:
     module, name = getattr(factory, "__module__", None) or "", getattr(factory, "__qualname__", "")
     if not isinstance(factory, type | FunctionType) or getattr(sys.modules.get(module), name, None) is not factory:
         raise UserError(
-            f"environment: {shown(factory)} does not stand at the top of a module or script under its own name, where "
-            "other processes and a resumed run could find it"
+            f"environment: {shown(factory)} is not defined at the top level of a module or script under its own name, "
+            "so other processes and a resumed run cannot import it"
         )
     return f"{module}:{name}"
 

@@ -112,7 +112,7 @@ def held_signal() -> int | None:
 
 
 def heed_signals(told: int | None = None) -> None:
-    """Stop deferring signals. Raises Interrupted if one came, or for the one that another rank was `told`."""
+    """Stop deferring signals. Raises Interrupted if one has come, or for the signal `told` of another rank."""
     global _held, _in_steps
     number = told or held_signal()
     if _in_steps is not None:

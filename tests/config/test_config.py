@@ -505,7 +505,9 @@ def test_a_run_says_that_there_is_no_other_run_to_take_agents_from():
 
 
 def test_a_run_says_that_sampling_changes_nothing_of_agents_of_another_run():
-    with pytest.warns(EvorlWarning, match=r"evolution.initial: sampled changes nothing beside population.from, whose"):
+    with pytest.warns(
+        EvorlWarning, match=r"evolution.initial: sampled has no effect together with population.from, whose"
+    ):
         load_config(["evolution.initial=sampled", "population.from=runs/x"], DQN)
 
 

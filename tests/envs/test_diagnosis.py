@@ -296,7 +296,7 @@ def test_what_is_no_environment_is_said_to_be_what_it_is(name, message, module):
         ("OwnLander-v0", "as module:OwnLander-v0"),
         ("package.own.Lander", "as package.own:Lander"),
         ("nowhere/Lander-v0", "as module:nowhere/Lander-v0"),
-        ("CartPol-v1", "Did you mean: `CartPole`? One of your own is named"),
+        ("CartPol-v1", "Did you mean: `CartPole`? Name your own environment together"),
     ],
 )
 def test_an_id_that_nobody_registered_says_how_to_name_the_module(name, told):

@@ -148,7 +148,7 @@ def test_the_lines_of_a_bug_are_quoted_once(tmp_path):
 @pytest.mark.parametrize(("how", "problem"), [
     ("", ""),
     ("raise", r"helpers.faults:Recorded-v0 raised KeyError: 'window' \(.* in close: .*\) while it was closed"),
-    ("hang", r"helpers.faults:Recorded-v0 did not close within 0.2 s; it is left as it is"),
+    ("hang", r"helpers.faults:Recorded-v0 did not close within 0.2 s and is abandoned"),
 ])  # fmt: skip
 def test_all_copies_are_closed_within_a_deadline_and_problems_are_only_reported(
     vectorization, how, problem, tmp_path, monkeypatch, capfd

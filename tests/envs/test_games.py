@@ -319,7 +319,7 @@ def test_masks_that_come_late_are_refused():
     ("name", "told"),
     [
         ("OldStep", "step of helpers.games:OldStep returns 4 values; PettingZoo's interface wants (observations, rew"),
-        ("Undying", "step(None) of helpers.games:Undying does not take an agent whose game is over off `agents`"),
+        ("Undying", "step(None) of helpers.games:Undying does not remove an agent whose game is over from `agents`"),
     ],
 )
 def test_what_shows_at_the_end_of_a_game_is_refused_in_one_line(name, told):
@@ -376,7 +376,7 @@ def test_a_game_that_raises_and_then_hangs_in_close_is_left_in_time(monkeypatch,
         with pytest.warns(EvorlWarning, match="a leg is broken"):
             environments.step(torch.tensor([[1]]))
     assert time.monotonic() - began < 10
-    assert "helpers.games:Lame did not close within 0.1 s; it is left as it is" in capsys.readouterr().err
+    assert "helpers.games:Lame did not close within 0.1 s and is abandoned" in capsys.readouterr().err
 
 
 def moves_on(seen):
@@ -479,7 +479,7 @@ RATED = "evolution.fitness=rating"
             (RATED, "training.target_fitness=300"),
             "training.target_fitness: with evolution.fitness=rating the target is",
         ),
-        (("tracking.video=true",), "tracking.video: helpers.games:ThreeMoves is a game, and those are not filmed"),
+        (("tracking.video=true",), "tracking.video: helpers.games:ThreeMoves is a game, and games are not recorded"),
     ],
 )
 def test_what_cannot_play_games_is_named(settings, told, monkeypatch):

@@ -521,7 +521,7 @@ def test_a_match_needs_the_same_game_of_two_seats(in_directory):
         run_command(["match", "runs/game", "runs/pole"])
     with pytest.raises(UserError, match="runs/pole: CartPole-v1 is not a two-player game"):
         run_command(["match", "runs/pole", "runs/game"])
-    with pytest.raises(UserError, match=r"watch: helpers.games:ThreeMoves is a game, and those are not shown"):
+    with pytest.raises(UserError, match=r"watch: helpers.games:ThreeMoves is a game, which is not shown"):
         run_command(["watch", "runs/game", "--video", "a.mp4"])
     with pytest.raises(UserError, match=r"runs/other: plays helpers.games:RockPaperScissors, but the game is "):
         run_command(["match", "runs/game", "runs/other"])

@@ -139,11 +139,11 @@ def test_a_run_whose_directory_is_made_anew_leaves_that_of_the_other_run_alone(t
     path.mkdir()
     theirs = RunDirectory(path, keep=1, lock=Lock(path, 0))
     partial = theirs.checkpoints._gathering(1)
-    with pytest.raises(OSError, match="is now that of another run") as raised:
+    with pytest.raises(OSError, match="recreated by another run") as raised:
         run.flush()
     assert raised.value.errno == errno.ESTALE
     problem = run.write_checkpoint(ranks_of_main(), run.checkpoints, 50, {"state.json": b"{}"})
-    assert "is now that of another run" in problem
+    assert "recreated by another run" in problem
     assert partial.is_dir()
     assert theirs.checkpoints.generations() == []
     theirs.release()

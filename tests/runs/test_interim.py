@@ -207,7 +207,7 @@ def with_tensors(change):
         ("policy", lambda t, n: t["acting.epsilon"].fill_(-1), "epsilon is negative"),
         ("policy", lambda t, n: n.clear(), "number 'version' is missing"),
         ("learner", lambda t, n: t.update(more=torch.zeros(1)), "tensor 'more' is not expected here"),
-        ("learner", lambda t, n: n.update(count=10**16), "which nothing counts to"),
+        ("learner", lambda t, n: n.update(count=10**16), "it must be from -1 to"),
         ("learner", lambda t, n: t.update({"sums/9/q/loss": torch.zeros(2, 4)}), "are of no network"),
         ("learner", lambda t, n: t.update({"sums/0/value/x": torch.zeros(2, 4)}), "are "),
         ("experience", lambda t, n: t.pop("within.draws.own"), "tensor 'own' is missing"),

@@ -114,7 +114,7 @@ def test_a_resumed_run_chooses_as_one_that_was_not_stopped(run, calls, searched,
 def test_a_strategy_that_chooses_otherwise_is_told_of(in_directory):
     asked = ("evolution.strategy=helpers.strategies:Forgetful", RANGES, "run.name=a")
     assert train(*asked, "training.max_steps=80") == 0
-    with pytest.warns(EvorlWarning, match="not bit-exact: evolution.strategy does not choose again what it chose befo"):
+    with pytest.warns(EvorlWarning, match="not bit-exact: evolution.strategy did not repeat its earlier choices"):
         assert train(*asked, "training.max_steps=120", "run.resume=auto") == 0
 
 

@@ -160,7 +160,7 @@ def test_what_a_configuration_cannot_name_is_refused_in_one_line(registry):
     wanted = "give a class, a function or an id"
     for environment, message in (
         (FiveSteps(), f"environment: this FiveSteps has no `spec`, by which copies could be made; {wanted}"),
-        (gym.make("Local-v0"), "does not stand at the top of a module or script"),
+        (gym.make("Local-v0"), "is not defined at the top level of a module or script"),
         (gym.make("CartPole-v1", max_episode_steps=-1), f"cannot remove the time limit of CartPole-v1; {wanted}"),
         (
             gym.wrappers.FlattenObservation(gym.make("CartPole-v1")),
@@ -191,7 +191,7 @@ def test_what_other_processes_could_not_find_is_refused():
         pass
 
     for environment in (Local, lambda: FiveSteps(), FiveSteps().step):
-        with pytest.raises(UserError, match="does not stand at the top of a module or script under its own name"):
+        with pytest.raises(UserError, match="is not defined at the top level of a module or script under its own name"):
             evorl.train(SMALL, environment=environment)
 
 
