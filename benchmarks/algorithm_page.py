@@ -9,6 +9,7 @@ The settings come from the models, the curves from benchmarks/data/curves.jsonl.
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,11 +55,24 @@ def _section(name: str, shipped: Mapping[str, AnyConfig], curves: Mapping[str, A
     if base is not None:
         before = set(_rows(SETTINGS[base]))
         rows = [row for row in rows if row not in before]
+        if not rows:
+            same = (
+                f"All settings of [{base}](#{base}), with the same defaults{_restrictions(settings, SETTINGS[base])}."
+            )
+            yield textwrap.fill(same, 100)
+            return
         yield f"All settings of [{base}](#{base}), except that these are new or different:"
         yield ""
     yield "| setting | default | range of evolution |"
     yield "|---|---|---|"
     yield from rows
+
+
+def _restrictions(settings: type[AlgorithmSettings], base: type[AlgorithmSettings]) -> str:
+    """The settings that take fewer values than those of `base`, as the end of a sentence."""
+    kinds = {each.path: each.kind for each in settings_of(base, PREFIX)}
+    narrower = [each for each in settings_of(settings, PREFIX) if kinds.get(each.path, each.kind) != each.kind]
+    return "".join(f"; `{each.path}` takes only `{each.default}`" for each in narrower)
 
 
 def _rows(settings: type[AlgorithmSettings]) -> list[str]:
