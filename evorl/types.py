@@ -62,6 +62,8 @@ MIGRATED = Mutation("none", "migration")
 """The mutation record of a migrant that kept its hyperparameters."""
 NO_BASELINE = (RESTORED, MIGRATED)
 """Records of unmutated children that are no baseline for mutations, because their parents were selected otherwise."""
+FINISHED, STOPPED = "finished", "stopped"
+"""How a run with its last checkpoint ended: at its target or its last step, or stopped by a callback."""
 
 
 Shape = tuple[int, ...]

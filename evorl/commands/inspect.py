@@ -46,7 +46,7 @@ def rows_of_runs(directory: Path) -> list[tuple[str, ...]]:
     A run that was named GROUP/NAME is in a directory of its group.
     """
     if _began(directory) is not None:
-        return [_in_columns(directory, directory.name)]
+        return [_in_columns(directory, directory.resolve().name)]
     inside = [path for path in directory.iterdir() if not path.is_symlink()]
     for group in [path for path in inside if path.is_dir() and _began(path) is None]:
         with contextlib.suppress(OSError):

@@ -23,7 +23,7 @@ from evorl.config.errors import on_one_line
 from evorl.config.fields import leaves
 from evorl.config.yaml import ACCELERATE, PACKAGE, VERBOSE, override, plain_assignments, read_settings
 from evorl.report.statistics import interval
-from evorl.runs.directory import CONFIG, FINISHED, STATE, Checkpoints, check_run, check_same_run, is_own, load_elite
+from evorl.runs.directory import CONFIG, STATE, Checkpoints, check_run, check_same_run, is_own, load_elite
 from evorl.runs.launch import asked_for_bf16, check, launched, read_config
 from evorl.runs.lineage import ancestry, replayed
 from evorl.runs.loaded import refuse_code
@@ -35,7 +35,7 @@ from evorl.system.console import aligned, digits, say
 from evorl.system.files import CHECKPOINTS, json_bytes, write_atomically
 from evorl.system.processes import usable_cores
 from evorl.system.untrusted_json import parse_json
-from evorl.types import RunFailed, UserError
+from evorl.types import FINISHED, RunFailed, UserError
 
 LOCAL_LAUNCHER = PACKAGE / "distributed" / "local_launch.py"
 
@@ -278,8 +278,9 @@ def _is_over(path: Path, config: AnyConfig) -> bool:
     """True if the run in `path` has finished and its checkpoints were removed, so that it cannot train on."""
     if not (path / CONFIG).is_file() or Checkpoints(path / CHECKPOINTS, keep=1).generations():
         return False
-    has_longer = config.training.max_steps > read_config(path / CONFIG, ()).training.max_steps
-    return read_overview(path).summary.get("ended") == FINISHED and not has_longer
+    begun = read_config(path / CONFIG, ()).training
+    goes_on = config.training.max_steps > begun.max_steps or config.training.target_fitness != begun.target_fitness
+    return read_overview(path).summary.get("ended") == FINISHED and not goes_on
 
 
 def _check_begun(path: Path, config: AnyConfig) -> None:

@@ -224,12 +224,16 @@ class InterimCheckpoints:
         ranks, rank = self._ranks, self._ranks.rank
         self._number += 1
         self.restart_clock()
+        snapshots: dict[str, tuple[Tensors, dict[str, int]]] = {}
+        mine = {"steps": done, "bytes": 0.0, "problem": unsaved}
+        # An error in a native environment may take this ability from one rank alone, and the others wait below.
         if not self._environments.can_continue:
-            return "episodes of these environments cannot go on in another process"
-        snapshots = {name: part.snapshot() for name, part in zip(PARTS, parts, strict=True)}
-        mine = {"steps": done, "bytes": bytes_of(snapshots["experience"][0]), "problem": unsaved}
+            mine["problem"] = "episodes of these environments cannot go on in another process"
+        else:
+            snapshots = {name: part.snapshot() for name, part in zip(PARTS, parts, strict=True)}
+            mine["bytes"] = bytes_of(snapshots["experience"][0])
         try:
-            episodes = self._environments.state()
+            episodes = self._environments.state() if snapshots else {}
         except Exception as error:  # Environments may raise anything, and a signal may have ended their processes.
             mine["problem"] = f"the state of the environments cannot be read: {on_one_line(repr(error), 200)}"
         everyones = [json.loads(each) for each in ranks.gather_bytes(json_bytes(mine), "the other ranks' steps")]
@@ -422,7 +426,7 @@ class CheckpointManager:
                 if shortened and (generation == 1 or not self._first_problem(generation - 1, generations)):
                     again = generation
                     continue
-                going_on = not shortened and self.interim.find(generation, agents)
+                going_on = self.interim.find(generation, agents)
                 missing = 0 if going_on else self._load_replay(generation, progress)
                 lost = [] if going_on else self._load_environments(generation, progress)
                 if shortened:

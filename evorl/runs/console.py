@@ -22,12 +22,12 @@ from evorl.evolution.selection import TRUSTED_CORRELATION
 from evorl.population.evaluation import RANDOM
 from evorl.replay import Pace
 from evorl.runs.champion import Score
-from evorl.runs.directory import FINISHED, STOPPED, from_here, is_own, names_code
+from evorl.runs.directory import from_here, is_own, names_code
 from evorl.system.console import compact, digits, say
 from evorl.system.plugins import SCRIPT
 from evorl.system.processes import multiplies_bfloat16
 from evorl.tracking import announcements
-from evorl.types import Mutation
+from evorl.types import FINISHED, STOPPED, Mutation
 
 Row = Mapping[str, Any]
 STEPS = "training.max_steps"

@@ -47,7 +47,7 @@ from evorl.system.files import (
 )
 from evorl.system.proof import is_signed, sign
 from evorl.system.untrusted_json import parse_json
-from evorl.types import Agent, UserError
+from evorl.types import FINISHED, STOPPED, Agent, UserError
 
 if TYPE_CHECKING:
     from evorl.distributed import Launch, Ranks
@@ -276,8 +276,6 @@ EXPORTED = "agent.onnx"
 """The file with the exported agent, by `evorl export`."""
 BENCHMARK_COPY = "benchmark"
 """The subdirectory of a run that holds the copy of its `league.benchmark`, made when training begins."""
-FINISHED, STOPPED = "finished", "stopped"
-"""How a run with its last checkpoint ended: at its target or its last step, or stopped by a callback."""
 INTERFACE = "environment.json"
 """The file that describes the observation and action spaces."""
 RESUMES = "resumes.json"

@@ -10,7 +10,7 @@ import contextlib
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from evorl.actors.actors import max_staleness
 from evorl.algorithms import ALGORITHMS, SETTINGS, make_algorithm
 from evorl.config import AnyConfig, check_name, override, validate
 from evorl.config.fields import ENVIRONMENT, RATING, RETURN
-from evorl.config.schema import LeagueSettings, with_dotted_names
+from evorl.config.schema import LeagueSettings, Network, with_dotted_names
 from evorl.config.task import TARGET
 from evorl.config.yaml import VERBOSE, plain_assignments, read_settings, settings_and_origins
 from evorl.distributed import default_launch_file
@@ -42,8 +42,8 @@ from evorl.runs.video import check_encoder
 from evorl.system.extras import EXTRAS, require
 from evorl.system.processes import is_first_rank, usable_cores
 from evorl.system.signals import LAUNCHED
-from evorl.tracking import TRACKERS, shared_settings
-from evorl.types import EvorlWarning, UserError
+from evorl.tracking import TRACKERS, check_exclusions
+from evorl.types import Architecture, EvorlWarning, UserError
 
 RANGES = "evolution.hyperparameters"
 FITNESS = "evolution.fitness"
@@ -313,10 +313,11 @@ def launched(config: AnyConfig, bf16: bool) -> AnyConfig:
     return config.model_copy(update=update)
 
 
-def _refuse_excluded_hyperparameters(config: AnyConfig) -> None:
+def _refuse_what_agents_carry(config: AnyConfig) -> None:
     """Raise UserError if `tracking.exclude` names a setting that trackers are sent with each agent."""
     carried = [f"algorithm.{name}" for name in config.algorithm.hyperparameters]
     carried += [name for name in config.evolution.hyperparameters or () if name.startswith(ENVIRONMENT)]
+    carried += [f"network.{each.name}" for each in fields(Architecture) if each.name in Network.model_fields]
     for path in config.tracking.exclude:
         for name in carried:
             if f"{name}.".startswith(f"{path}."):
@@ -346,9 +347,9 @@ def check(config: AnyConfig, trains: bool = True, ranks: int | None = None) -> A
             require(backend, f"tracking.backends: {backend}")
     if trains and config.evolution.strategy is not None:
         load_strategy(config.evolution.strategy)
-    shared_settings(config)
     if trains:
-        _refuse_excluded_hyperparameters(config)
+        check_exclusions(config)
+        _refuse_what_agents_carry(config)
     if trains and config.tracking.video:
         check_encoder("tracking.video")
     try:

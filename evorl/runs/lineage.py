@@ -163,11 +163,12 @@ def replayed(config: AnyConfig, run: Path, stages: Sequence[Stage], constant: bo
     selection = config.evolution.selection.model_copy(update={"name": "none"})
     origin = f"{'last settings of' if constant else 'retrained from'} {on_one_line(run.resolve().name)}"
     place = {"name": None, "origin": origin, "resume": "never", "directory": run.resolve().parent}
+    alone = {"size": 1, "placement": "replicated", "from_": None, "from_agents": "elite"}
     evolution = {"schedule": schedule, "initial": "configured", "strategy": None, "selection": selection}
     return config.model_copy(
         update={
             "run": config.run.model_copy(update=place),
-            "population": config.population.model_copy(update={"size": 1, "placement": "replicated", "from_": None}),
+            "population": config.population.model_copy(update=alone),
             "evolution": config.evolution.model_copy(update=evolution),
             "training": config.training.model_copy(update=training),
         }
@@ -183,7 +184,8 @@ def _steps(run: Path, stages: Sequence[Stage]) -> int:
     try:
         rows = JsonLines(path).members("agent_steps")
         reached = {row["generation"]: STEPS.validate_python(row.get("agent_steps")) for row in rows}
-        own = [reached[stage.generation] - reached.get(stage.generation - 1, 0) for stage in stages]
+        reached[0] = 0
+        own = [reached[stage.generation] - reached[stage.generation - 1] for stage in stages]
     except (ValidationError, KeyError) as error:
         raise UserError(f"{path}: does not say how many steps each generation of the best agent had") from error
     return sum(own)

@@ -16,7 +16,7 @@ from evorl.envs.interface import interface_to_json
 from evorl.envs.spaces import EnvSpec
 from evorl.runs.callbacks import LOGGED, Callback, Stop, call_each
 from evorl.runs.console import closing_lines, generation_line
-from evorl.runs.directory import FINISHED, STOPPED, RunDirectory
+from evorl.runs.directory import RunDirectory
 from evorl.runs.fitness import Fitness
 from evorl.runs.json_lines import JsonLines
 from evorl.runs.metrics import (
@@ -36,7 +36,7 @@ from evorl.runs.video import film_elite
 from evorl.system.console import Terminal, WarnOnce, say
 from evorl.system.files import reason
 from evorl.tracking import Record, Trackers
-from evorl.types import Agent, EvorlWarning
+from evorl.types import FINISHED, STOPPED, Agent, EvorlWarning
 
 Row = Mapping[str, Any]
 EVALUATION = "evaluation"

@@ -7,11 +7,10 @@ from typing import Any
 from evorl.config import AnyConfig
 from evorl.config.errors import on_one_line
 from evorl.distributed import Ranks
-from evorl.runs.directory import FINISHED, STOPPED
 from evorl.runs.progress import Progress
 from evorl.system.plugins import described
 from evorl.system.signals import Interrupted
-from evorl.types import RunFailed, UserError
+from evorl.types import FINISHED, STOPPED, RunFailed, UserError
 
 
 def summary_of(progress: Progress, config: AnyConfig, ranks: int, ended: str, because: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Experiment trackers: Weights & Biases, TensorBoard and Trackio."""
 
-from evorl.tracking.tracker import AgentRecord, History, Points, Record, Tracker, shared_settings
+from evorl.tracking.tracker import AgentRecord, History, Points, Record, Tracker, check_exclusions, shared_settings
 from evorl.tracking.trackers import TRACKERS, Trackers, announcements
 
 __all__ = [
@@ -12,5 +12,6 @@ __all__ = [
     "Tracker",
     "Trackers",
     "announcements",
+    "check_exclusions",
     "shared_settings",
 ]

@@ -76,19 +76,20 @@ class Tracker(ABC):
 
 
 def shared_settings(config: AnyConfig, also: Collection[str] = ()) -> dict[str, Any]:
-    """Return all settings except those in `tracking.exclude` and `also`.
-
-    Raises UserError if `tracking.exclude` names an unknown setting.
-    """
-    known, settings = config.model_dump(mode="json"), config.model_dump(mode="json")
-    for path in config.tracking.exclude:
-        key = path.rpartition(".")[2]
-        if path not in REMOVED and key not in _section_of(path, known):
-            raise UserError(f"tracking.exclude: there is no setting {shown(path)} to leave out")
-    # One entry may name a setting within the section that another names.
+    """Return all settings except those in `tracking.exclude` and `also`."""
+    settings: dict[str, Any] = config.model_dump(mode="json")
+    # One entry may name a setting within the section that another names, and a published run lacks what it excludes.
     for path in (*config.tracking.exclude, *also):
         _section_of(path, settings).pop(path.rpartition(".")[2], None)
     return settings
+
+
+def check_exclusions(config: AnyConfig) -> None:
+    """Raise UserError if `tracking.exclude` names an unknown setting."""
+    settings: dict[str, Any] = config.model_dump(mode="json")
+    for path in config.tracking.exclude:
+        if path not in REMOVED and path.rpartition(".")[2] not in _section_of(path, settings):
+            raise UserError(f"tracking.exclude: there is no setting {shown(path)} to leave out")
 
 
 def _section_of(path: str, settings: dict[str, Any]) -> dict[str, Any]:

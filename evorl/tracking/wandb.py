@@ -25,7 +25,7 @@ from evorl.config.errors import shown
 from evorl.config.schema import as_yaml
 from evorl.system.files import read_bounded, write_json
 from evorl.tracking.tracker import History, Node, Paths, Points, Record, Tracker, shared_settings, thinned, with_words
-from evorl.types import EvorlWarning, UserError
+from evorl.types import FINISHED, STOPPED, EvorlWarning, UserError
 
 Mode = Literal["online", "offline", "disabled", "shared"]
 SERVICE = "api.wandb.ai"
@@ -152,7 +152,8 @@ class WeightsAndBiases(Tracker):
                 self._run.summary.update(dict(summary))
                 self._keep_elite()
             finally:
-                self._run.finish()
+                # W&B would show a run that failed or was interrupted as finished.
+                self._run.finish(exit_code=int(summary.get("ended", FINISHED) not in (FINISHED, STOPPED)))
 
     @contextlib.contextmanager
     def _without_lost_service(self) -> Iterator[None]:

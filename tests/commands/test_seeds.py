@@ -137,8 +137,9 @@ def test_seeds_that_have_finished_and_were_cleaned_are_not_trained_again(
     words = ("--seeds", "1", "2", "--name", "a", "training.max_steps=116")
     commands, _ = commands_of(monkeypatch, *words)
     assert [number for number, _ in commands] == ([2] if is_cleaned else [1, 2])
-    commands, _ = commands_of(monkeypatch, *words[:-1], "training.max_steps=200")
-    assert [number for number, _ in commands] == [1, 2], "it would have to train on, and cannot say so here"
+    for changed in ("training.max_steps=200", "training.target_fitness=300"):
+        commands, _ = commands_of(monkeypatch, *words, changed)
+        assert [number for number, _ in commands] == [1, 2], "it would have to train on, and cannot say so here"
 
 
 @pytest.mark.usefixtures("in_directory")

@@ -16,6 +16,7 @@ from evorl.commands.command import run_command
 from evorl.commands.train import LOCAL_LAUNCHER, resume_command
 from evorl.config import validate
 from evorl.envs.vector import make_vector
+from evorl.runs.launch import check
 from evorl.runs.program import run_program
 from evorl.system.processes import check_room, end_sibling, free_memory, started_at
 from evorl.tracking import shared_settings
@@ -123,7 +124,9 @@ def test_what_is_excluded_is_not_told():
     }
 
 
-@pytest.mark.parametrize("excluded", ["algorithm.learning_rate", "algorithm", "environment.kwargs.gravity"])
+@pytest.mark.parametrize(
+    "excluded", ["algorithm.learning_rate", "algorithm", "environment.kwargs.gravity", "network.hidden_sizes"]
+)
 def test_settings_that_agents_carry_cannot_be_excluded(excluded, in_directory, capsys):
     """Trackers show them with each agent."""
     evolved = ("environment=Pendulum-v1", "environment.kwargs={g: 9.0}", "algorithm={name: ddpg}")
@@ -133,6 +136,13 @@ def test_settings_that_agents_carry_cannot_be_excluded(excluded, in_directory, c
     path = excluded.replace("gravity", "g")
     assert train(*settings, f"tracking.exclude=[{path}]") == 2
     assert f"tracking.exclude: {path} cannot be left out, because" in error_line(capsys)
+
+
+def test_a_published_run_lacks_what_it_excludes():
+    page = config("environment.id=CartPole-v1", "tracking.exclude=[environment.kwargs.token]")
+    check(page, trains=False)
+    with pytest.raises(UserError, match="there is no setting 'environment.kwargs.token' to leave out"):
+        check(page)
 
 
 def test_what_is_excluded_has_to_be_there(in_directory, capsys):

@@ -47,6 +47,14 @@ def follow(run, capsys, *overrides, constant=False):
     return lines(run.parent / "again" / "lineage.jsonl")
 
 
+def test_steps_that_a_lost_line_would_tell_are_not_taken_for_all_before(run):
+    rows = lines(run / "metrics.jsonl")
+    kept = [row for row in rows if row["generation"] != ancestry(run)[-1].generation - 1]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
+    with pytest.raises(UserError, match="does not say how many steps each generation of the best agent had"):
+        retrain_command(run, ["run.name=again"], SMALL, 1, False)
+
+
 def test_stages_lead_from_an_initial_agent_to_the_elite(run):
     stages = ancestry(run)
     rows = {(row["generation"], row["id"]): row for row in lines(run / "lineage.jsonl")}

@@ -176,6 +176,23 @@ def test_a_damaged_one_is_set_aside_and_the_generation_begins_anew(whole_run, st
     assert all(f"damaged-{place.name}/" in name for name in differences(whole_run, Path("runs/b")))
 
 
+@pytest.mark.usefixtures("in_directory")
+def test_one_after_a_generation_that_was_cut_short_is_found_where_the_checkpoint_before_that_is_gone(monkeypatch):
+    """As with `checkpoint.keep=1`."""
+    shorter, longer = ("checkpoint.keep=1", "training.max_steps=60"), ("checkpoint.keep=1", "training.max_steps=160")
+    assert play("b", monkeypatch=monkeypatch, more=shorter) == 0
+    for path in Path("runs/b/checkpoints").glob("generation-000001"):
+        shutil.rmtree(path)
+    with pytest.warns(EvorlWarning, match="generation 2 was cut short, and the checkpoint before it is gone"):
+        assert play("b", stop_after=3, monkeypatch=monkeypatch, more=longer) == 143
+    found = []
+    given = checkpoint.InterimCheckpoints.find
+    monkeypatch.setattr(checkpoint.InterimCheckpoints, "find", lambda *told: found.append(given(*told)) or found[-1])
+    with pytest.warns(EvorlWarning, match="generation 2 was cut short"):
+        assert play("b", monkeypatch=monkeypatch, more=longer) == 0
+    assert found == [True]
+
+
 def rewritten(place, name, change):
     """Write an interim checkpoint again with one file changed, and a manifest that says so."""
     checkpoints = Checkpoints(place.parent, keep=1, stem="interim")

@@ -82,6 +82,16 @@ def test_settings_that_are_left_out_keep_the_command_line_from_wandb_too(exclude
     assert [given["x_disable_meta"] for given in seen] == [bool(excluded)]
 
 
+@pytest.mark.parametrize(("ended", "code"), [("finished", 0), ("stopped", 0), ("SIGTERM", 1), ("RankLost", 1)])
+def test_wandb_is_told_that_a_run_failed(ended, code, tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr(wandb.Run, "finish", lambda self, exit_code=None: told.append(exit_code))
+    logged("wandb", tmp_path, (), 1).finish({"ended": ended}, [])
+    assert told == [code]
+    monkeypatch.undo()
+    wandb.teardown()
+
+
 def finish(trackers):
     trackers.finish({"solved": False}, [])
 
