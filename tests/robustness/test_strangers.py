@@ -141,7 +141,7 @@ def test_settings_that_agents_carry_cannot_be_excluded(excluded, in_directory, c
 def test_a_published_run_lacks_what_it_excludes():
     page = config("environment.id=CartPole-v1", "tracking.exclude=[environment.kwargs.token]")
     check(page, trains=False)
-    with pytest.raises(UserError, match="there is no setting 'environment.kwargs.token' to leave out"):
+    with pytest.raises(UserError, match=r"there is no setting 'environment\.kwargs\.token' to leave out"):
         check(page)
 
 
