@@ -55,24 +55,25 @@ def _section(name: str, shipped: Mapping[str, AnyConfig], curves: Mapping[str, A
     if base is not None:
         before = set(_rows(SETTINGS[base]))
         rows = [row for row in rows if row not in before]
+        narrower = _restrictions(settings, SETTINGS[base])
         if not rows:
-            same = (
-                f"All settings of [{base}](#{base}), with the same defaults{_restrictions(settings, SETTINGS[base])}."
-            )
-            yield textwrap.fill(same, 100)
+            yield textwrap.fill(f"All settings of [{base}](#{base}), with the same defaults, but {narrower}.", 100)
             return
         yield f"All settings of [{base}](#{base}), except that these are new or different:"
         yield ""
     yield "| setting | default | range of evolution |"
     yield "|---|---|---|"
     yield from rows
+    if base is not None and narrower:
+        yield ""
+        yield textwrap.fill(f"Unlike in {base}, {narrower}.", 100)
 
 
 def _restrictions(settings: type[AlgorithmSettings], base: type[AlgorithmSettings]) -> str:
-    """The settings that take fewer values than those of `base`, as the end of a sentence."""
+    """Settings that take only one value, unlike those of `base`, as the end of a sentence; empty if there are none."""
     kinds = {each.path: each.kind for each in settings_of(base, PREFIX)}
     narrower = [each for each in settings_of(settings, PREFIX) if kinds.get(each.path, each.kind) != each.kind]
-    return "".join(f"; `{each.path}` takes only `{each.default}`" for each in narrower)
+    return "; ".join(f"`{each.path}` takes only `{each.default}`" for each in narrower)
 
 
 def _rows(settings: type[AlgorithmSettings]) -> list[str]:

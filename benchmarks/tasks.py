@@ -1,6 +1,6 @@
 """Record what runs on hard tasks reached, and draw the curves of docs/results/tasks.md.
 
-    python benchmarks/tasks.py RUN [RUN ...] [--episodes 100]
+    python benchmarks/tasks.py RUN [RUN ...] --revision REVISION [--episodes 100]
     python benchmarks/tasks.py
 
 A run's line in benchmarks/data/tasks.jsonl has its learning curve and the returns of its elite on fresh episodes; a run
@@ -20,7 +20,7 @@ import numpy as np
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from records import DATA, ROOT, evaluated, read_lines, replace_lines, revision
+from records import DATA, ROOT, evaluated, read_lines, replace_lines
 
 from evorl.algorithms import SETTINGS
 from evorl.config import read_yaml, validate
@@ -98,8 +98,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="directories of runs")
     parser.add_argument("--episodes", type=int, default=100, help="fresh episodes of the elite")
-    parser.add_argument("--revision", default=revision(), help="of the code that trained (default: this code's)")
+    parser.add_argument("--revision", help="of the code that trained the runs")
     parsed = parser.parse_args()
+    if parsed.runs and parsed.revision is None:
+        parser.error("--revision: name that of the code that trained the runs")
     lines = replace_lines(LINES, [record(run, parsed.episodes, parsed.revision) for run in parsed.runs], identity)
     draw(lines, PICTURE)
 

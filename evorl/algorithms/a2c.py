@@ -174,12 +174,16 @@ class A2C(Algorithm):
         rollout = settings.rollout_steps * envs
         batch = int(hparams.get("batch_size", rollout))
         ranks = copies // shared
-        if settings.normalize_advantage and batch * ranks == 1:
+        self.check_normalization(batch)
+        return Pace(batch * ranks, updates=hparams.get("epochs", 1.0) * rollout / batch, steps=float(rollout * ranks))
+
+    def check_normalization(self, steps: int) -> None:
+        """Raise UserError if advantages are to be normalised over updates of one step on each rank."""
+        if self.settings.normalize_advantage and steps == 1:
             raise UserError(
                 "algorithm.normalize_advantage: the advantages of updates of one step would all be 0; take larger "
                 "updates, or false"
             )
-        return Pace(batch * ranks, updates=hparams.get("epochs", 1.0) * rollout / batch, steps=float(rollout * ranks))
 
     @property
     def stops_early(self) -> bool:
@@ -282,7 +286,10 @@ class A2C(Algorithm):
         return Loss(elements, metrics, gradients=[(outputs[name], each) for name, each in gradients.items()])
 
     def with_targets(self, stack: Stack, batch: Batch, likelihood: Likelihood, value: Tensor) -> Batch:
-        """Add the columns `advantage` and `return` [P, B] to a batch; rollouts made here already have them."""
+        """Add the columns `advantage` and `return` [P, B], and a newer `value` where that is known, to a batch.
+
+        Rollouts made here already have them.
+        """
         return batch
 
     def value_coefficient(self, stack: Stack) -> Tensor:

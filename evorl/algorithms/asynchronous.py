@@ -59,8 +59,12 @@ class Asynchronous(A2C):
     Settings = AsynchronousSettings
 
     def pace(self, copies: int) -> Pace:
-        """Update-to-data ratio of `passes` updates on each batch of `rollouts`."""
+        """Update-to-data ratio of `passes` updates on each batch of `rollouts`.
+
+        Raises UserError if advantages of one step are to be normalised.
+        """
         settings: AsynchronousSettings = self.settings
+        self.check_normalization(settings.rollouts * settings.rollout_steps * self.config.environment.num_envs)
         batch = settings.rollouts * settings.rollout_steps * self.config.environment.num_envs * copies
         return Pace(batch, updates=float(settings.passes), steps=float(batch))
 

@@ -164,7 +164,7 @@ class Algorithm(ABC):
     def adopt(self, agent: Agent, origin: Any) -> Agent:
         """Adapt an agent that another run with the settings `origin` has trained, in place, and return it.
 
-        By default there is nothing to do.
+        By default there is nothing to do. Raises UserError if its networks mean something else here.
         """
         return agent
 

@@ -62,7 +62,7 @@ class DQNSettings(ValueSettings):
     """The number of updates between copies of the online network to the target network."""
     sequence_length: Size = 16
     """Steps of the sequences that a recurrent agent learns from; `batch_size` counts steps, and is rounded down to
-    whole sequences. Like `burn_in`, `sequence_length` has no effect without recurrence."""
+    whole sequences, at least one. Like `burn_in`, `sequence_length` has no effect without recurrence."""
     burn_in: Annotated[int, Field(ge=0, le=1_000)] = 16
     """Steps before a sequence, within its episode, that warm up the recurrent state."""
     noisy: NoisyLayerSettings | None = None
@@ -145,9 +145,9 @@ class DQN(OffPolicy):
 
     def adopt(self, agent: Agent, origin: Any) -> Agent:
         """Return the agent if its network's outputs mean the same here. Raises UserError otherwise."""
-        theirs, ours = origin.represented, self.settings.represented
-        if theirs != ours:
-            raise UserError(f"population.from: its agents represent values as {theirs}, and here they are {ours}")
+        if origin.representation != self.settings.representation:
+            theirs, ours = origin.represented, self.settings.represented
+            raise UserError(f"its agents represent values as {theirs}, and here they are {ours}")
         return super().adopt(agent, origin)
 
     def initial_state(self) -> dict[str, float]:

@@ -73,7 +73,7 @@ class IMPALA(Asynchronous):
 
     @torch.no_grad()
     def with_targets(self, stack: Stack, batch: Batch, likelihood: Likelihood, value: Tensor) -> Batch:
-        """Add V-trace's targets and the values that they start from as columns [P, B]."""
+        """Add V-trace's targets, and the values from which they are computed, as columns [P, B]."""
         targets = self.v_trace_targets(stack, batch, likelihood.log_prob.detach(), value)
         return replace(batch, columns={**batch.columns, **targets})
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import torch
@@ -68,6 +68,12 @@ class ValueSettings(OffPolicySettings):
     """The loss of the td_error, where `distribution` is `none`."""
     categorical: CategoricalSettings = CategoricalSettings()
     quantile: QuantileSettings = QuantileSettings()
+
+    @property
+    def representation(self) -> tuple[Any, ...]:
+        """What the outputs of networks mean: equal for networks that can be exchanged."""
+        ends = (self.categorical.v_min, self.categorical.v_max) if self.distribution == "categorical" else ()
+        return self.distribution, *ends
 
     @property
     def represented(self) -> str:

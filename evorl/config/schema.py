@@ -405,9 +405,10 @@ class Evolution(Section):
     selection: Selection = Selection()
     mutation: Mutation = Mutation()
     hyperparameters: Annotated[dict[str, HyperparameterRange] | None, BeforeValidator(with_dotted_names)] = None
-    """Those that mutations perturb. Null stands for the algorithm's own ranges, which ranges assigned one by one then
-    change; `{}` are none. One may be a number in `environment.kwargs`, as `environment.kwargs.gravity`: each agent then
-    trains in environments with its own value, and evaluation keeps the configured one."""
+    """Those that mutations perturb. Null stands for the algorithm's own ranges; a range assigned alone, as
+    `evolution.hyperparameters.NAME={...}`, joins them or replaces the one of its name. `{}` are none. One may be a
+    number in `environment.kwargs`, as `environment.kwargs.gravity`: each agent then trains in environments with its own
+    value, and evaluation keeps the configured one."""
     strategy: Plain | None = None
     """`package.module:NAME` of a search strategy of your own, such as CMA-ES. It chooses all hyperparameters of new
     initial agents, and of children that draw the mutation `hyperparameters`, which it replaces. NAME(ranges, seed)
@@ -525,7 +526,7 @@ class Evaluation(Section):
     fitness: Literal["evaluation", "training"] = "evaluation"
     """`training`: an agent's fitness is the mean return of its training episodes, with exploration, and only the best
     agent and the elite are evaluated. In a generation in which an agent has fewer than `episodes` of them, all agents
-    are evaluated."""
+    are evaluated. Not in games."""
     episodes: Size = 10
     """Episodes that make an agent's fitness, over all ranks; the same ones for all agents of a generation."""
     max_steps: Count | None = None
@@ -595,7 +596,8 @@ class Training(Section):
     less than a tenth of a generation is left untrained. A shipped file's number is for its own environment."""
     target_fitness: Finite | None = None
     """The mean fitness at which the run ends, once the elite's is above it (`evaluation.error`); null sets none. The
-    target in a file is for its own environment; in another one it is the reward threshold that Gymnasium has there."""
+    target in a file is for its own environment; in another one it is the reward threshold that Gymnasium has there.
+    With `evolution.fitness: rating` it is a mean result, above 0 and below 1."""
     compile: Literal["auto"] | bool = "auto"
     """Compile the gradients of losses by torch's Inductor, which needs a C++ compiler: 10 to 30 s for each number of
     agents, batch size and structure of a network, the first time on a machine. On a CPU one function serves all widths
@@ -621,7 +623,8 @@ class Tracking(Section):
     """Seconds between points logged within a generation, which cover the main process's environments."""
     exclude: tuple[Text, ...] = ()
     """Settings that are not sent to trackers, by their paths, such as `environment.kwargs` or
-    `environment.kwargs.token`; all others are sent."""
+    `environment.kwargs.token`; all others are sent. Those that agents carry, such as `algorithm.learning_rate` and
+    `network.hidden_sizes`, cannot be left out."""
     timeout: Seconds = 60.0
     """Seconds that a tracker may take to connect, and at the end to upload what is left."""
 

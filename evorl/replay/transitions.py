@@ -34,7 +34,7 @@ from evorl.types import Agent, Batch, PolicyOutput, Tensors, Transition, UpdateR
 GATHERED_BYTES = 2**28
 """Batches of several updates are gathered in groups of about this many bytes."""
 EVERY = 64
-"""Steps of each environment between exchanges of statistics among ranks; there is one more at a generation's end."""
+"""Steps of each environment between exchanges of statistics among ranks; another takes place at a generation's end."""
 
 SEEN, VALID = "seen.", "valid"
 """Tensor names, or prefixes of names, in a snapshot of the buffer."""

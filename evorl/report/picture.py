@@ -45,7 +45,9 @@ def draw(runs: Sequence[Drawn], output: Path, measure: str | None = None, hyperp
     if len(runs) == 1 and measure is not None:
         raise UserError("--measure: applies only to several runs, but one was given")
     if measure is not None and measure not in measures(runs):
-        raise UserError(f"--measure: ratings of different runs cannot be compared, so {measure} cannot; take best")
+        raise UserError(
+            f"--measure: ratings of different runs cannot be compared, and {measure} is their mean; take best"
+        )
     figure = Figure(figsize=(8, 4.5) if hyperparameter is None else (8, 6), layout="constrained")
     if len(runs) > 1:
         _compare(figure, groups(runs), measure or "best")

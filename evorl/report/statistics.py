@@ -40,7 +40,7 @@ MEASURES: Mapping[str, tuple[str, Callable[[Generation], float | None]]] = {
 
 
 def measures(runs: Sequence[Drawn]) -> list[str]:
-    """The measures by which these runs can be compared: ratings of different runs have different zeros."""
+    """The measures by which these runs can be compared: the zero of ratings differs from run to run."""
     return [name for name in MEASURES if name != "mean" or not any(run.is_rated for run in runs)]
 
 
@@ -245,12 +245,17 @@ def groups(runs: Sequence[Drawn]) -> list[Group]:
     kinds: dict[str, list[Drawn]] = {}
     for run in runs:
         kept = {name: value for name, value in run.config.items() if name not in APART}
-        # More ranks make larger updates, unless algorithm.split_batches is set.
-        kept["ranks"] = run.generations[-1].ranks
+        kept |= _ranks(run)
         kinds.setdefault(json.dumps(kept, sort_keys=True, default=str), []).append(run)
-    configs = [{**leaves(members[0].config), "ranks": members[0].generations[-1].ranks} for members in kinds.values()]
+    configs = [{**leaves(members[0].config), **_ranks(members[0])} for members in kinds.values()]
     labels = _labels([members[0] for members in kinds.values()], configs)
     return [Group(label, tuple(members)) for label, members in zip(labels, kinds.values(), strict=True)]
+
+
+def _ranks(run: Drawn) -> dict[str, int]:
+    """The number of ranks where it changes the updates: replicas make them larger, unless they split batches."""
+    is_alike = run.setting("algorithm.split_batches") is True or run.setting("population.placement") == "sharded"
+    return {} if is_alike else {"ranks": run.generations[-1].ranks}
 
 
 def _labels(runs: Sequence[Drawn], configs: Sequence[Mapping[str, Any]]) -> list[str]:

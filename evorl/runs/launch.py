@@ -264,11 +264,12 @@ def _with_default_ranges(path: Path, assignments: Sequence[str], settings: dict[
     single = [each for each in assignments if each.startswith(f"{RANGES}.")]
     if not single or any(each.startswith(f"{RANGES}=") for each in assignments):
         return settings
-    others, _ = settings_and_origins(path, [each for each in assignments if each not in single])
+    rest = [each for each in assignments if each not in single]
+    others, _ = settings_and_origins(path, rest)
     evolution = others.get("evolution", {})
     if not isinstance(evolution, dict) or evolution.get("hyperparameters") is not None:
         return settings
-    ranges = validate(others, SETTINGS).evolution.hyperparameters or {}
+    ranges = validate(others, SETTINGS, rest).evolution.hyperparameters or {}
     defaults = {name: each.model_dump(exclude_none=True) for name, each in ranges.items()}
     return override({**others, "evolution": {**evolution, "hyperparameters": defaults}}, single)
 
@@ -323,7 +324,7 @@ def _refuse_what_agents_carry(config: AnyConfig) -> None:
             if f"{name}.".startswith(f"{path}."):
                 raise UserError(
                     f"tracking.exclude: {path} cannot be left out, because {name} belongs to each agent, and trackers "
-                    "show the settings of agents"
+                    "show the settings of agents; take it off the list"
                 )
 
 
@@ -368,7 +369,7 @@ def check(config: AnyConfig, trains: bool = True, ranks: int | None = None) -> A
             f"tracking.timeout: the main process may wait {config.tracking.timeout:g} s for a tracker, and the others "
             f"wait {config.run.timeout:g} s for it (run.timeout); take less, or more for run.timeout"
         )
-    _check_game(config)
+    _check_game(config, trains)
     _check_environment_ranges(config)
     with Environments(config.environment, agents=1, num_envs=1) as one:
         algorithm, copies = make_algorithm(config, one.interface), ranks
@@ -390,8 +391,11 @@ def check(config: AnyConfig, trains: bool = True, ranks: int | None = None) -> A
     return config
 
 
-def _check_game(config: AnyConfig) -> None:
-    """Raise UserError for a league or ratings without a game, and for actors or videos of a game."""
+def _check_game(config: AnyConfig, trains: bool) -> None:
+    """Raise UserError for a league or ratings without a game, and for settings that a game does not take.
+
+    If the run `trains`, these include fitness from training, and ratings that could not be compared.
+    """
     id = config.environment.id
     if not is_game(id):
         if config.league is not None or RATING in config.evolution.fitness:
@@ -404,12 +408,12 @@ def _check_game(config: AnyConfig) -> None:
     league = config.league or LeagueSettings()
     check_name("league.matchmaking", league.matchmaking, MATCHMAKING)
     _check_both_seats(config, league)
-    if config.evaluation.fitness == "training":
+    if trains and config.evaluation.fitness == "training":
         raise UserError(
             "evaluation.fitness: in a game agents train against different opponents, so their training returns cannot "
             "be compared; take evaluation"
         )
-    if RATING in config.evolution.fitness:
+    if trains and RATING in config.evolution.fitness:
         _check_ratings(league, config.training.target_fitness)
     if config.tracking.video:
         raise UserError(f"tracking.video: {config.environment.id} is a game, and games are not recorded; leave it out")
@@ -439,8 +443,8 @@ def _check_ratings(league: LeagueSettings, target: float | None) -> None:
     """Raise UserError if the archive is too small to keep the agent rated 0, or if the target is not a mean result."""
     if league.archive < 2:
         raise UserError(
-            f"league.archive: with {league.archive} the first archived agent, whose rating is 0, does not stay, so "
-            "ratings of different generations cannot be compared; take 2 or more, or evolution.fitness=return"
+            f"league.archive: with {league.archive} no archived agent with the rating 0 stays, so ratings of different "
+            "generations cannot be compared; take 2 or more, or evolution.fitness=return"
         )
     if target is not None and not 0 < target < 1:
         raise UserError(

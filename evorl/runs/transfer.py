@@ -83,7 +83,10 @@ def _trained(config: AnyConfig, algorithm: Algorithm, run: Path) -> list[Agent]:
     for id in range(config.population.size):
         origin = found[id % len(found)]
         own = {name: value for name, value in origin.hyperparameters.items() if not name.startswith(ENVIRONMENT)}
-        agent = algorithm.adopt(replace(origin.child(id), parent=None, fault=None, ranks=()), theirs.algorithm)
+        try:
+            agent = algorithm.adopt(replace(origin.child(id), parent=None, fault=None, ranks=()), theirs.algorithm)
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from error
         agent.hyperparameters = own | config.first_environment_hyperparameters()
         agent.mutation = replace(INITIAL, target=f"agent {origin.id} of {run.name}")
         agents.append(agent)

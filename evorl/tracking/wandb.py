@@ -152,7 +152,7 @@ class WeightsAndBiases(Tracker):
                 self._run.summary.update(dict(summary))
                 self._keep_elite()
             finally:
-                # W&B would show a run that failed or was interrupted as finished.
+                # Without the code W&B would show a run that failed or was interrupted as finished.
                 self._run.finish(exit_code=int(summary.get("ended", FINISHED) not in (FINISHED, STOPPED)))
 
     @contextlib.contextmanager

@@ -42,13 +42,15 @@ def test_list_says_what_runs_are_and_how_they_ended(run, capsys):
     assert "cannot be read" in told["broken"]
 
 
-def test_list_names_runs_of_a_group_and_a_run_itself(run, capsys):
+def test_list_names_runs_of_a_group_and_a_run_itself(run, capsys, monkeypatch):
     shutil.copytree(run, run.parent / "group" / "b")
     run_command(["list"])
     assert {row.split()[0] for row in capsys.readouterr().out.splitlines()[1:]} == {"a", "group/b"}
-    run_command(["list", str(run)])
-    (row,) = capsys.readouterr().out.splitlines()[1:]
-    assert row.split()[:2] == ["a", "CartPole-v1"]
+    for place in (str(run), "."):
+        run_command(["list", place])
+        (row,) = capsys.readouterr().out.splitlines()[1:]
+        assert row.split()[:2] == ["a", "CartPole-v1"]
+        monkeypatch.chdir(run)
 
 
 def test_before_the_first_run_there_are_none(in_directory, capsys):

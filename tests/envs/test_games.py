@@ -474,7 +474,10 @@ RATED = "evolution.fitness=rating"
             "algorithm.name: impala learns from actor processes, and these",
         ),
         (("evaluation.fitness=training",), "evaluation.fitness: in a game agents train against different opponents"),
-        ((RATED, "league.archive=1"), "league.archive: with 1 the first archived agent, whose rating is 0, does not"),
+        (
+            (RATED, "league.archive=1"),
+            "league.archive: with 1 no archived agent with the rating 0 stays, so ratings of",
+        ),
         (
             (RATED, "training.target_fitness=300"),
             "training.target_fitness: with evolution.fitness=rating the target is",
@@ -486,6 +489,11 @@ def test_what_cannot_play_games_is_named(settings, told, monkeypatch):
     monkeypatch.setattr("evorl.runs.launch.check_encoder", lambda what: None)
     with pytest.raises(UserError, match=f"^{told}"):
         check(config(f"environment.id={HERE}ThreeMoves", *settings))
+
+
+@pytest.mark.parametrize("settings", [("evaluation.fitness=training",), (RATED, "league.archive=1")])
+def test_runs_that_were_trained_with_what_is_refused_now_can_be_evaluated(settings):
+    check(config(f"environment.id={HERE}ThreeMoves", *settings), trains=False)
 
 
 def test_evorl_check_leaves_games_to_runs():

@@ -157,8 +157,10 @@ def test_minibatches_of_two_ranks_weigh_and_normalise_as_one(normalize, next_ste
         assert {size for p, size in sizes if p == 2} == {32}
 
 
-def test_updates_of_one_step_have_no_advantage_to_scale():
-    alone = ("environment.num_envs=1", "algorithm={name: a2c, rollout_steps: 1, normalize_advantage: true}")
+@pytest.mark.parametrize("name", ["a2c", "impala", "a3c"])
+def test_updates_of_one_step_have_no_advantage_to_scale(name):
+    settings = f"algorithm={{name: {name}, rollout_steps: 1, normalize_advantage: true}}"
+    alone = ("environment.num_envs=1", settings, "network.hidden_sizes=[8]")
     with pytest.raises(
         UserError, match=r"^algorithm\.normalize_advantage: the advantages of updates of one step would"
     ):

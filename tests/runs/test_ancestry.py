@@ -6,13 +6,13 @@ from itertools import pairwise
 
 import pytest
 import yaml
-from helpers.support import SMALL, lines, train, train_below
+from helpers.support import SMALL, config, lines, train, train_below
 
 from evorl.commands.command import run_command
 from evorl.commands.train import retrain_command
 from evorl.config import override, read_yaml
 from evorl.evolution.mutation import MERGED
-from evorl.runs.lineage import SAME, Stage, ancestry, constant_schedule_of, schedule_of
+from evorl.runs.lineage import SAME, Stage, ancestry, constant_schedule_of, replayed, schedule_of
 from evorl.types import INITIAL, Mutation, UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore:no episode ended")
@@ -53,6 +53,12 @@ def test_steps_that_a_lost_line_would_tell_are_not_taken_for_all_before(run):
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
     with pytest.raises(UserError, match="does not say how many steps each generation of the best agent had"):
         retrain_command(run, ["run.name=again"], SMALL, 1, False)
+
+
+def test_a_retrained_agent_begins_with_no_agents_of_another_run(run):
+    begun = config(f"population={{from: {run}, from_agents: population}}")
+    alone = replayed(begun, run, ancestry(run), False).population
+    assert (alone.size, alone.from_, alone.from_agents) == (1, None, "elite")
 
 
 def test_stages_lead_from_an_initial_agent_to_the_elite(run):

@@ -18,6 +18,8 @@ from robustness.chaos import differences
 from robustness.systems import CASES
 
 from evorl.commands.train import processes_for
+from evorl.distributed import Ranks
+from evorl.envs import Environments
 from evorl.envs.environments import SEEN
 from evorl.runs import checkpoint, run
 from evorl.runs.directory import Checkpoints, RunDirectory
@@ -163,6 +165,23 @@ def test_a_full_disk_is_reported_once_and_training_goes_on(in_directory, monkeyp
     monkeypatch.setattr(RunDirectory, "write_checkpoint", write)
     with pytest.warns(EvorlWarning, match="generation 1 could not be saved after .*: No space left on device; train"):
         assert play("b", monkeypatch=monkeypatch, more=("checkpoint.minutes=1e-5",)) == 0
+
+
+@pytest.mark.usefixtures("in_directory")
+def test_a_rank_whose_environments_cannot_go_on_says_so_to_the_others(monkeypatch):
+    """They wait for what it has to say."""
+    sent = []
+    given = Ranks.gather_bytes
+
+    def gather(self, payload, what):
+        sent.append(payload)
+        return given(self, payload, what)
+
+    monkeypatch.setattr(Ranks, "gather_bytes", gather)
+    monkeypatch.setattr(Environments, "can_continue", property(lambda self: False))
+    with pytest.warns(EvorlWarning, match="episodes of these environments cannot go on in another process"):
+        assert play("b", monkeypatch=monkeypatch, more=("checkpoint.minutes=1e-5", "training.max_steps=40")) == 0
+    assert any(b"cannot go on in another process" in each for each in sent)
 
 
 @pytest.mark.usefixtures("in_directory")

@@ -195,7 +195,7 @@ def test_values_that_would_be_read_otherwise_are_refused(theirs, ours, told):
     if told is None:
         assert own.adopt(agent, other.settings) is agent
         return
-    with pytest.raises(UserError, match=f"^population.from: its agents represent values as .*{told}"):
+    with pytest.raises(UserError, match=f"^its agents represent values as .*{told}"):
         own.adopt(agent, other.settings)
 
 
