@@ -134,7 +134,7 @@ def by_stable_baselines(agent: LoadedAgent, env: gym.Env[Any, Any], seeds: list[
 
 def compare(run: Path, episodes: int, seed: int) -> dict[str, Any]:
     """Run a run's best agent in the four ways; return the largest differences of returns of the same seed."""
-    evaluated = evaluate_elite(run, episodes, seed)
+    code, evaluated = revision(), evaluate_elite(run, episodes, seed)
     agent, seeds = load(run), seeds_of(seed, episodes)
     file = run / "agent.onnx"
     write_onnx(in_float32(agent), file, {})
@@ -150,7 +150,7 @@ def compare(run: Path, episodes: int, seed: int) -> dict[str, Any]:
     return {
         "run": run.name,
         "environment": agent.config.environment.id,
-        "revision": revision(),
+        "revision": code,
         "episodes": episodes,
         "mean": evaluated["mean"],
         "std": evaluated["std"],
