@@ -17,6 +17,7 @@ import torch
 
 from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig
+from evorl.config.errors import on_one_line
 from evorl.config.fields import RATING
 from evorl.distributed import Peer, Placement, Ranks
 from evorl.distributed.rendezvous import SAVE, Pauses
@@ -41,15 +42,15 @@ from evorl.runs.logger import EVALUATION, Logger, NullLogger
 from evorl.runs.metrics import Counts, RecentEpisodes
 from evorl.runs.opponents import Opponent, Task, keep_benchmark
 from evorl.runs.progress import Progress
-from evorl.runs.summary import end_of, exchange_reasons, summary_of
 from evorl.runs.transfer import first_agents
 from evorl.seeding import derive_seed, numpy_generator, torch_generator
 from evorl.system.console import WarnOnce, say
 from evorl.system.files import digest, reason
 from evorl.system.formats import decode_agents, encode_agents
+from evorl.system.plugins import described
 from evorl.system.signals import Interrupted, defer_signals, heed_signals, held_signal, signals_wait
 from evorl.system.stopwatch import Stopwatch
-from evorl.types import Agent, EvorlWarning, RunFailed, UserError
+from evorl.types import FINISHED, STOPPED, Agent, EvorlWarning, RunFailed, UserError
 
 
 class Run:
@@ -585,3 +586,49 @@ def drift_warning(peers: Sequence[Peer], drifted: Sequence[int], generation: int
     )
     ranks = f"rank {', '.join(map(str, drifted))}"
     return f"{ranks} diverged from rank 0 in generation {generation} ({cause}); all continue with rank 0's agents"
+
+
+def summary_of(progress: Progress, config: AnyConfig, ranks: int, ended: str, because: str) -> dict[str, Any]:
+    """The summary for `summary.json` and the trackers.
+
+    `progress` is that of the last recorded generation. `ended` is one word from `end_of`, `because` the reason or "".
+    """
+    score = progress.elite.score
+    return {
+        "solved": None if config.training.target_fitness is None else progress.solved,
+        "best_fitness": score.mean if score else None,
+        "best_fitness_std": score.std if score else None,
+        "best_fitness_episodes": score.episodes if score else 0,
+        "best_fitness_lower_bound": progress.elite.lower_bound,
+        "generations": progress.generation,
+        "global_steps": progress.global_steps,
+        "agent_steps": progress.agent_steps,
+        "evaluation_steps": progress.evaluation_steps,
+        "wall_clock_seconds": progress.wall_clock_seconds,
+        "ranks": ranks,
+        "ended": ended,
+        "because": because or None,
+    }
+
+
+def end_of(error: BaseException | None, unsaved: str, stopped: str = "") -> str:
+    """The end of a run: `finished`, `stopped`, `unsaved`, or the name of the signal or exception."""
+    if error is None:
+        return "unsaved" if unsaved else STOPPED if stopped else FINISHED
+    if isinstance(error, KeyboardInterrupt):
+        return "SIGINT"
+    return error.name if isinstance(error, Interrupted) else type(error).__name__
+
+
+def exchange_reasons(error: BaseException, ranks: Ranks) -> str:
+    """Say in one line why a run ends, and publish this rank's reason unless another rank reports the error."""
+    if isinstance(error, Interrupted | KeyboardInterrupt):
+        # A launcher kills all ranks once one has exited, so the reason may be another rank's.
+        return ranks.last_words()
+    known = isinstance(error, UserError | RunFailed)
+    because = on_one_line(str(error) if known else described(error))
+    if not (isinstance(error, UserError) and error.reported_elsewhere):
+        ranks.end(because)
+    if isinstance(error, UserError) and error.reported_elsewhere is None and ranks.wait_for_same(because):
+        error.reported_elsewhere = True
+    return because
