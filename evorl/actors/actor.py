@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType, TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import torch
 import yaml
@@ -44,12 +45,14 @@ LEAVE = signal.SIGUSR1
 def run(context: Mapping[str, Any], index: int, attempt: int, descriptors: Sequence[int]) -> None:
     """Act until the learner closes its end of the pipe or sends LEAVE. Reports a UserError to the learner."""
     torch.set_num_threads(1)
-    signal.signal(LEAVE, _leave)
+    leaving = _Leaving()
+    signal.signal(LEAVE, leaving)
     board, lock, memory, reader, writer = descriptors
     try:
         with (
             warnings_on_one_line(f" (in actor {context['first_actor'] + index})"),
             Actor(context, index, attempt, board, lock, memory) as actor,
+            leaving.heeded(),
         ):
             actor.work(reader, writer)
     except UserError as error:
@@ -68,8 +71,30 @@ class _Leave(BaseException):
     """Raised by the handler of LEAVE to end this actor."""
 
 
-def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    raise _Leave
+class _Leaving:
+    """The handler of LEAVE, which raises _Leave only while it is `heeded`.
+
+    Raised while environments are being made or closed, it would leave some of them open.
+    """
+
+    def __init__(self) -> None:
+        self._is_told = self._is_heeded = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self._is_told = True
+        if self._is_heeded:
+            raise _Leave
+
+    @contextlib.contextmanager
+    def heeded(self) -> Iterator[None]:
+        """Raise _Leave in this block, also for a signal that has come before it."""
+        try:
+            self._is_heeded = True
+            if self._is_told:
+                raise _Leave
+            yield
+        finally:
+            self._is_heeded = False
 
 
 def read_all(reader: int, size: int) -> bytes:
@@ -127,10 +152,7 @@ class Actor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            signal.signal(LEAVE, signal.SIG_IGN)
-        finally:
-            self._environments.close()
+        self._environments.close()
 
     def work(self, reader: int, writer: int) -> None:
         """Fill the slots whose numbers arrive on `reader` and report them on `writer`, until `reader` ends."""

@@ -17,11 +17,11 @@ from helpers import faults
 from helpers.learning import SETTINGS, Learning, all_gone, descendants, is_there
 from helpers.support import config, error_line, train
 
-from evorl.actors import server, supervisor
+from evorl.actors import actor, server, supervisor
 from evorl.actors.actor import RESTORE, SAVE
 from evorl.actors.actors import Actors, warn_of_cores
 from evorl.actors.collectors import slot_size, slots
-from evorl.actors.memory import SharedMemory
+from evorl.actors.memory import Board, SharedMemory
 from evorl.distributed import Ranks
 from evorl.replay.received import GradientMemory
 from evorl.types import EvorlWarning, RunFailed, UserError
@@ -107,6 +107,35 @@ def test_actors_close_their_environments_in_the_end(tmp_path):
     environment = f"environment={{id: 'helpers.faults:Recorded-v0', num_envs: 2, kwargs: {{file: {file}}}}}"
     with Learning("actors={count: 2}", environment) as learning:
         learning.learn(4)
+    assert "made" in file.read_text()
+    assert not faults.still_open(file)
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_an_actor_that_is_told_to_leave_while_it_begins_closes_its_environments(early, tmp_path, monkeypatch):
+    """Their learner may need no more of them by then."""
+    file, made = tmp_path / "log", actor.make_algorithm
+    recorded = f"environment={{id: 'helpers.faults:Recorded-v0', num_envs: 2, kwargs: {{file: {file}}}}}"
+
+    def make(*arguments):
+        if early:
+            os.kill(os.getpid(), actor.LEAVE)
+        return made(*arguments)
+
+    monkeypatch.setattr(actor, "make_algorithm", make)
+    context = {
+        "config": config(*SETTINGS, recorded).to_yaml(), "agents": 2, "rank": 0, "copies": 1, "max_staleness": 9,
+        "first_actor": 0, "learner_device": "cpu",
+    }  # fmt: skip
+    board, memory = Board(1), SharedMemory()
+    (reader, writer), before = os.pipe(), signal.getsignal(actor.LEAVE)
+    try:
+        if not early:
+            os.close(writer)  # The learner is gone.
+        actor.run(context, 0, 0, [board.memory.descriptor, board.lock, memory.descriptor, reader, writer])
+        os.kill(os.getpid(), actor.LEAVE)  # It ends, and is told so late.
+    finally:
+        signal.signal(actor.LEAVE, before)
     assert "made" in file.read_text()
     assert not faults.still_open(file)
 
