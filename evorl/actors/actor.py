@@ -52,7 +52,7 @@ def run(context: Mapping[str, Any], index: int, attempt: int, descriptors: Seque
         with (
             warnings_on_one_line(f" (in actor {context['first_actor'] + index})"),
             Actor(context, index, attempt, board, lock, memory) as actor,
-            leaving.heeded(),
+            leaving.obeyed(),
         ):
             actor.work(reader, writer)
     except UserError as error:
@@ -72,29 +72,29 @@ class _Leave(BaseException):
 
 
 class _Leaving:
-    """The handler of LEAVE, which raises _Leave only while it is `heeded`.
+    """The handler of LEAVE, which raises _Leave only within a block of `obeyed`.
 
     Raised while environments are being made or closed, it would leave some of them open.
     """
 
     def __init__(self) -> None:
-        self._is_told = self._is_heeded = False
+        self._has_come = self._is_obeyed = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        self._is_told = True
-        if self._is_heeded:
+        self._has_come = True
+        if self._is_obeyed:
             raise _Leave
 
     @contextlib.contextmanager
-    def heeded(self) -> Iterator[None]:
+    def obeyed(self) -> Iterator[None]:
         """Raise _Leave in this block, also for a signal that has come before it."""
         try:
-            self._is_heeded = True
-            if self._is_told:
+            self._is_obeyed = True
+            if self._has_come:
                 raise _Leave
             yield
         finally:
-            self._is_heeded = False
+            self._is_obeyed = False
 
 
 def read_all(reader: int, size: int) -> bytes:

@@ -71,13 +71,13 @@ class ValueSettings(OffPolicySettings):
 
     @property
     def representation(self) -> tuple[Any, ...]:
-        """What the outputs of networks mean: equal for networks that can be exchanged."""
+        """The distribution and its support, which are equal for networks that can be exchanged."""
         ends = (self.categorical.v_min, self.categorical.v_max) if self.distribution == "categorical" else ()
         return self.distribution, *ends
 
     @property
     def represented(self) -> str:
-        """How networks represent the values of actions, in words."""
+        """The representation of action values, for error messages."""
         ends = self.categorical
         return {
             "none": "means",

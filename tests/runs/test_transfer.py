@@ -89,7 +89,8 @@ def test_a_run_goes_on_with_them_and_its_lineage_says_whose_they_were(source, ca
         (("algorithm.noisy={}",), "population.from: .*before: agent .*"),
         (
             ("environment.id=Acrobot-v1",),
-            "population.from: .*before: was trained in .*'CartPole-v1', but this run is in 'Acrobot-v1': .*",
+            "population.from: .*before: was trained in environment.id 'CartPole-v1', but this run is in "
+            "'Acrobot-v1': agent .*",
         ),
         (("network.recurrent=lstm", "algorithm={name: ppo}"), "population.from: .*before: agent .* has the "),
     ],
