@@ -81,8 +81,9 @@ def test_replicas_are_bit_identical_and_so_is_a_resumed_run(name, tmp_path, fork
     last = len(rows)
     assert last >= 3
     assert not any(row["drifts"] for row in rows), "replicas are meant to compute the same"
-    # The last generation may have only the few steps that are left.
-    assert all(min(row["updates"]) > 0 for row in rows[1:3])
+    # A later one that is cut short may have only the few steps that are left.
+    whole = [row for row in rows[1:] if row["generation"] <= 3 or not row["shortened_by"]]
+    assert all(min(row["updates"]) > 0 for row in whole)
 
     cut_back(runs / "a", 2, copy=runs / "b")
     done = forked_launch(tmp_path, "run.name=b", "run.resume=auto", *common)
