@@ -111,6 +111,7 @@ def test_actors_close_their_environments_in_the_end(tmp_path):
     assert not faults.still_open(file)
 
 
+@pytest.mark.timeout(20)
 @pytest.mark.parametrize("early", [True, False])
 def test_an_actor_that_is_told_to_leave_while_it_begins_closes_its_environments(early, tmp_path, monkeypatch):
     """Their learner may need no more of them by then."""
