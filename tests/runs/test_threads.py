@@ -56,15 +56,18 @@ def test_the_users_environment_is_heeded(value, monkeypatch):
 def test_what_a_launcher_sets_by_itself_is_not_the_users_word(value, count, monkeypatch):
     """As `accelerate launch` does, whose own environment has what the user has set."""
     variables = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    launcher = subprocess.Popen(["sleep", "60"], env=variables | ({"OMP_NUM_THREADS": value} if value else {}))
-    monkeypatch.setattr(os, "getppid", lambda: launcher.pid)
+    variables |= {"OMP_NUM_THREADS": value} if value else {}
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
-    try:
+    with subprocess.Popen(["cat"], env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as launcher:
+        assert launcher.stdin
+        assert launcher.stdout
+        launcher.stdin.write(b"\n")
+        launcher.stdin.flush()
+        # Linux shows no environment of a process that has only just begun its program.
+        assert launcher.stdout.readline() == b"\n"
+        monkeypatch.setattr(os, "getppid", lambda: launcher.pid)
         assert use_threads(None, VECTOR, 1) == count
-    finally:
-        launcher.kill()
-        launcher.wait()
 
 
 def test_the_launchers_option_is_heeded(monkeypatch):
