@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,9 +18,10 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from evorl.config.errors import shown
 from evorl.config.fields import leaves
 from evorl.report.data import Drawn, Floats, Generation
-from evorl.types import NO_BASELINE
+from evorl.types import NO_BASELINE, EvorlWarning
 
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """Student's t quantiles of 0.975 for 1 to 10 degrees of freedom (Abramowitz & Stegun 1964, table 26.10)."""
@@ -241,15 +243,29 @@ def points(run: Drawn, measure: str) -> tuple[Floats, Floats]:
 
 
 def groups(runs: Sequence[Drawn]) -> list[Group]:
-    """Group runs by configuration and number of ranks, in order of first appearance."""
+    """Group runs by configuration and number of ranks, in order of first appearance; warn of equal seeds in a group."""
     kinds: dict[str, list[Drawn]] = {}
     for run in runs:
         kept = {name: value for name, value in run.config.items() if name not in APART}
         kept |= _ranks(run)
         kinds.setdefault(json.dumps(kept, sort_keys=True, default=str), []).append(run)
+    for members in kinds.values():
+        _warn_of_equal_seeds(members)
     configs = [{**leaves(members[0].config), **_ranks(members[0])} for members in kinds.values()]
     labels = _labels([members[0] for members in kinds.values()], configs)
     return [Group(label, tuple(members)) for label, members in zip(labels, kinds.values(), strict=True)]
+
+
+def _warn_of_equal_seeds(runs: Sequence[Drawn]) -> None:
+    """Warn if runs of one configuration share a seed: they are no independent samples, and narrow the intervals."""
+    by_seed: dict[str, list[str]] = defaultdict(list)
+    for run in runs:
+        by_seed[shown(run.setting("seed"))].append(run.name)
+    for seed, names in by_seed.items():
+        if len(names) > 1:
+            what = f"{' and '.join(names)} have the same settings and the same seed, {seed}"
+            why = f"they count as {len(names)} runs, which makes intervals too narrow; leave all but one out"
+            warnings.warn(f"{what}: {why}", EvorlWarning, stacklevel=3)
 
 
 def _ranks(run: Drawn) -> dict[str, int]:

@@ -53,7 +53,8 @@ def test_a_comparison_shows_runs_of_one_generation_and_no_interval_of_three(tmp_
         run_command(["plot", *map(str, paths), "-o", str(tmp_path / "x.svg")])
         return (tmp_path / "x.svg").read_text()
 
-    short, long, other = write_run(tmp_path / "a", lives=LIVES[:2]), *(write_run(tmp_path / name) for name in "bc")
+    long, other = (write_run(tmp_path / str(seed), {**CONFIG, "seed": seed}) for seed in (5, 6))
+    short = write_run(tmp_path / "short", lives=LIVES[:2])
     assert picture(short, long).count("<use") > picture(other, long).count("<use"), "a marker more"
     seeds = [write_run(tmp_path / str(seed), {**CONFIG, "seed": seed}, gain=5.0 * seed) for seed in (1, 2, 3, 4)]
     assert [picture(*seeds[:count]).count("PolyCollection") > 0 for count in (3, 4)] == [False, True]

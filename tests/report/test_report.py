@@ -25,7 +25,7 @@ from evorl.report.page import HERE, embedded, page
 from evorl.report.picture import draw
 from evorl.report.statistics import Effect, effects, groups, interval, quantile, result_interval
 from evorl.runs.lineage import Stage
-from evorl.types import INITIAL, NO_BASELINE, Mutation, UserError
+from evorl.types import INITIAL, NO_BASELINE, EvorlWarning, Mutation, UserError
 
 pytest.importorskip("jinja2")
 pytest.importorskip("plotly")
@@ -248,6 +248,16 @@ def test_seeds_are_one_group_and_other_settings_another(tmp_path):
     assert [(row["names"], row["interval"]) for row in compared([seeds, alone])] == [
         ("1, 2, 3, 4", "60.4 to 64.6"), ("other", "n < 4")
     ]  # fmt: skip
+
+
+def test_runs_of_one_seed_are_no_independent_samples(tmp_path):
+    made = [
+        load(write_run(tmp_path / name, {**CONFIG, "seed": seed})) for name, seed in zip("abc", (1, 2, 1), strict=True)
+    ]
+    with pytest.warns(EvorlWarning, match="^a and c have the same settings and the same seed, 1: they count as 2 runs"):
+        groups(made)
+    other = {**CONFIG, "seed": 1, "algorithm": {"name": "dqn", "learning_rate": 5e-3}}
+    groups([*made[:2], load(write_run(tmp_path / "other", other))])
 
 
 def test_runs_of_other_numbers_of_ranks_are_another_group(tmp_path):
@@ -481,8 +491,8 @@ def test_what_a_stranger_wrote_is_shown_and_not_run(tmp_path):
     config["evolution"] = {"fitness": {EVIL: 1.0}}
     lives = [(*life[:4], EVIL, EVIL, EVIL, EVIL, life[8]) if life[4] != "initial" else life for life in LIVES]
     run = load(write_run(tmp_path / "a", config, lives, ended=EVIL))
-    text = page([run, run])
-    clean = page([load(write_run(tmp_path / "b"))] * 2)
+    text = page([run, replace(run, config={**config, "seed": EVIL})])
+    clean = page([load(write_run(tmp_path / str(seed), {**CONFIG, "seed": seed})) for seed in (1, 2)])
     assert Elements(text).loaded == []
     assert Elements(text).tags.count("script") == Elements(clean).tags.count("script") == 3
     assert "<img" not in text
@@ -547,7 +557,7 @@ def test_a_report_says_what_a_run_was_made_from(run):
 
 
 def test_tables_scroll_where_the_page_is_narrow(run):
-    text = page([run, replace(run, name="b")])
+    text = page([run, replace(run, config={**CONFIG, "seed": 2})])
     assert text.count("<table") == text.count('<div class="wide" tabindex="0"><table') == 5
     style = (HERE / "page.css").read_text()
     assert re.search(r"\.wide \{[^}]*overflow-x: auto", style)
