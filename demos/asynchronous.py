@@ -74,7 +74,7 @@ def main(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Run:
             actors.end(learner)
             experience.end(policy.agents)
             counts = gather_metrics(learner, actors.counters.pop_collected(), placement)
-            figures = actors.figures(placement)
+            figures = actors.pop_metrics(placement)
             trained = run.gather_agents(learner)
             with stopwatch("evaluation"):
                 fitness = run.assign_fitness(trained, policy, counts, evaluator)

@@ -61,9 +61,9 @@ RESTORED = Mutation("none", "archive")
 MIGRATED = Mutation("none", "migration")
 """The mutation record of a migrant that kept its hyperparameters."""
 NO_BASELINE = (RESTORED, MIGRATED)
-"""Records of unmutated children that are no baseline for mutations, because their parents were selected otherwise."""
+"""Records of unmutated children that are not a baseline for mutations: their parents were selected differently."""
 FINISHED, STOPPED = "finished", "stopped"
-"""How a run with its last checkpoint ended: at its target or its last step, or stopped by a callback."""
+"""How a run ended that saved its last checkpoint: at its target or last step, or stopped by a callback."""
 
 
 Shape = tuple[int, ...]
@@ -138,7 +138,7 @@ Count = Annotated[float, Field(ge=0, le=1e15)]
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolutional layer that is not padded at the top and left; `padding` zeros at the bottom and right.
+    """A convolutional layer, padded with `padding` zeros at the bottom and right only.
 
     A kernel grows to the bottom right and its padding with it, so the output keeps its size. `residual_layers` 3x3
     layers follow, as in `Architecture`.
@@ -242,7 +242,7 @@ class RewardStats:
 
 @dataclass
 class AgentState:
-    """An agent's mutable state beside its tensors, changed by acting and learning.
+    """An agent's mutable state besides its tensors, changed by acting and learning.
 
     `acting` belongs to the algorithm, such as an exploration rate; `updates` counts the optimiser steps of each
     network; `update_debt` is the fraction of an update earned by acting and not yet due.
@@ -273,7 +273,7 @@ class Agent:
     `architectures` and `tensors` are those of each of its networks; tensors are by role, in their unpadded shapes.
     `parent` is the id of the agent it was copied from, `parent_generation` the generation after which that happened.
     `fault` says why it stopped learning before its generation ended. `ranks` are its fitness ranks in recent
-    generations, from 0 (worst) to 1 (best), as many as selection uses; a new agent starts with its parent's.
+    generations, between 0 (worst) and 1 (best), as many as selection uses; a new agent starts with its parent's.
     """
 
     id: int

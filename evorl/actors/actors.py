@@ -57,7 +57,7 @@ def max_staleness(config: AnyConfig, algorithm: Algorithm, copies: int, agents: 
         raise UserError(
             f"actors.max_staleness: with {waiting} rollouts on their way (actors.count, actors.queue, "
             f"actors.fetch_steps) parameters can be {behind} updates behind, and much of what actors do would be "
-            f"discarded; take at least {behind}"
+            f"discarded; use at least {behind}"
         )
     return actors.max_staleness
 
@@ -89,7 +89,7 @@ def check_memory(size: int, slots: int, placement: Placement) -> None:
     if size * ranks > free:
         raise UserError(
             f"actors.queue: {slots} rollouts of {size / slots / 2**20:.1f} MiB each, on each of {ranks} ranks, take "
-            f"{size * ranks / 2**30:.1f} GiB of shared memory, and {free / 2**30:.1f} GiB are free; take a smaller "
+            f"{size * ranks / 2**30:.1f} GiB of shared memory, and {free / 2**30:.1f} GiB are free; use a smaller "
             "queue, fewer actors, fewer environments or shorter rollouts"
         )
 
@@ -341,7 +341,7 @@ class Actors(Continued):
     def publish(self, policy: Policy) -> None:
         """Publish the policy's parameters if they are new.
 
-        In lockstep, do nothing while an actor is busy; otherwise also hand out the next slots.
+        In lockstep, do nothing while an actor is busy; once none is, also hand out the next slots.
         """
         lockstep = self._settings.lockstep
         if lockstep and self._supervisor.busy:
@@ -381,7 +381,7 @@ class Actors(Continued):
         write_state(learner, flat, updates)
         return flat, [*states, *updates]
 
-    def figures(self, placement: Placement) -> dict[str, float]:
+    def pop_metrics(self, placement: Placement) -> dict[str, float]:
         """The metrics of all ranks' actors since the last call."""
         self.counters.restarts = self._supervisor.restarts
         self._supervisor.restarts = 0

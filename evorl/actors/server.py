@@ -64,7 +64,7 @@ class ActorServer:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         path = os.pathsep.join(entry for entry in sys.path if entry)
         with theirs:
-            # The server inherits the mask until it has had the time to ignore these signals.
+            # The server inherits this mask, so the signals are blocked until it ignores them itself.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
             try:
                 # Without -P, a module in the working directory could shadow one of the same name.

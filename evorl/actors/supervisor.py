@@ -50,7 +50,7 @@ def explaining_open_files(count: int) -> Iterator[None]:
         allowed = f"`ulimit -n {needed}`" if most == resource.RLIM_INFINITY or needed <= most else "a higher limit"
         raise UserError(
             f"actors.count: {count} actors take {FILES_OF_ACTOR * count} open files of their rank, which may have "
-            f"{limit} in all (ulimit -n); launch it with {allowed}, or take fewer actors"
+            f"{limit} in all (ulimit -n); launch it with {allowed}, or use fewer actors"
         ) from error
 
 
@@ -203,7 +203,7 @@ class Supervisor:
         # The end of its pipe triggers its replacement; the rest of a late answer must not come before that.
         self._end(actor)
         read_all(actor.reader, _unread(actor.reader))
-        raise RunFailed(f"actor {self._number(actor)} died or hangs; its running episodes are lost")
+        raise RunFailed(f"actor {self._number(actor)} died or hung; its running episodes are lost")
 
     def receive(self) -> Message:
         """Wait for a message. Raises UserError if an actor reports one, RunFailed if actors cannot be kept alive."""

@@ -181,7 +181,7 @@ class A2C(Algorithm):
         """Raise UserError if advantages are to be normalised over updates of one step on each rank."""
         if self.settings.normalize_advantage and steps == 1:
             raise UserError(
-                "algorithm.normalize_advantage: the advantages of updates of one step would all be 0; take larger "
+                "algorithm.normalize_advantage: the advantages of updates of one step would all be 0; use larger "
                 "updates, or false"
             )
 

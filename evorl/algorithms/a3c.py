@@ -138,6 +138,6 @@ class A3CShared(A3C):
         if copies > 1:
             raise UserError(
                 f"population.placement: actors of a3c_shared update parameters in their host's memory, which {copies} "
-                "ranks cannot share; take population.placement=sharded"
+                "ranks cannot share; use population.placement=sharded"
             )
         return super().pace(copies)

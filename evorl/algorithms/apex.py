@@ -82,12 +82,12 @@ class ApeXDQNSettings(ApeXSettings, DQNSettings):
     name: str = "apex_dqn"
     ladder: EpsilonLadder = EpsilonLadder()
     exploration: EpsilonGreedy = NONE
-    """Nothing to set: actors explore by the ladder."""
+    """Fixed: `ladder` sets epsilon for each environment."""
 
     @model_validator(mode="after")
     def _explores_by_the_ladder(self) -> Self:
         if self.exploration != NONE:
-            raise ValueError("exploration: actors explore by `ladder`; set that")
+            raise ValueError("exploration: is fixed; set `ladder`, the epsilons of the environments")
         return self
 
 
@@ -108,7 +108,7 @@ class ApeX(OffPolicy):
         steps, n = config.algorithm.rollout_steps, config.replay.n_step
         if n > steps:
             raise UserError(
-                f"replay.n_step: {n} exceeds algorithm.rollout_steps {steps}, where windows end; take at most {steps}"
+                f"replay.n_step: {n} exceeds algorithm.rollout_steps {steps}, where windows end; use at most {steps}"
             )
 
 

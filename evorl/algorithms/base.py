@@ -102,7 +102,7 @@ class Algorithm(ABC):
     metrics: tuple[str, ...]
     """Names of the metrics that the losses report."""
     explores_by_noise: bool = False
-    """True if exploration adds noise to a deterministic policy, as epsilon-greedy does. Training returns are then lower
+    """True if exploration adds noise outside the policy, as epsilon-greedy does. Training returns are then lower
     than evaluation returns."""
     state_limits: ClassVar[Mapping[str, float]] = {}
     """Upper bounds of the acting states that are not counters; agents in files are checked against them."""

@@ -1,9 +1,9 @@
 """Deep Q-learning, DQN (Mnih et al. 2015), and the parts of Rainbow (arXiv 1710.02298), each with its own setting.
 
 The parts are double Q-learning (arXiv 1509.06461), dueling networks (1511.06581), distributional values (`values.py`),
-noisy layers (1706.10295) and soft target updates (1509.02971). N-step returns and prioritised replay belong to the
-replay. With a recurrent network agents learn from sequences, as in R2D2 (Kapturowski et al. 2019) but without stored
-states.
+noisy layers (1706.10295) and soft target updates (1509.02971). N-step returns and prioritised replay are settings of
+the replay buffer. With a recurrent network agents learn from sequences, as in R2D2 (Kapturowski et al. 2019) but
+without stored states.
 
 Axes: P agents, E environments, B batch, S sequences, T steps of a sequence, A actions, N atoms of an action's value.
 """
@@ -121,7 +121,7 @@ class DQN(OffPolicy):
             raise wrong_actions("dqn", interface, "Discrete")
         if config.network.recurrent and config.replay.n_step > 1:
             raise UserError(
-                f"replay.n_step: recurrent agents learn from returns of one step; take replay.n_step=1, not "
+                f"replay.n_step: recurrent agents learn from returns of one step; use replay.n_step=1, not "
                 f"{config.replay.n_step}"
             )
         self.actions = int(interface.action.n)

@@ -254,7 +254,7 @@ def bootstrapped_atoms(columns: Mapping[str, Tensor], discount: Tensor, next_ato
 
 
 def categorical_projection(probabilities: Tensor, returns: Tensor, v_min: float, v_max: float) -> Tensor:
-    """Projection of a return distribution onto N even steps from `v_min` to `v_max` (arXiv 1707.06887, alg. 1).
+    """Project a return distribution onto N evenly spaced atoms in [`v_min`, `v_max`] (arXiv 1707.06887, alg. 1).
 
     Each of the `returns` [P, B, N] splits its probability between its two neighbouring values, in proportion to its
     nearness; returns outside the support go to the nearest end. The result is the probabilities [P, B, N]. On a GPU the

@@ -157,7 +157,7 @@ class APPO(IMPALA):
         if parts > sequences:
             raise UserError(
                 f"algorithm.minibatches: a batch has {sequences} {unit} on each rank, fewer than {parts} minibatches; "
-                f"take at most {sequences}"
+                f"use at most {sequences}"
             )
         return Pace(max(1, pace.batch // parts), pace.updates * parts, pace.steps)
 

@@ -1,4 +1,4 @@
-"""The base class of off-policy algorithms with a replay: settings, pace and storage.
+"""The base class of off-policy algorithms with a replay buffer: settings, pace and storage.
 
 Axes: P agents, E environments, B batch, C critics.
 """
@@ -36,7 +36,7 @@ UpdatePeriod = Annotated[float, Field(ge=1e-3, le=1e9)]
 
 
 class OffPolicySettings(AlgorithmSettings):
-    """The settings of all algorithms that learn from a replay."""
+    """The settings of all algorithms that learn from a replay buffer."""
 
     batch_size: Size = 256
     """Transitions in an agent's update, on each rank; see `split_batches`."""
@@ -62,7 +62,7 @@ class OffPolicySettings(AlgorithmSettings):
 
 
 class OffPolicy(Algorithm):
-    """An algorithm that learns from a replay of all agents' transitions."""
+    """An algorithm that learns from a replay buffer of all agents' transitions."""
 
     report_every = 17
     stored_action: StoredField

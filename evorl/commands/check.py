@@ -305,7 +305,7 @@ def _episodes(subject: Subject) -> list[Named]:
         "observations": "in their space, of its shape and type",
         "rewards": f"finite, {low:.4g} to {high:.4g}",
         "end flags": "terminated and truncated are bools",
-        "returned data": "no call returns the arrays of another",
+        "returned data": "each call returns new arrays",
     }
     passed = {name: Verdict("pass", f"{text}, in {played.steps} random steps") for name, text in fine.items()}
     return [*(passed | played.found).items(), ("time limit", _limit(subject, played))]

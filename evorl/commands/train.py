@@ -159,7 +159,7 @@ def retrain_command(
     is_sharded = config.population.placement == "sharded"
     ranks = processes_for(run, 1 if is_sharded and processes is None else processes)
     if is_sharded and ranks > 1:
-        say(f"the best agent trained on one process (population.placement sharded); this one shares {ranks}")
+        say(f"the best agent trained on one process (population.placement sharded); this one trains on {ranks}")
     again = check(read_config(path, overrides), ranks=ranks)
     refuse_code(again, allowed, trains=True)
     if again.run.name is None:

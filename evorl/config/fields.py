@@ -191,7 +191,7 @@ class HyperparameterRange(Section):
         if self.scale == "log" and self.min <= 0:
             return f"min {self.min:g} must be above 0 on a log scale"
         if self.scale == "one_minus_log" and self.max >= 1:
-            return f"max {self.max:g} must be below 1 on the scale one_minus_log; take 0.999, or scale: linear"
+            return f"max {self.max:g} must be below 1 on the scale one_minus_log; use 0.999, or scale: linear"
         return None
 
     @model_validator(mode="after")
@@ -202,7 +202,7 @@ class HyperparameterRange(Section):
 
 
 class AlgorithmSettings(Section):
-    """The settings that every algorithm has; the rest stands in the algorithm's file."""
+    """The settings that every algorithm has; the rest are in the algorithm's file."""
 
     name: str = "dqn"
     """The algorithm."""
@@ -223,7 +223,7 @@ class AlgorithmSettings(Section):
     sends: ClassVar[str | None] = None
     """Kind of message from actor processes to the learner (`evorl.actors.collectors`); null: there are no actors."""
     replayed: ClassVar[bool] = False
-    """Learns from a replay, so that the section `replay` has a meaning."""
+    """True if the algorithm learns from a replay buffer, which the section `replay` configures."""
     initialisation: ClassVar[Initialisation] = "uniform"
     """The initialisation of networks where `network.initialisation` is null."""
     layer_norm: ClassVar[bool] = False
@@ -240,7 +240,7 @@ class AlgorithmSettings(Section):
         return round(value) if self._is_whole(name) else value
 
     def ineffective(self, name: str) -> str | None:
-        """Return why a hyperparameter has no effect beside the other settings, or None if it has one."""
+        """Return why a hyperparameter has no effect given the other settings, or None if it has one."""
         return None
 
     def _is_whole(self, name: str) -> bool:

@@ -21,7 +21,7 @@ class Removed:
     def advice(self, path: str) -> str:
         """The error message after the path of a removed setting: how to resume with it, and its replacement."""
         former = json.dumps(self.default)
-        return f"removed; leave it out (resume a run that has it with {path}={former}): {self.instead}"
+        return f"removed; leave it out (to resume a run that sets it, add {path}={former}): {self.instead}"
 
 
 REMOVED: Mapping[str, Removed] = {

@@ -121,7 +121,7 @@ class ConvolutionalLayer(Section):
 
 
 class Network(Section):
-    """The networks of initial agents; an algorithm may have several, which all begin so."""
+    """The networks of initial agents; if an algorithm has several, all start with these settings."""
 
     name: Text = "standard"
     """`standard`, which reads every observation, or `module` for a network of your own; see `factory`."""
@@ -130,9 +130,10 @@ class Network(Section):
     activation: Text = "relu"
     """The activation of hidden layers and convolutions: `relu`, `tanh`, `elu`, `gelu` or `silu`."""
     layer_norm: bool | None = None
-    """Normalise hidden layers (arXiv 1607.06450). Null is what the algorithm takes: true for DQN, else false."""
+    """Normalise hidden layers (arXiv 1607.06450). Null is the algorithm's default: true for DQN and Ape-X DQN, else
+    false."""
     initialisation: Initialisation | None = None
-    """Null is what the algorithm takes: `orthogonal` where it learns from rollouts, `uniform` with a replay."""
+    """Null is the algorithm's default: `orthogonal` where it learns from rollouts, `uniform` with a replay buffer."""
     convolutions: Annotated[tuple[ConvolutionalLayer, ...], Field(min_length=1, max_length=64)] = (
         ConvolutionalLayer(channels=32, kernel=8, stride=4),
         ConvolutionalLayer(channels=64, kernel=4, stride=2),
@@ -186,7 +187,7 @@ class ImportanceExponent(Section):
 
 
 class Prioritised(Section):
-    """Prioritised replay, in proportion to errors (arXiv 1511.05952); its defaults are the paper's."""
+    """Proportional prioritised replay (arXiv 1511.05952), by default with the paper's exponents."""
 
     exponent: Fraction = 0.6
     """Priorities are (|error| + epsilon) to this power; 0 samples uniformly."""
@@ -196,7 +197,7 @@ class Prioritised(Section):
 
 
 class Replay(Section):
-    """The replay of algorithms that learn from one; the others have none."""
+    """The replay buffer; only off-policy algorithms have this section."""
 
     capacity: Annotated[int, Field(ge=1, le=10**9)] = 100_000
     """Transitions kept, over all ranks and agents. Of stacked frames from actors fewer fit: each rollout also stores a
@@ -394,8 +395,8 @@ class Evolution(Section):
     environment."""
     burn_in: Annotated[int, Field(ge=0, le=10**6)] | Literal["auto"] = "auto"
     """Generations that end without selection and mutation. With `auto`, selection begins once the ranks of agents in
-    successive generations correlate by 0.7, and at the latest when a third of `training.max_steps` is spent: later, if
-    a run is resumed with more steps before that. The ranks of few agents correlate by chance: those of four do in one
+    successive generations correlate by 0.7, and at the latest after a third of `training.max_steps`, which grows if a
+    run is resumed with more steps before then. The ranks of few agents correlate by chance: those of four do in one
     generation of six, those of two in every other one."""
     initial: Initial = "configured"
     """`sampled` draws each initial agent's hyperparameters evenly from their ranges, on their scales, and the sizes of
@@ -405,10 +406,10 @@ class Evolution(Section):
     selection: Selection = Selection()
     mutation: Mutation = Mutation()
     hyperparameters: Annotated[dict[str, HyperparameterRange] | None, BeforeValidator(with_dotted_names)] = None
-    """Those that mutations perturb. Null stands for the algorithm's own ranges; a range assigned alone, as
-    `evolution.hyperparameters.NAME={...}`, joins them or replaces the one of its name. `{}` are none. One may be a
-    number in `environment.kwargs`, as `environment.kwargs.gravity`: each agent then trains in environments with its own
-    value, and evaluation keeps the configured one."""
+    """Ranges of the hyperparameters that mutations perturb. Null uses the algorithm's own ranges; a range assigned
+    alone, as `evolution.hyperparameters.NAME={...}`, joins them or replaces the one of its name. `{}` means none. One
+    may be a number in `environment.kwargs`, as `environment.kwargs.gravity`: each agent then trains in environments
+    with its own value, and evaluation keeps the configured one."""
     strategy: Plain | None = None
     """`package.module:NAME` of a search strategy of your own, such as CMA-ES. It chooses all hyperparameters of new
     initial agents, and of children that draw the mutation `hyperparameters`, which it replaces. NAME(ranges, seed)
@@ -469,7 +470,7 @@ class RunSettings(Section):
     @classmethod
     def _stays_below(cls, value: str | None) -> str | None:
         if value is not None and (not Path(value).parts or ".." in Path(value).parts or Path(value).is_absolute()):
-            raise ValueError(f"{shown(value)} would not lie below run.directory; take a plain name")
+            raise ValueError(f"{shown(value)} would not lie below run.directory; use a plain name")
         return value
 
 
@@ -548,7 +549,7 @@ class Evaluation(Section):
         if 0 < self.confirmation_episodes < self.episodes:
             raise ValueError(
                 f"confirmation_episodes: {self.confirmation_episodes} are fewer than the {self.episodes} of `episodes` "
-                f"that they are to confirm; take at least {self.episodes}, or 0 for none"
+                f"that they are to confirm; use at least {self.episodes}, or 0 for none"
             )
         return self
 
@@ -564,14 +565,14 @@ class LeagueSettings(Section):
     learn_from: Literal["own", "both"] = "own"
     """`own`: the agent plays one seat of each environment and learns from that seat's turns. `both`: with `latest`, it
     plays both seats and learns from the turns of both, which doubles the experience of a game. The value of the next
-    turn is then the other seat's and counts negatively, so this takes zero-sum games in which seats move in turn,
+    turn is then the other seat's and counts negatively, so this requires zero-sum games in which seats move in turn,
     perfect information and feed-forward networks; and a `train_return` adds what each seat gained by its own moves."""
     power: Positive = 2.0
     """With `pfsp`, opponents are drawn in proportion to (1 - expected result) to this power."""
     archive: Annotated[int, Field(ge=0, le=1_024)] = 8
     """The maximum number of frozen past agents. The first always stays, since its rating defines 0; if the archive is
     full, the lowest rated of the others leaves. With 1, each newly archived agent replaces the one before; fitness by
-    rating takes 2 or more."""
+    rating requires 2 or more."""
     margin: Annotated[float, Field(ge=-0.5, le=0.5)] = 0.05
     """A generation's best agent is archived if its mean result against the archive, from 0 to 1, is above a half by
     this much. With -0.5 every generation's best agent is archived, as fictitious play needs: there the average of all
@@ -719,14 +720,14 @@ class Config(Section, Generic[Settings]):
         if selection.name == "tournament" and selection.size > size > 1:
             raise ValueError(
                 f"evolution.selection.size: a tournament of {selection.size} needs at least as many agents, "
-                f"but population.size is {size}; take evolution.selection.size={size}"
+                f"but population.size is {size}; use evolution.selection.size={size}"
             )
         parts = len(selection.periods)
         if selection.name == "multi_frequency" and size > 1 and (size % parts or size < 4 * parts):
             enough = max(4, -(-size // parts)) * parts
             raise ValueError(
                 f"evolution.selection.periods: {parts} parts of a population need a multiple of {parts} agents, and at "
-                f"least {4 * parts}, but population.size is {size}; take population.size={enough}"
+                f"least {4 * parts}, but population.size is {size}; use population.size={enough}"
             )
         if self.algorithm.sends is not None and self.checkpoint.minutes is not None:
             raise ValueError(
@@ -798,13 +799,13 @@ class Config(Section, Generic[Settings]):
         if self.evolution.fitness != {RETURN: 1.0}:
             terms = " + ".join(f"{name} x {weight:g}" for name, weight in self.evolution.fitness.items())
             raise ValueError(
-                f"evaluation.fitness: training counts only returns, and evolution.fitness is {terms}; take evaluation, "
+                f"evaluation.fitness: training counts only returns, and evolution.fitness is {terms}; use evaluation, "
                 "or evolution.fitness=return"
             )
         if environments:
             raise ValueError(
                 f"evaluation.fitness: with {next(iter(environments))} in evolution.hyperparameters agents train in "
-                "different environments, so their training returns cannot be compared; take evaluation"
+                "different environments, so their training returns cannot be compared; use evaluation"
             )
 
     def first_environment_hyperparameters(self) -> dict[str, float]:
@@ -825,7 +826,7 @@ class Config(Section, Generic[Settings]):
         if first and self.environment.vectorization in ("native", "envpool"):
             raise ValueError(
                 f"environment.vectorization: {self.environment.vectorization} copies are all alike, and "
-                f"evolution.hyperparameters has {next(iter(first))}; take sync or async"
+                f"evolution.hyperparameters has {next(iter(first))}; use sync or async"
             )
         return first
 

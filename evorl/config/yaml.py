@@ -22,7 +22,7 @@ MAX_WHOLE = 2**63
 
 
 def check_text(text: str) -> None:
-    """Raise ValueError for text with a unpaired surrogate, which no file or terminal accepts."""
+    """Raise ValueError for text with an unpaired surrogate, which no file or terminal accepts."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -220,7 +220,7 @@ ROOT = installed if (installed := PACKAGE / "shipped").is_dir() else PACKAGE.par
 ACCELERATE = ROOT / "configs" / "accelerate" / "accelerate.yaml"
 TRAINING = ROOT / "configs" / "training"
 TASKS = ROOT / "configs" / "tasks.yaml"
-"""The tasks that shipped configurations are tuned for beside their own."""
+"""The tasks that shipped configurations are tuned for besides their own."""
 RANGES = "evolution.hyperparameters"
 OF_ALGORITHM = ("algorithm", "replay", "actors")
 """Sections that are specific to an algorithm."""
@@ -327,8 +327,8 @@ def _with_algorithm(path: Path, assignments: Sequence[str]) -> tuple[Path, dict[
         of_environment = {name: range for name, range in kept_ranges if str(name).startswith(ENVIRONMENT)}
         if of_environment and not ranges and not any(each.startswith(RANGES) for each in assignments):
             raise UserError(
-                f"{RANGES}: {_name_of(path)} has ranges of environment settings, beside which {after} needs its own; "
-                f"give all of them as {RANGES}={{...}}"
+                f"{RANGES}: {_name_of(path)} sets ranges of environment settings, and {after} also needs ranges of "
+                f"its own; give all of them as {RANGES}={{...}}"
             )
         ranges = {**ranges, **of_environment} if ranges else ranges
         kept["evolution"] = {**evolution, "hyperparameters": ranges}

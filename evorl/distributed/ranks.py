@@ -34,7 +34,7 @@ MAX_GATHERED = 2**18
 
 
 class RankLost(RunFailed):
-    """Another rank died or hangs, so a collective operation could not complete."""
+    """Another rank died or hung, so a collective operation could not complete."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class Ranks:
     def assert_identical(self, digest: str, what: str) -> None:
         """Raise RuntimeError naming the ranks whose digest differs from that of rank 0."""
         if different := self.differing(digest, what):
-            raise RuntimeError(f"rank {', '.join(map(str, different))} holds other {what} than rank 0")
+            raise RuntimeError(f"rank {', '.join(map(str, different))} does not hold the same {what} as rank 0")
 
     def raise_if_any_failed(self, problem: str, what: str) -> None:
         """Raise UserError on all ranks if any has a problem; the first rank with a problem prints it."""

@@ -69,7 +69,8 @@ class Resets:
     def __init__(
         self, settings: Environment, vector: VectorEnv[Any, Any, Any], copies: int, *, whole_games: bool
     ) -> None:
-        """Determine the autoreset mode of `vector`. With `whole_games` a lost life ends nothing, but FIRE follows it.
+        """Determine the autoreset mode of `vector`. With `whole_games` a lost life does not end the episode, but
+        FIRE is pressed after it.
 
         Raises UserError if the vector environment has autoreset disabled.
         """
@@ -165,7 +166,8 @@ class Environments(Continued):
         whole_games: bool = False,
         continued: bool = True,
     ) -> None:
-        """Create the environments. With `whole_games` (evaluation) a lost life ends no episode, but FIRE follows it.
+        """Create the environments. With `whole_games` (evaluation) a lost life does not end the episode, but
+        FIRE is pressed after it.
 
         If not `continued`, nothing is recorded for another process to resume their episodes.
         """
@@ -507,7 +509,7 @@ def _number(value: Any, name: str, id: str) -> float:
     except (TypeError, ValueError):
         number = np.nan
     if not np.isfinite(number):
-        raise UserError(f"evolution.fitness: {id} reports {shown(value)} for {name!r}, which is no finite number")
+        raise UserError(f"evolution.fitness: {id} reports {shown(value)} for {name!r}, which is not a finite number")
     return number
 
 

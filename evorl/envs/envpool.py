@@ -40,7 +40,7 @@ class EnvPool(VectorEnv[Any, Any, Any]):
         require("envpool", "environment.vectorization: envpool")
         package: Any = importlib.import_module("envpool")
         if name not in package.list_all_envs():
-            raise UserError(f"environment.vectorization: EnvPool has no {name}; take auto")
+            raise UserError(f"environment.vectorization: EnvPool has no {name}; use auto")
         self.num_envs = copies
         self.spec = gym.spec(name)
         if (limit := self.spec.max_episode_steps) is not None:
@@ -57,7 +57,7 @@ class EnvPool(VectorEnv[Any, Any, Any]):
             if not _alike(theirs, ours):
                 raise UserError(
                     f"environment.vectorization: EnvPool's {name} has the {what} space {theirs}, Gymnasium's {ours}; "
-                    "take auto"
+                    "use auto"
                 )
         self.observation_space = batch_space(self.single_observation_space, copies)
         self.action_space = batch_space(self.single_action_space, copies)

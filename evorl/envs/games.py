@@ -392,7 +392,7 @@ class GameVector(VectorEnv[Any, Any, Any]):
         return rewards
 
     def _unfit(self, wanted: str) -> UserError:
-        return UserError(f"league.learn_from: both needs {wanted} ({self._id}); take own")
+        return UserError(f"league.learn_from: both needs {wanted} ({self._id}); use own")
 
     def close(self, **kwargs: Any) -> None:
         """Close all copies, then raise the first error, if there was one."""

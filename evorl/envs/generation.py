@@ -21,9 +21,9 @@ Steps in which an environment only resets are not counted, so such a remainder i
 
 @dataclass(frozen=True)
 class GenerationLength:
-    """Environment steps of a rank in a generation, and of the longest episode (None if unbounded).
+    """Vector steps of a rank in a generation, and the steps of the longest episode (None if unbounded).
 
-    One step of all environments counts as `counted` steps of each agent; the number of steps is a multiple of `period`.
+    One vector step counts as `counted` steps of each agent; the number of steps is a multiple of `period`.
     `carries_over` means that episodes continue across generations. With several `actors`, each takes a share of the
     steps; if they are `free`, the shares are not known in advance. `continued` means that another process can resume
     running episodes.
@@ -56,15 +56,13 @@ class GenerationLength:
         """A message on what happens to episodes at a generation's end, and whether resuming is bit-exact."""
         bound = "have no known limit" if self.longest is None else f"may take {self.longest:,}"
         numbers = f"a generation has {self.of_each:,} steps of each environment, and episodes {bound}"
+        begins = "Episodes continue across generations" if self.carries_over else "Each generation begins new episodes"
         if self.free:
-            begins = "Episodes run on over evolution" if self.carries_over else "Each generation begins new episodes"
             return f"Actors run freely, so resuming will not be bit-exact. {begins} ({numbers})."
-        if self.carries_over:
-            runs_on = f"Episodes run on from one generation to the next ({numbers})"
-            if self.continued:
-                return f"{runs_on}: resuming plays them again, and is bit-exact on the same number of ranks."
-            return f"{runs_on} and cannot be played again: resuming will not be bit-exact."
-        return f"Each generation begins new episodes ({numbers}): resuming is bit-exact on the same number of ranks."
+        if self.carries_over and not self.continued:
+            return f"{begins} ({numbers}) and cannot be replayed: resuming will not be bit-exact."
+        exact = "resuming replays them and is bit-exact" if self.carries_over else "resuming is bit-exact"
+        return f"{begins} ({numbers}): {exact} on the same number of ranks."
 
     def shortfall(self, evaluated: int | None) -> str | None:
         """A warning if states within `evaluated` steps are evaluated but never trained on, else None."""
@@ -73,8 +71,8 @@ class GenerationLength:
             return None
         return (
             f"environment.carry_over: each generation begins new episodes after {self.of_each:,} steps of each "
-            f"environment, but evaluation plays up to {min(bounds):,}: later states are never trained on; take more "
-            "evolution.steps, or auto or true with a vectorization other than envpool"
+            f"environment, but evaluation plays up to {min(bounds):,}: later states are never trained on; raise "
+            "evolution.steps, or set carry_over to auto or true (not with vectorization: envpool)"
         )
 
 

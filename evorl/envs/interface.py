@@ -41,7 +41,7 @@ def interface_from_json(data: Any, settings: Environment, where: str) -> tuple[E
         frames, masked = int(data["frames"]), bool(data["masked"])
         reader = ObservationReader(settings, observation, GivenObservations(settings.id, MAX_BATCH, 1), frames)
     except UNREADABLE as error:
-        raise UserError(f"{where}: is no description of an environment: {type(error).__name__}") from error
+        raise UserError(f"{where}: is not a description of an environment: {type(error).__name__}") from error
     return EnvSpec(settings.id, reader.parts, action, masked, observation), reader
 
 

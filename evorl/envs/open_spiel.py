@@ -2,7 +2,7 @@
 
 The learner's seat is OpenSpiel's player of that number. Its view is OpenSpiel's tensor for it: the information state
 (all that the player knows, with perfect recall) where information is imperfect, else the observation. Many tensors are
-the same for both players, and name stones by their owner's number, so the seat is added to each: a last plane of an
+the same for both players and mark pieces by their owner's number, so the seat is appended to each: a last plane of an
 image, or a last number, that is 0 in the first seat and 1 in the second.
 """
 

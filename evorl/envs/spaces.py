@@ -477,7 +477,7 @@ def _specs(settings: Environment, space: gym.Space[Any], frames: int) -> Observa
         raise UserError(f"environment.id: {settings.id} has an observation part named {MASK!r}")
     if frames:
         if settings.image_channels == "last":
-            raise UserError(f"environment.image_channels: {settings.id} stacks frames on the first axis; take 'first'")
+            raise UserError(f"environment.image_channels: {settings.id} stacks frames on the first axis; use 'first'")
         return {name: replace(part, frames=frames, channels_last=False) for name, part in parts.items()}
     channels = settings.image_channels
     if channels == "auto" and settings.id.startswith(CHANNELS_FIRST):

@@ -31,7 +31,7 @@ class Suite:
     extra: str
     """The extra of this package that installs what the environments need."""
     modules: tuple[str, ...]
-    """The modules that they need. Importing the first one registers them, or `register` does so."""
+    """The modules that they need. Importing the first registers them, unless `register` or Gymnasium does."""
     owns: Callable[[str], bool]
     """Return whether the environment of this name, without a module, is one of the suite's."""
     register: Callable[[ModuleType, str], None] | None = None
@@ -47,8 +47,8 @@ def _is_mujoco(name: str) -> bool:
 class SeededGame(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
     """A MinAtar game (arXiv 1903.03176) whose episodes are determined by a seed, or by `np_random`, and their actions.
 
-    The games draw from a generator of their own, which a reset seeds from `np_random`. A sticky first action would
-    repeat the last one of the episode before; it repeats action 0, which does nothing.
+    The games draw from a generator of their own, which a reset seeds from `np_random`. By default a sticky first action
+    repeats the last action of the previous episode; here it repeats action 0, a no-op.
     """
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:

@@ -208,7 +208,7 @@ class RecoveringVector:
     def _start_over(self, error: Exception) -> Start:
         """Recreate all copies after an error in the whole vector environment, and start new episodes."""
         if held_signal() is not None:
-            # A signal to a whole group has ended the workers: what restarted copies go on with must not be saved.
+            # A signal to the process group has ended the workers: the state of restarted copies must not be saved.
             raise error
         error, failures, start = restart(error, self._settings.max_restarts, self._seed, self._begin_anew)
         if start is None:
@@ -496,12 +496,12 @@ def _env_pool(settings: Environment, name: str, copies: int) -> Vector:
     """Create the copies in EnvPool. Raises UserError for Atari and for `carry_over: true`."""
     if name.startswith(ATARI):
         raise UserError(
-            f"environment.vectorization: {settings.id} has a native vector implementation in C++ of its own; take auto"
+            f"environment.vectorization: {settings.id} has a native vector implementation in C++ of its own; use auto"
         )
     if settings.carry_over is True:
         raise UserError(
             "environment.carry_over: EnvPool takes seeds only when it creates environments, so each generation begins "
-            "new episodes; take auto"
+            "new episodes; use auto"
         )
     options = {THREADS: _share_of_cores(), **_native_options(settings)}
     return EnvPool(name, copies, {**options, THREADS: min(options[THREADS], copies)})
@@ -519,12 +519,12 @@ def _game_vector(settings: Environment, copies: int, differing: bool) -> Vector:
     if settings.vectorization not in ("auto", "native") or differing:
         raise UserError(
             f"environment.vectorization: {settings.id} is a game, whose copies are all alike and are stepped together; "
-            "take auto, without environment.kwargs in evolution.hyperparameters"
+            "use auto, without environment.kwargs in evolution.hyperparameters"
         )
     if settings.carry_over is True:
         raise UserError(
             f"environment.carry_over: {settings.id} is a game, and each generation, with its own opponents, begins new "
-            "episodes; take auto"
+            "episodes; use auto"
         )
     if settings.life_loss_ends:
         raise UserError(f"{LIVES}, not {settings.id}")
@@ -713,7 +713,7 @@ def _atari_options(settings: Environment) -> dict[str, Any]:
     for option in ("episodic_life", "life_loss_info"):
         if settings.kwargs.get(option):
             raise UserError(
-                f"environment.kwargs.{option}: take environment.life_loss_ends=true instead, which ends training "
+                f"environment.kwargs.{option}: use environment.life_loss_ends=true instead, which ends training "
                 "episodes at a lost life and counts returns over whole games"
             )
     return {

@@ -203,8 +203,8 @@ def multi_frequency(candidates: Candidates, settings: Selection, rng: np.random.
     Children of its best quarter then replace its worst quarter. Each agent of its third quarter gives way to a migrant,
     the next best agent of all other sub-populations, if that is fitter. Migrants are not mutated. One from a
     sub-population that evolves more often takes over the hyperparameters of the best agent here, so that those that pay
-    only in the short run do not spread. The archive plays no part, except that an agent with a fault is replaced by a
-    child of the best candidate, as in any selection.
+    off only in the short run do not spread. The archive plays no part, except that an agent with a fault is replaced by
+    a child of the best candidate, as in any selection.
     """
     fitness, first = _ranked(candidates.fitness), candidates.archived
     places = [Offspring(index, child=False) for index in candidates.places]

@@ -77,7 +77,7 @@ class Pool(NamedTuple):
 
 
 def _pfsp(pool: Pool, settings: LeagueSettings) -> Floats:
-    """Prioritised fictitious self-play (Vinyals et al. 2019): hard opponents first."""
+    """Prioritised fictitious self-play (Vinyals et al. 2019): harder opponents are drawn more often."""
     loss = 1 - pool.result
     # Relative to the largest, so that a large power does not underflow all weights to 0.
     return np.asarray((loss / loss.max()) ** settings.power)

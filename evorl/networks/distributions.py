@@ -27,7 +27,7 @@ FORBIDDEN = -1e8
 
 
 def allowed(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Scores [P, B, A] for a maximum, with those of masked actions below all others.
+    """Scores [P, B, A] for an argmax, with those of masked actions below all others.
 
     Masked scores are -inf: a diverging agent's scores may fall below any finite constant before it is stopped.
     """
@@ -193,8 +193,8 @@ class ActionBounds:
     def to_environment(self, action: Tensor) -> Tensor:
         """Map actions [P, B, A] to the environment's [P, B, ...]: NaN becomes 0, then all are clipped to the bounds.
 
-        An agent whose outputs overflow is stopped at its next update. Until then its transitions must fault neither its
-        environment nor the agents that share its replay.
+        An agent whose outputs overflow is stopped at its next update. Until then its actions must not crash its
+        environment or corrupt the agents that share its replay buffer.
         """
         centre, scale, low, high = self._bounds.like(action)
         moved = (centre + scale * action).nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf)

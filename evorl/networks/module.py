@@ -112,7 +112,7 @@ def module_network(
     """The network of `network.factory`. Raises UserError if it does not map one part to the heads' outputs."""
     if settings.bf16:
         raise UserError(
-            "network.bf16: a module computes as it is written; take accelerate's `mixed_precision: 'no'` and let the "
+            "network.bf16: a module computes as it is written; use accelerate's `mixed_precision: 'no'` and let the "
             "module compute in bfloat16"
         )
     if noise is not None:
@@ -120,7 +120,7 @@ def module_network(
     if any(head.name == FEATURES for head in heads):
         raise UserError(
             "algorithm.state_dependent_noise: a module does not show the features of its last layer, which this noise "
-            "depends on; leave it out, or take network.name=standard"
+            "depends on; leave it out, or use network.name=standard"
         )
     factory = settings.factory or ""
     make = load_factory(factory)
@@ -138,7 +138,5 @@ def module_network(
     except Exception as error:  # User code may raise anything.
         raise UserError(f"network.factory: {factory!r} fails under vmap: {described(error)}") from error
     if got != (3, outputs):
-        raise UserError(
-            f"network.factory: {factory!r} maps [3, {part.width}] to {list(got)}; it must give [3, {outputs}]"
-        )
+        raise UserError(f"network.factory: {factory!r} maps a batch of 3 to {list(got)}; it must return [3, {outputs}]")
     return network

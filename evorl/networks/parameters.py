@@ -35,15 +35,15 @@ class ParameterSpec:
 
     Axes are group names, whose widths the architecture gives, or fixed sizes. Growth along an input axis fills with
     zeros, so it preserves the function. With `streams`, there is a leading axis of them. `fill` is the initialisation:
-    `uniform` is U(-1/sqrt(n), 1/sqrt(n)) with fan-in n (LeCun 1998); `orthogonal` is, per stream, a matrix from all
-    inputs to all outputs with orthonormal rows or columns, whichever are fewer (Saxe et al., arXiv 1312.6120). In a
-    layer that reads several observation parts, each part has its own fan-in: beside a wide observation, a critic's
-    weights on a few actions start larger than in a joint layer. These and `ones` are multiplied by `gain`. A
-    tuple of numbers gives one constant per index of the first output axis.
-    `newborn` is the initialisation of units added later, if different. A `mask` marks the units that count, and is
-    omitted from a stack in which all do. Without `streams` of its own, a parameter that reads a group of several
-    streams reads one of them, `stream`. A parameter with `of_noise` scales exploration noise: it passes on no
-    unit's output, and does not count towards a unit's importance.
+    `uniform` is U(-1/sqrt(n), 1/sqrt(n)) with fan-in n (Glorot & Bengio 2010, eq. 1); `orthogonal` is, per stream, a
+    matrix from all inputs to all outputs with orthonormal rows or columns, whichever are fewer (Saxe et al., arXiv
+    1312.6120). In a layer that reads several observation parts, each part has its own fan-in: beside a wide
+    observation, a critic's weights on a few actions start larger than in a joint layer. These and `ones` are multiplied
+    by `gain`. A tuple of numbers gives one constant per index of the first output axis. `newborn` is the initialisation
+    of units added later, if different. A `mask` marks the units that count, and is omitted from a stack in which all
+    do. Without `streams` of its own, a parameter that reads a group of several streams reads one of them, `stream`. A
+    parameter with `of_noise` scales exploration noise: it passes on no unit's output, and does not count towards a
+    unit's importance.
     """
 
     reads: tuple[str | int, ...]

@@ -126,7 +126,7 @@ class TargetRule(ABC):
 class Polyak(TargetRule):
     """Polyak averaging (arXiv 1509.02971, section 3), with the per-agent coefficient `hyperparameter`.
 
-    With `every` above 1, the target moves only in the first of every `every` updates, the one with delayed steps.
+    With `every` above 1, the target moves only in the first of each `every` updates, as delayed objectives do.
     """
 
     every: int = 1
@@ -270,7 +270,7 @@ def _widths(architecture: Architecture) -> tuple[int, ...]:
 
 
 def _structure(architecture: Architecture) -> tuple[object, ...]:
-    """The attributes that agents of a stack share; kernel sizes are among them, as a padded kernel would be trained."""
+    """The attributes that agents of a stack share; kernel sizes too, since a kernel's padding would be trained."""
     kernels = tuple((layer.kernel, layer.stride, layer.padding) for layer in architecture.convolutions)
     flags = len(architecture.hidden_sizes), architecture.layer_norm, architecture.streams, architecture.recurrent or ""
     return *flags, kernels
@@ -477,8 +477,8 @@ class StackedNetwork:
 class Stack:
     """Agents of compatible architectures: `members` index the population, hyperparameters are tensors [P].
 
-    A learner adds the `target_networks`. `noise_shape` is the shape [K, N] of the exploration noise of an environment
-    that persists across steps.
+    A learner adds the `target_networks`. `noise_shape` is the shape [K, N], per environment, of exploration noise that
+    persists across steps.
     """
 
     members: slice | Tensor

@@ -258,7 +258,7 @@ def _statistics_specs(name: str, width: int) -> Specs:
 
 
 def _head_specs(heads: Sequence[Head], source: Axes, fill: Fill) -> Specs:
-    """A weight and a bias for each head that reads `source`; constant heads have only a bias."""
+    """Weight and bias of the heads that read `source`; constant heads have no weight, per-feature ones no bias."""
     specs: Specs = {}
     stream = 0
     for head in heads:

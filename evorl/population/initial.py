@@ -152,7 +152,7 @@ def check_population_size(config: AnyConfig, algorithm: Algorithm) -> None:
     if size > (most := MAX_HEADER_BYTES // header_bytes(agent, tensors, size)):
         raise UserError(
             f"population.size: a checkpoint has room for {most:,} agents whose networks have grown to the limits of "
-            f"evolution.architecture; {size:,} are too many; take fewer, or a smaller evolution.architecture.max_layers"
+            f"evolution.architecture; {size:,} are too many; use fewer, or a smaller evolution.architecture.max_layers"
         )
 
 
@@ -260,7 +260,7 @@ def _impossible(agent: Agent, state_limits: Mapping[str, float]) -> str | None:
             return f"state {name} is {value:g}; it must be 0 to {most:g}"
     for name, value in agent.state.updates.items():
         if not value.is_integer():
-            return f"has made {value:g} updates of {name}, which is no whole number"
+            return f"has made {value:g} updates of {name}, which is not a whole number"
     for module, roles in agent.tensors.items():
         for name, exp_avg_sq in roles[EXP_AVG_SQ].items():
             if (exp_avg_sq < 0).any():

@@ -352,7 +352,7 @@ class PrioritisedSampler(Sampler):
         if not (np.isfinite(leaves).all() and (leaves >= 0).all()):
             raise UserError(f"{WHERE}: tensor 'priorities' holds an invalid priority")
         if not (np.isfinite(maximum).all() and (maximum > 0).all() and (leaves <= maximum[:, None]).all()):
-            raise UserError(f"{WHERE}: tensor 'priorities.maximum' is no valid priority")
+            raise UserError(f"{WHERE}: tensor 'priorities.maximum' is not a valid priority")
         if not same:
             return
         drawable = storage.can_draw(torch.arange(held, device=storage.device)).cpu().numpy()

@@ -1,7 +1,7 @@
 """Experience made by actor processes: rollouts, or the gradients that the actors computed.
 
 Axes: T steps of a rollout, P agents, E environments, S = k * E sequences of k rollouts, B = T * S steps of a batch; D
-all parameters of a network.
+all parameters of a network; K numbers for each of N recurrent units.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from evorl.types import Batch, RecurrentInput, Tensors
 TINY = 1e-12
 """Divisor in place of a zero sum of weights."""
 LEARNED = ("reward", "terminated", "truncated", "valid")
-"""Columns of each step used for learning, beside the policy's own outputs."""
+"""Columns of each step used for learning, besides the policy's own outputs."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class ReceivedSettings:
 
 @dataclass(frozen=True)
 class Received:
-    """A rollout on the learner's device: parts and columns [P, T, E, ...], and the initial state [P, E, K, U]."""
+    """A rollout on the learner's device: parts and columns [P, T, E, ...], and the initial state [P, E, K, N]."""
 
     observation: Tensors
     columns: Tensors

@@ -37,7 +37,7 @@ from evorl.types import (
 
 WHERE = "the rollout"
 STATES, FIRST = "states", "first"
-"""A tensor and a number in a snapshot, beside those of the storage."""
+"""A tensor and a number in a snapshot, besides those of the storage."""
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ class Minibatches:
         self.counted: Tensor = torch.from_numpy(counted).to(device)
         """Mask [U, P, B] of the drawn sequences that count; the rest is padding."""
         self.all_due: list[bool] = np.all(updates < epochs * parts, axis=1).tolist()
-        """True if each update applies to all agents."""
+        """For each update, whether it applies to all agents."""
         self.due: Tensor = torch.from_numpy((updates < epochs * parts).astype(np.float32)).to(device)
         """1 for the agents that an update applies to, else 0 [U, P]."""
         self.later: Tensor = torch.from_numpy((updates + 1 < epochs * parts).astype(np.float32)).to(device)
@@ -278,13 +278,13 @@ def check_rollout(steps: int, num_envs: int, sequence: int, batch_size: float | 
     if steps % copies:
         return (
             f"algorithm.rollout_steps: {steps} steps cannot be shared by {copies} ranks, as algorithm.split_batches "
-            f"asks; take a multiple of {copies * sequence}"
+            f"asks; use a multiple of {copies * sequence}"
         )
     share, among = steps // copies, "" if copies == 1 else f", {steps // copies} on each of {copies} ranks"
     if share % sequence:
         return (
             f"algorithm.sequence_length: {sequence} does not divide algorithm.rollout_steps {steps}{among}; "
-            f"take one of {_nearest(_divisors(share), sequence)}"
+            f"use one of {_nearest(_divisors(share), sequence)}"
         )
     whole = share * num_envs
     if batch_size is not None and (
@@ -294,7 +294,7 @@ def check_rollout(steps: int, num_envs: int, sequence: int, batch_size: float | 
         fitting = _nearest([size * copies for size in parts], batch_size)
         return (
             f"algorithm.batch_size: a rollout of {steps} steps{among} in {num_envs} environments, in sequences of "
-            f"{sequence}, does not divide into minibatches of {batch_size:.0f}; take one of {fitting}"
+            f"{sequence}, does not divide into minibatches of {batch_size:.0f}; use one of {fitting}"
         )
     return None
 

@@ -91,7 +91,7 @@ def normalized(x: Tensor, weight: Tensor) -> Tensor:
 
 WHERE = "the rollout"
 MAX_REWARD = 10.0
-"""Clip scaled rewards to this many standard deviations: while returns barely vary, one could be thousands."""
+"""Clip scaled rewards to this many standard deviations; while returns barely vary, one could reach thousands."""
 
 
 class RolloutStatistics:

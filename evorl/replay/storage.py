@@ -565,8 +565,8 @@ class Storage:
         fine = 1 <= rows <= MOST and 1 <= streams <= MOST and 0 <= written <= MOST // streams and broken in (0, 1)
         if not fine or not max(0, written - rows) <= oldest <= written or not (written or broken):
             raise UserError(
-                f"{WHERE}: {written} rows from {oldest} on in a ring of {rows} for {streams} streams "
-                "are no state of one"
+                f"{WHERE}: invalid state: {written} rows from {oldest} on, in a ring of {rows} rows and "
+                f"{streams} streams"
             )
         ring = rows + self.depth
         held = rows_held(written, ring)

@@ -1,4 +1,4 @@
-"""The transitions or sequences of a batch, from drawn slots of a replay.
+"""The transitions or sequences of a batch, from drawn slots of a replay buffer.
 
 Axes: U updates, P agents, D draws, B transitions of a batch, n steps of a return, T learned steps of a sequence, K
 steps of its burn-in. `OneStep` and `NStep` make one transition of each draw, so B = D; `Sequences` makes T, time-major,
@@ -103,7 +103,7 @@ class NStep(Windows):
         if n > storage.rows:
             raise UserError(
                 f"replay.n_step: windows of {n} steps are longer than the {storage.rows} steps of each environment "
-                f"that replay.capacity keeps on a process; take replay.n_step={storage.rows} at most, or a larger "
+                f"that replay.capacity keeps on a process; use replay.n_step={storage.rows} at most, or a larger "
                 "capacity"
             )
         self._n = n

@@ -201,7 +201,7 @@ def _list(row: Row, name: str) -> list[Any]:
     """Return a list of a line. Raises ValueError if it is not a list or has items of other types."""
     values = row[name]
     if not isinstance(values, list) or not set(map(type, values)) <= LISTS[name]:
-        raise ValueError(f"{name} of generation {row['generation']} is no list of what a run writes there")
+        raise ValueError(f"{name} of generation {row['generation']} is not a list of the types that a run writes")
     return values
 
 

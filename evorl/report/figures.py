@@ -38,7 +38,7 @@ TINY = 1e-3
 WRITTEN = 24
 """The most agents of a payoff matrix for which each cell has its numbers written in it."""
 GOLDEN = 0.618
-"""The golden ratio: hues that far apart stay distinct, however many there are."""
+"""The inverse of the golden ratio: hues spaced by it stay distinct, however many there are."""
 LEGEND = 56
 """The maximum number of characters in a line of a legend; more would not fit 500 pixels."""
 
@@ -667,7 +667,7 @@ def _points(lives: Sequence[Stage], name: str, run: Drawn) -> Figure:
         "marker": {"color": PLAIN.colour, "size": 7, "opacity": 0.75},
         "hovertext": [_about(life, run) for life in lives],
         "hoverinfo": "y+text",
-        "name": "agents that lost",
+        "name": "all other agents",
     }
 
 

@@ -41,12 +41,12 @@ def draw(runs: Sequence[Drawn], output: Path, measure: str | None = None, hyperp
     from matplotlib.figure import Figure
 
     if len(runs) > 1 and hyperparameter is not None:
-        raise UserError(f"--hyperparameter: is drawn for one run, not for {len(runs)}")
+        raise UserError(f"--hyperparameter: applies to one run only, but {len(runs)} were given")
     if len(runs) == 1 and measure is not None:
         raise UserError("--measure: applies only to several runs, but one was given")
     if measure is not None and measure not in measures(runs):
         raise UserError(
-            f"--measure: ratings of different runs cannot be compared, and {measure} is their mean; take best"
+            f"--measure: ratings of different runs cannot be compared, and {measure} is their mean; use best"
         )
     figure = Figure(figsize=(8, 4.5) if hyperparameter is None else (8, 6), layout="constrained")
     if len(runs) > 1:
@@ -127,7 +127,7 @@ def _crowd(
 
 
 def _lives(axis: Any, run: Drawn, value: Callable[[Stage], float | None]) -> dict[Look, None]:
-    """Draw a line from each life's predecessor to itself; return the looks used."""
+    """Draw a line to each life from its predecessor; return the looks used."""
     parents, steps = run.parents(), run.steps
     found: dict[Look, None] = {}
     for life in run.lives:

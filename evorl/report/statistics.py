@@ -257,7 +257,7 @@ def groups(runs: Sequence[Drawn]) -> list[Group]:
 
 
 def _warn_of_equal_seeds(runs: Sequence[Drawn]) -> None:
-    """Warn if runs of one configuration share a seed: they are no independent samples, and narrow the intervals."""
+    """Warn if runs of one configuration share a seed: they are not independent, so the intervals are too narrow."""
     by_seed: dict[str, list[str]] = defaultdict(list)
     for run in runs:
         by_seed[shown(run.setting("seed"))].append(run.name)

@@ -1,9 +1,10 @@
 """The best agent so far (the elite), its challenge in each generation, and the test of the target.
 
-All use only episodes that were not used for selection, except that ratings decide a challenge in games. The maximum of
-several noisy means is biased upwards, and a test that is repeated every generation is eventually passed by chance. So
-an agent becomes the elite on some episodes and is scored on others, and the test is anytime-valid. Axes: P agents, N
-episodes.
+The score and the test of the target use only episodes that were not used for selection, unless
+`evaluation.confirmation_episodes` is 0. A challenger must win on the generation's episodes and then on fresh ones; in
+games, ratings decide. The maximum of several noisy means is biased upwards, and a test that is repeated every
+generation is eventually passed by chance. So an agent becomes the elite on some episodes and is scored on others, and
+the test is anytime-valid. Axes: P agents, N episodes.
 """
 
 from __future__ import annotations

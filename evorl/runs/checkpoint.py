@@ -1,4 +1,4 @@
-"""The checkpoints of a run after each generation and within one, and the resume from the newest.
+"""The checkpoints of a run after each generation and within one, and resuming from the newest.
 
 Every rank writes its files and reloads the agents.
 """
@@ -197,8 +197,8 @@ class InterimCheckpoints:
                 part.resume(*decode_tensors(self._checkpoints.read(self._number, file), file))
             except UserError as error:
                 problem = problem or (
-                    f"{self._checkpoints.path(self._number) / file}: {error}; without this directory its generation "
-                    "starts over"
+                    f"{self._checkpoints.path(self._number) / file}: {error}; remove this directory to restart its "
+                    "generation"
                 )
         self._ranks.raise_if_any_failed(problem, "the interim checkpoint")
         steps = self.position.steps[rank]
@@ -285,7 +285,7 @@ class InterimCheckpoints:
             position = POSITION.validate_python(parts["position"])
             progress = progress_of(json_bytes(parts["progress"]), str(where))
         except (ValidationError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{where}: is no state of a generation in progress") from error
+            raise UserError(f"{where}: is not the state of a generation in progress") from error
         if len(position.steps) != progress.ranks or max(position.steps) > position.horizon:
             raise UserError(f"{where}: its steps do not fit its number of ranks, or exceed the generation's length")
         return position, progress
@@ -300,7 +300,7 @@ class InterimCheckpoints:
             lost = self._environments.restore(tensors, seed)
         except UserError as error:
             return f"{path}: {error}"
-        return f"{path}: the running episode cannot be played again in {lost}" if lost else ""
+        return f"{path}: the running episode cannot be replayed in {lost}" if lost else ""
 
     def _refuse(self, problem: str, so: str) -> bool:
         """Set the newest one aside, and say why and what follows; return False."""
@@ -641,7 +641,7 @@ class CheckpointManager:
         ranks.raise_if_any_failed(problem, "the running episodes")
         replies = ranks.gather_bytes(lost.encode(), "the environments that begin new episodes")
         return [
-            f"the running episode cannot be played again in {reply.decode()} on rank {rank}, so that another begins"
+            f"the running episode cannot be replayed in {reply.decode()} on rank {rank}, so that another begins"
             for rank, reply in enumerate(replies)
             if reply
         ]

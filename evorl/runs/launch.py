@@ -69,19 +69,19 @@ def refuse_options(variables: Mapping[str, str] = os.environ) -> None:
             if precision == "fp16"
             else "stacks of agents compute in float32 or bfloat16"
         )
-        raise UserError(f"accelerate's mixed_precision: {precision} is not supported: {reason}; take 'bf16' or 'no'")
+        raise UserError(f"accelerate's mixed_precision: {precision} is not supported: {reason}; use 'bf16' or 'no'")
     for option, (name, plain) in PLAIN.items():
         value = variables.get(name, plain)
         if value.lower() != plain:
             raise UserError(
                 f"accelerate's {option}: {value.lower()} would have no effect, since evorl trains its stacks itself "
-                f"and only their gradients are averaged; leave it out, or take {plain!r}"
+                f"and only their gradients are averaged; leave it out, or use {plain!r}"
             )
     if "ACCELERATE_USE_CPU" in variables and variables.get("WORLD_SIZE", "1") == "1":
         wanted = processes_wanted(_launcher_arguments())
         if wanted > 1:
             raise UserError(
-                f"accelerate was asked for {wanted} processes and has started one, as it does on a CPU; take `evorl "
+                f"accelerate was asked for {wanted} processes and has started one, as it does on a CPU; use `evorl "
                 f"train --processes {wanted}`, or `--multi_gpu` or `distributed_type: MULTI_GPU` and `use_cpu: false`, "
                 "which serve CPU machines too (configs/accelerate/accelerate.yaml)"
             )
@@ -362,12 +362,12 @@ def check(config: AnyConfig, trains: bool = True, ranks: int | None = None) -> A
     if config.population.placement == "sharded" and size % ranks:
         raise UserError(
             f"population.size: {size} agents cannot be divided over {ranks} processes with population.placement: "
-            f"sharded; take a multiple of {ranks}"
+            f"sharded; use a multiple of {ranks}"
         )
     if trains and ranks > 1 and config.tracking.backends and config.tracking.timeout >= config.run.timeout:
         raise UserError(
             f"tracking.timeout: the main process may wait {config.tracking.timeout:g} s for a tracker, and the others "
-            f"wait {config.run.timeout:g} s for it (run.timeout); take less, or more for run.timeout"
+            f"wait {config.run.timeout:g} s for it (run.timeout); lower tracking.timeout, or raise run.timeout"
         )
     _check_game(config, trains)
     _check_environment_ranges(config)
@@ -403,7 +403,7 @@ def _check_game(config: AnyConfig, trains: bool) -> None:
         if config.league is not None:
             raise UserError(f"league: {id} is not a two-player game; leave it out")
         if RATING in config.evolution.fitness:
-            raise UserError(f"evolution.fitness: {id} is not a two-player game, so nobody has a rating; take return")
+            raise UserError(f"evolution.fitness: {id} is not a two-player game, so nobody has a rating; use return")
         return
     league = config.league or LeagueSettings()
     check_name("league.matchmaking", league.matchmaking, MATCHMAKING)
@@ -411,7 +411,7 @@ def _check_game(config: AnyConfig, trains: bool) -> None:
     if trains and config.evaluation.fitness == "training":
         raise UserError(
             "evaluation.fitness: in a game agents train against different opponents, so their training returns cannot "
-            "be compared; take evaluation"
+            "be compared; use evaluation"
         )
     if trains and RATING in config.evolution.fitness:
         _check_ratings(league, config.training.target_fitness)
@@ -420,7 +420,7 @@ def _check_game(config: AnyConfig, trains: bool) -> None:
     if config.actors is not None:
         raise UserError(
             f"algorithm.name: {config.algorithm.name} learns from actor processes, and these play no games, such as "
-            f"{config.environment.id}; take ppo, a2c or dqn"
+            f"{config.environment.id}; use ppo, a2c or dqn"
         )
 
 
@@ -431,7 +431,7 @@ def _check_both_seats(config: AnyConfig, league: LeagueSettings) -> None:
     reason = None
     if league.matchmaking != "latest":
         reason = (
-            f"an agent that plays both seats has no opponents; take league.matchmaking=latest, not {league.matchmaking}"
+            f"an agent that plays both seats has no opponents; use league.matchmaking=latest, not {league.matchmaking}"
         )
     elif config.network.recurrent:
         reason = "a recurrent network would remember the turns of both seats as one; leave network.recurrent out"
@@ -443,8 +443,8 @@ def _check_ratings(league: LeagueSettings, target: float | None) -> None:
     """Raise UserError if the archive is too small to keep the agent rated 0, or if the target is not a mean result."""
     if league.archive < 2:
         raise UserError(
-            f"league.archive: with {league.archive} no archived agent with the rating 0 stays, so ratings of different "
-            "generations cannot be compared; take 2 or more, or evolution.fitness=return"
+            f"league.archive: {league.archive} is too small to keep the agent that defines rating 0, so ratings of "
+            "different generations cannot be compared; use 2 or more, or evolution.fitness=return"
         )
     if target is not None and not 0 < target < 1:
         raise UserError(

@@ -54,8 +54,8 @@ def refuse_code(config: AnyConfig, allowed: bool, *, trains: bool = False) -> No
         is_known = key == "environment.id" and str(value).partition(":")[0] in GAMES
         if not allowed and ":" in (value or "") and not is_known:
             raise UserError(
-                f"{key}: {value!r} executes code of its own; add --allow-code (allow_code=True in Python) if you trust "
-                "this run"
+                f"{key}: {value!r} names custom code to execute; add --allow-code (allow_code=True in Python) if you "
+                "trust this run"
             )
 
 
@@ -229,7 +229,7 @@ def _saved(run: Path, agent: int | None, generation: int | None) -> Agent:
     """An agent from the newest checkpoint that contains it, or from that of `generation`. Raises UserError."""
     for name, number in (("agent", agent), ("generation", generation)):
         if number is not None and (isinstance(number, bool) or not isinstance(number, int | np.integer)):
-            raise UserError(f"{name}: {shown(number)} is no whole number")
+            raise UserError(f"{name}: {shown(number)} is not a whole number")
     checkpoints = Checkpoints(run / CHECKPOINTS, keep=1)
     there = checkpoints.generations()
     if generation is not None and generation not in there:

@@ -74,7 +74,7 @@ def main_of(program: Path) -> Main:
     """Import a program for its `main`. Raises UserError if `program` is not a Python file."""
     spec = importlib.util.spec_from_file_location(f"evorl_demo_{program.stem}", program)
     if spec is None or spec.loader is None or not program.is_file():
-        raise UserError(f"{program}: is no Python program")
+        raise UserError(f"{program}: is not a Python program")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     main: Main = module.main
@@ -132,8 +132,8 @@ def train(
     """Train and evolve a population; block until the run ends, and return it on every rank of the launch.
 
     `config` is the name of a shipped configuration, a YAML file, or the settings themselves; None is `dqn`. An
-    algorithm's name such as `ppo` takes the file shipped for the environment, if there is one, and `ppo.yaml` always
-    the general one.
+    algorithm's name, such as `ppo`, selects the file tuned for the environment, if there is one; `ppo.yaml` always
+    selects the general file.
 
     The other parameters change settings. A section is given as an object, `training=evorl.Training(max_steps=10_000)`,
     or as a mapping, `training={"max_steps": 10_000}`; both change the settings that they name, and leave the others as
@@ -355,8 +355,8 @@ def _refuse_other_algorithm(config: object, section: type[AlgorithmSettings]) ->
     own = SETTINGS[read_yaml(path)["algorithm"]["name"]]
     if section is not own:
         raise UserError(
-            f"algorithm: {section.__name__} are no settings of {config}, which takes {own.__name__}; name the "
-            "configuration of one algorithm, or none beside the section"
+            f"algorithm: {config} uses {own.__name__}, not {section.__name__}; name a configuration of the "
+            "same algorithm, or give only the section"
         )
 
 

@@ -65,7 +65,7 @@ def play(
         # SDL, which renders for Gymnasium, fails without a display.
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     rendered, sees = _shown(settings, mode)
-    # As in evaluation, a lost life does not end the game, but FIRE follows it.
+    # As in evaluation, a lost life does not end the game, but FIRE is pressed after it.
     frames = stacked_frames(rendered)
     vector = _made(rendered.model_copy(update={"life_loss_ends": False}) if frames else rendered)
     if isinstance(vector, SyncVectorEnv):

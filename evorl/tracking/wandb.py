@@ -174,7 +174,7 @@ class WeightsAndBiases(Tracker):
             self._run.log(points, step=max(record.step, self._next), commit=False)
         except Exception as error:
             self._takes_tables = False
-            what = f"W&B took no table of agents, and gets none from here on: {str(error)[:300]}"
+            what = f"W&B rejected the table of agents, so no more are sent: {str(error)[:300]}"
             warnings.warn(what, EvorlWarning, stacklevel=2)
 
     def _log(self, step: int, points: Mapping[str, Any]) -> None:
@@ -213,7 +213,7 @@ def run_id(directory: Path) -> str:
         kept = json.loads(read_bounded(path))["wandb"]
         if RUN_ID.fullmatch(kept):
             return str(kept)
-        reason = "its id is not one to 64 small letters and digits"
+        reason = "its id is not 1 to 64 lowercase letters and digits"
     except FileNotFoundError:
         reason = None
     except (OSError, ValueError, KeyError, TypeError, RecursionError, UserError) as error:

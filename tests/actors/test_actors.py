@@ -42,7 +42,7 @@ def test_actors_that_die_or_hang_are_replaced_and_all_end_with_the_learner():
         with pytest.warns(EvorlWarning, match=r"actor 0 made no step for 3 s \(actors.timeout\); it is started again"):
             learn_until_replaced(learning, {stopped, 0})
         learning.learn(10)
-        figures = learning.actors.figures(learning.placement)
+        figures = learning.actors.pop_metrics(learning.placement)
         assert figures["restarts"] == 2
         assert all(figures[f"steps_per_second/{index}"] > 0 for index in range(2))
         told = learning.actors.processes[1]
@@ -180,7 +180,7 @@ def test_no_update_of_shared_parameters_is_lost_though_actors_are_killed():
         assert heard <= made[0] <= heard + kills + 4 * 2
         assert made[0] == made[1]
         assert learning.policy.flat.isfinite().all()
-        assert learning.actors.figures(learning.placement)["rollouts"] == heard == 100
+        assert learning.actors.pop_metrics(learning.placement)["rollouts"] == heard == 100
 
 
 def test_actors_wait_for_the_learner_and_follow_it_into_the_next_generation():
@@ -200,7 +200,7 @@ def test_actors_wait_for_the_learner_and_follow_it_into_the_next_generation():
         learning.agents = [widened, learning.agents[1]]
         learning.begin(2)
         learning.learn(4)
-        figures = learning.actors.figures(learning.placement)
+        figures = learning.actors.pop_metrics(learning.placement)
         assert figures["discarded_old"] == 3
         assert figures["rollouts"] == 5
         assert figures["max_staleness"] <= 2 * 3
@@ -329,7 +329,7 @@ def test_an_actor_that_was_idle_since_its_start_is_not_late_with_its_first_step(
 
 def test_bounds_that_would_starve_the_learner_end_a_program_before_it_claims_a_directory(in_directory, capsys):
     assert train(*SETTINGS, "actors={queue: 4, max_staleness: 2}", "run.name=a") == 2
-    assert "take at least 4" in error_line(capsys)
+    assert "use at least 4" in error_line(capsys)
     assert not (in_directory / "runs").exists()
 
 

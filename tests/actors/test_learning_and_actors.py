@@ -88,7 +88,7 @@ def test_rollouts_of_parameters_that_are_too_old_are_discarded():
         learning.policy.version += 5
         learning.actors.publish(learning.policy)
         learning.learn(1)
-        figures = learning.actors.figures(learning.placement)
+        figures = learning.actors.pop_metrics(learning.placement)
     assert figures["discarded_stale"] >= 2
     assert figures["max_staleness"] <= 4
 
@@ -173,7 +173,7 @@ def test_nothing_of_full_queues_is_discarded_though_the_updates_with_a_batch_com
             await_waiting(learning, 2)
             learning.learn(1)
         learning.learn(2)
-        figures = learning.actors.figures(learning.placement)
+        figures = learning.actors.pop_metrics(learning.placement)
     assert figures["discarded_stale"] == 0
     assert figures["max_staleness"] == 8
 
@@ -218,7 +218,7 @@ def test_actors_that_wait_for_one_that_hangs_in_an_update_of_shared_parameters_a
         holder = holding(learning.actors._board, 2.5)
         learning.learn(20)
         os.waitpid(holder, 0)
-        assert learning.actors.figures(learning.placement)["restarts"] == 0
+        assert learning.actors.pop_metrics(learning.placement)["restarts"] == 0
 
 
 def test_episodes_of_rollouts_that_are_too_old_count():

@@ -177,5 +177,5 @@ def test_appos_target_is_copied_after_so_many_batches():
 def test_minibatches_are_of_what_the_first_batch_of_a_generation_has():
     """It has no replayed rollouts yet, and a minibatch of none would still move the agents."""
     settings = ("network.recurrent=lstm", "environment.num_envs=1", "algorithm.rollouts=2", "algorithm.minibatches=3")
-    with pytest.raises(UserError, match=r"a batch has 2 rollouts of an environment .* take at most 2"):
+    with pytest.raises(UserError, match=r"a batch has 2 rollouts of an environment .* use at most 2"):
         algorithm("appo", *settings, "algorithm.replayed_rollouts=2").pace(1)

@@ -361,5 +361,5 @@ def test_networks_with_a_state_take_no_such_noise():
 
 def test_modules_do_not_show_their_features():
     module = "network={name: module, factory: 'helpers.support:probe_network'}"
-    with pytest.raises(UserError, match=r"or take network.name=standard"):
+    with pytest.raises(UserError, match=r"or use network.name=standard"):
         algorithm("algorithm={name: ppo, state_dependent_noise: {}}", module, actions=BOX)

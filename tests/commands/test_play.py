@@ -78,8 +78,8 @@ def test_a_wrong_move_is_explained_and_asked_again(run, types, capsys):
     told = capsys.readouterr().out
     assert told.count("your move (0 to 2): ") == 8
     assert "'7' is not allowed; the moves are 0 to 2" in told
-    assert "'x' is no whole number; q ends" in told
-    assert "'1.5' is no whole number" in told
+    assert "'x' is not a whole number; q ends" in told
+    assert "'1.5' is not a whole number" in told
     assert "a move is one number; q ends" in told
     assert told.endswith("\nbye\n"), "no game has ended, so none is counted"
 

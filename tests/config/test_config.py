@@ -176,7 +176,7 @@ def test_an_environment_evolves_with_another_algorithm_too(moon):
     ranges = load_config(["algorithm=ppo"], moon).evolution.hyperparameters
     assert ranges["environment.kwargs.wind_power"].max == 11
     assert "clip" in ranges
-    with pytest.raises(UserError, match=r"moon\.yaml has ranges of environment settings, beside which dqn needs"):
+    with pytest.raises(UserError, match=r"moon\.yaml sets ranges of environment settings, and dqn also needs"):
         load_config(["algorithm=dqn"], moon)
 
 
@@ -347,7 +347,7 @@ def test_it_cannot_be_changed():
         ),
         (
             "evolution.hyperparameters={gamma: {min: 0.5, max: 1}}",
-            "evolution.hyperparameters.gamma: max 1 must be below 1 on the scale one_minus_log; take 0.999",
+            "evolution.hyperparameters.gamma: max 1 must be below 1 on the scale one_minus_log; use 0.999",
         ),
         ("evolution.hyperparameters={gamma: {min: 0, max: 0.9, scale: log}}", "hyperparameters.gamma: min 0 must be"),
         ("evolution.hyperparameters={tau: {min: 0.5, max: .inf}}", "evolution.hyperparameters.tau.max: inf is out"),
@@ -457,7 +457,7 @@ def test_a_replay_is_refused_where_there_is_none(name, setting):
 
 def test_a_population_must_divide_over_sharded_ranks(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(UserError, match=r"4 agents cannot be divided over 3 processes .* take a multiple of 3"):
+    with pytest.raises(UserError, match=r"4 agents cannot be divided over 3 processes .* use a multiple of 3"):
         check(config("population.placement=sharded"))
 
 

@@ -59,7 +59,7 @@ def test_runs_that_have_them_are_read_and_resumed_only_without_them(trained_run,
     capsys.readouterr()
     assert run_program(run_command, ["resume", str(run)]) == 2
     line = error_line(capsys)
-    assert "tracking.group: removed; leave it out (resume a run that has it with tracking.group=null)" in line
+    assert "tracking.group: removed; leave it out (to resume a run that sets it, add tracking.group=null)" in line
     assert "run.lock_timeout: removed" in line
     assert "evolution.every" not in line
     given = ["tracking.group=null", "run.lock_timeout=10.0", "training.max_steps=160"]

@@ -132,7 +132,7 @@ def test_scores_are_true_and_lives_do_not_end_a_game():
 
 @pytest.mark.parametrize("option", ["life_loss_info", "episodic_life"])
 def test_options_that_score_lives_are_refused(option):
-    with pytest.raises(UserError, match=f"environment.kwargs.{option}: take environment.life_loss_ends"):
+    with pytest.raises(UserError, match=f"environment.kwargs.{option}: use environment.life_loss_ends"):
         environments("Breakout", kwargs={option: True})
 
 

@@ -161,7 +161,7 @@ def test_each_generation_begins_new_episodes():
         config("environment={vectorization: envpool, carry_over: auto}", "evolution.steps=64"), 1, 1
     )
     assert not length.carries_over
-    with pytest.raises(UserError, match=r"environment\.carry_over: .* take auto"):
+    with pytest.raises(UserError, match=r"environment\.carry_over: .* use auto"):
         make_vector(settings(carry_over=True), 2)
 
 

@@ -140,7 +140,7 @@ def test_games_in_which_nobody_can_play_both_seats_are_refused(name, told):
 @pytest.mark.parametrize(
     ("setting", "told"),
     [
-        ("league.matchmaking=pfsp", "take league.matchmaking=latest"),
+        ("league.matchmaking=pfsp", "use league.matchmaking=latest"),
         ("network.recurrent=gru", "leave network.recurrent out"),
     ],
 )
@@ -476,7 +476,7 @@ RATED = "evolution.fitness=rating"
         (("evaluation.fitness=training",), "evaluation.fitness: in a game agents train against different opponents"),
         (
             (RATED, "league.archive=1"),
-            "league.archive: with 1 no archived agent with the rating 0 stays, so ratings of",
+            "league.archive: 1 is too small to keep the agent that defines rating 0, so ratings of",
         ),
         (
             (RATED, "training.target_fitness=300"),

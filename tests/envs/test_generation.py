@@ -95,12 +95,12 @@ def test_what_is_said_has_the_numbers_and_what_they_mean_for_resuming():
         "1,000): resuming is bit-exact on the same number of ranks."
     )
     runs_on = (
-        "Episodes run on from one generation to the next (a generation has 250 steps of each environment, and episodes "
+        "Episodes continue across generations (a generation has 250 steps of each environment, and episodes "
         "have no known limit)"
     )
-    exact = ": resuming plays them again, and is bit-exact on the same number of ranks."
+    exact = ": resuming replays them and is bit-exact on the same number of ranks."
     assert GenerationLength(250, None, True).sentence() == runs_on + exact
-    inexact = " and cannot be played again: resuming will not be bit-exact."
+    inexact = " and cannot be replayed: resuming will not be bit-exact."
     assert GenerationLength(250, None, True, continued=False).sentence() == runs_on + inexact
 
 
@@ -128,7 +128,7 @@ def test_a_generation_shorter_than_an_episode_still_trains_on_whole_episodes(in_
     with pytest.warns(EvorlWarning, match="no episode ended in generation 1, which had 150 steps") as caught:
         assert train("run.name=a", "-v", *MOUNTAIN_CAR) == 0
     assert len(caught) == 1
-    assert "Episodes run on from one generation to the next (a generation has 150 steps" in capsys.readouterr().err
+    assert "Episodes continue across generations (a generation has 150 steps" in capsys.readouterr().err
     rows = lines(in_directory / "runs" / "a" / "metrics.jsonl")
     assert rows[0]["train_return"] == [None] * 4
     assert rows[0]["train_episodes"] == [0] * 4

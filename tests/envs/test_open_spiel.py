@@ -202,7 +202,7 @@ def test_ids_of_games_name_no_code_of_their_own():
     assert is_game("openspiel:kuhn_poker")
     refuse_code(config("environment.id=openspiel:kuhn_poker"), False)
     own = config("environment.id=openspiel:kuhn_poker", "network={name: module, factory: openspiel:make}")
-    with pytest.raises(UserError, match=r"network\.factory: 'openspiel:make' executes code of its own"):
+    with pytest.raises(UserError, match=r"network\.factory: 'openspiel:make' names custom code to execute"):
         refuse_code(own, False)
 
 
@@ -210,7 +210,7 @@ def test_a_benchmark_on_the_hub_is_no_code(monkeypatch):
     game = "environment.id=openspiel:kuhn_poker"
     for name in ("hf:me/kuhn", "runs/2025-01-01_12:30"):
         refuse_code(config(game, f"league={{benchmark: {name!r}}}"), False)
-    with pytest.raises(UserError, match=r"league\.benchmark: 'openspiel:make' executes code of its own"):
+    with pytest.raises(UserError, match=r"league\.benchmark: 'openspiel:make' names custom code to execute"):
         refuse_code(config(game, "league={benchmark: 'openspiel:make'}"), False)
 
 

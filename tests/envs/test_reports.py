@@ -43,5 +43,5 @@ def test_a_dictionary_is_no_number():
 
 @pytest.mark.parametrize("value", ["later", None, np.nan, np.inf])
 def test_what_is_no_finite_number_is_refused(value):
-    with pytest.raises(UserError, match="for 'x', which is no finite number"):
+    with pytest.raises(UserError, match="for 'x', which is not a finite number"):
         read({"x": np.array([value], dtype=object)}, "x", [0])

@@ -171,7 +171,7 @@ def test_a_migrant_takes_over_the_settings_of_the_best_agent_there():
 
 @pytest.mark.parametrize(("size", "instead"), [(6, 8), (9, 10), (4, 8)])
 def test_parts_of_a_population_need_agents(size, instead):
-    with pytest.raises(UserError, match=f"evolution.selection.periods: 2 parts .* take population.size={instead}"):
+    with pytest.raises(UserError, match=f"evolution.selection.periods: 2 parts .* use population.size={instead}"):
         config(f"population.size={size}", "evolution.selection={name: multi_frequency, periods: [1, 2]}")
 
 

@@ -71,9 +71,9 @@ def test_what_is_refused_names_its_key_and_all_that_would_fit(steps, num_envs):
             else:
                 key, fitting = "batch_size", [n for n in range(1, most + 1) if whole(sequence, n)]
             assert message.startswith(f"algorithm.{key}: ")
-            assert ast.literal_eval(re.search(r"take one of (\[.*\])$", message)[1]) == fitting
+            assert ast.literal_eval(re.search(r"use one of (\[.*\])$", message)[1]) == fitting
 
 
 def test_of_many_sizes_that_fit_the_nearest_are_named():
     message = check_rollout(2**20, 2**6, sequence=1, batch_size=100)
-    assert "minibatches of 100; take one of [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048]" in message
+    assert "minibatches of 100; use one of [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048]" in message

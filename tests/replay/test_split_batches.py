@@ -205,7 +205,7 @@ def test_what_ranks_cannot_share_is_refused_with_what_would_be_right(steps, copi
             message = check_rollout(steps, 2, sequence, size, copies)
             if share % 1:
                 assert message.startswith(f"algorithm.rollout_steps: {steps} steps cannot be shared by {copies} ranks")
-                assert message.endswith(f"take a multiple of {copies * sequence}")
+                assert message.endswith(f"use a multiple of {copies * sequence}")
             elif share % sequence:
                 assert message.startswith("algorithm.sequence_length: ")
             elif part is not None and (part % 1 or share * 2 % part or part % sequence):

@@ -117,7 +117,7 @@ def test_ladders_go_from_end_to_end():
     [
         (["replay.prioritised=null"], "replay.prioritised: apex_dqn draws by priorities; set replay.prioritised={}"),
         (["replay.n_step=9"], "replay.n_step: 9 exceeds algorithm.rollout_steps 8"),
-        (["algorithm.exploration={end: 0.2}"], "algorithm: exploration: actors explore by `ladder`"),
+        (["algorithm.exploration={end: 0.2}"], "algorithm: exploration: is fixed; set `ladder`"),
     ],
 )
 def test_what_does_not_fit_is_refused(settings, message):

@@ -62,7 +62,7 @@ def test_a_comparison_shows_runs_of_one_generation_and_no_interval_of_three(tmp_
 
 def test_options_of_another_number_of_runs_are_refused(tmp_path):
     one, other = (str(write_run(tmp_path / name)) for name in "ab")
-    with pytest.raises(UserError, match=r"^--hyperparameter: is drawn for one run, not for 2$"):
+    with pytest.raises(UserError, match=r"^--hyperparameter: applies to one run only, but 2 were given$"):
         run_command(["plot", one, other, "--hyperparameter", "gamma", "-o", str(tmp_path / "x.png")])
     with pytest.raises(UserError, match=r"^--measure: applies only to several runs, but one was given$"):
         run_command(["plot", one, one, "--measure", "mean", "-o", str(tmp_path / "x.png")])

@@ -89,7 +89,7 @@ def test_the_schedule_shows_what_changed_on_the_way_and_when(run):
 
 def test_the_schedule_shows_what_losing_agents_tried(run):
     tried, path = figures.schedule(run)["data"][2:]
-    assert (tried["name"], path["name"]) == ("agents that lost", "the winner and its ancestors")
+    assert (tried["name"], path["name"]) == ("all other agents", "the winner and its ancestors")
     assert list(zip(tried["x"], tried["y"], strict=True)) == [
         (100, 0.99), (200, 0.99), (300, 0.99), (400, 0.99)
     ], "gamma of the agents off the winner's path"  # fmt: skip

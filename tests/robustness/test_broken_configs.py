@@ -55,7 +55,7 @@ def test_what_is_not_as_it_should_be_is_said():
         ("#" + "x" * 2**17, "it has more than 131072 bytes"),
         ("seed: 0x" + "f" * 5000, "a whole number is beyond 64 bits"),
         ('"a\\nb\\x1b": 1', r"a\\nb\\x1b: unknown key"),
-        ("run: {name: ../x}", "run.name: '../x' would not lie below run.directory; take a plain name"),
+        ("run: {name: ../x}", "run.name: '../x' would not lie below run.directory; use a plain name"),
         ("run: {timeout: 1e300}", "run.timeout: 1e[+]300 is out of range; .* at most 1000000"),
         ("network: {hidden_sizes: [65536, 65536]}", "network: hidden_sizes have 4294967296 weights between them"),
         ("population: {size: 1000}\nenvironment: {num_envs: 100}", "num_envs: 100 for each of 1000 agents"),

@@ -170,7 +170,7 @@ def test_options_without_an_effect_are_refused(variable, value, option):
     ("precision", "reason"), [("fp16", "the range of float16 is too small"), ("fp8", "float32 or bfloat16")]
 )
 def test_other_precisions_are_refused_with_the_reason(precision, reason):
-    with pytest.raises(UserError, match=f"accelerate's mixed_precision: {precision} .*{reason}.*; take 'bf16' or 'no'"):
+    with pytest.raises(UserError, match=f"accelerate's mixed_precision: {precision} .*{reason}.*; use 'bf16' or 'no'"):
         refuse_options({"ACCELERATE_MIXED_PRECISION": precision})
 
 

@@ -319,7 +319,7 @@ def test_episodes_that_cannot_be_played_again_begin_the_generation_anew_and_thei
     name = "environments-rank-000.safetensors"
     names = [key for key in decode_tensors((place / name).read_bytes(), "it")[0] if key.startswith(SEEN)]
     rewritten(place, name, with_tensors(lambda tensors, _: tensors[names[0]].add_(1)))
-    with pytest.warns(EvorlWarning, match="cannot be played again in .*starts over"):
+    with pytest.warns(EvorlWarning, match="cannot be replayed in .*starts over"):
         assert play("b", monkeypatch=monkeypatch) == 0
     steps = [[row["agent_steps"] for row in lines(run / "metrics.jsonl")] for run in (whole_run, Path("runs/b"))]
     assert steps[0] == steps[1]

@@ -110,7 +110,7 @@ def test_agents_of_checkpoints_are_loaded_by_number_and_generation(trained_run):
         evorl.load(trained_run, generation=99)
     with pytest.raises(UserError, match=r"no checkpoint holds agent 999; there are: \d"):
         evorl.load(trained_run, agent=999)
-    with pytest.raises(UserError, match="agent: '3' is no whole number"):
+    with pytest.raises(UserError, match="agent: '3' is not a whole number"):
         evorl.load(trained_run, agent="3")
 
 

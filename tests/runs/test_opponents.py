@@ -264,7 +264,7 @@ def test_a_function_that_another_hand_wrote_into_a_run_is_refused(in_directory, 
     path.write_text(path.read_text().replace("helpers.games:right_reply", "helpers.games:cheat"))
     capsys.readouterr()
     assert run_program(run_command, ["evaluate", "runs/b", "--episodes", "4"]) == 2
-    assert "executes code of its own; add --allow-code" in error_line(capsys)
+    assert "names custom code to execute; add --allow-code" in error_line(capsys)
 
 
 def test_a_benchmark_with_code_of_its_own_must_be_the_users(in_directory, capsys):
@@ -275,7 +275,7 @@ def test_a_benchmark_with_code_of_its_own_must_be_the_users(in_directory, capsys
     shutil.copytree(runs / "own", runs / "strange")
     capsys.readouterr()
     assert train(*AGAINST, "run.name=b", "league.benchmark=runs/strange") == 2
-    assert "executes code of its own" in error_line(capsys)
+    assert "names custom code to execute" in error_line(capsys)
     assert run_program(run_command, ["match", "runs/own", "runs/strange"]) == 2
     assert run_program(run_command, ["match", "runs/own", "runs/strange", "--allow-code", "--games", "4"]) == 0
     assert train(*AGAINST, "run.name=b", "league.benchmark=runs/own") == 0

@@ -253,7 +253,7 @@ def test_mistakes_end_with_one_line_and_code_2(overrides, message, trained_run, 
                 "environment={id: 'helpers.spaces:Shown-v0', kwargs: {kind: image}}",
                 "network.convolutions=[{channels: 4, kernel: 13}]",
             ),
-            "network.convolutions.0.kernel: 13 is more than the 12x12 .* take at most 12",
+            "network.convolutions.0.kernel: 13 is more than the 12x12 .* use at most 12",
         ),
         (
             ("environment={id: 'helpers.spaces:Masked-v0', kwargs: {forbids_all: true}}",),

@@ -91,9 +91,9 @@ def test_code_that_a_page_names_is_asked_for(pages, page):
     settings = yaml.safe_load((page / "config.yaml").read_text())
     settings["network"] = {"name": "module", "factory": "evil:make"}
     (page / "config.yaml").write_text(yaml.safe_dump(settings))
-    with pytest.raises(UserError, match=r"network.factory: 'evil:make' executes code of its own; add --allow-code"):
+    with pytest.raises(UserError, match=r"network.factory: 'evil:make' names custom code to execute; add --allow-code"):
         evorl.load("hf:me/x")
-    with pytest.raises(UserError, match=r"network.factory: 'evil:make' executes code of its own; add --allow-code"):
+    with pytest.raises(UserError, match=r"network.factory: 'evil:make' names custom code to execute; add --allow-code"):
         run_command(["evaluate", "hf:me/x", "--episodes", "1"])
 
 

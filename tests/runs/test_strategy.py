@@ -201,7 +201,7 @@ def test_a_schedule_that_no_file_holds_is_refused(tmp_path):
 
 def test_a_strangers_strategy_is_run_only_with_consent(run):
     with pytest.raises(
-        UserError, match=r"^evolution\.strategy: 'helpers\.strategies:Climber' executes code of its own"
+        UserError, match=r"^evolution\.strategy: 'helpers\.strategies:Climber' names custom code to execute"
     ):
         resume_command(run, (), None, 1)
     assert resume_command(run, (), None, 1, allow_code=True)

@@ -139,7 +139,7 @@ class Walk(gym.Env):
         self.steps += 1
         return np.zeros(2, np.float32), 1.0, self.steps == self.length, False, {}
 """
-ASKS = "executes code of its own; add --allow-code"
+ASKS = "names custom code to execute; add --allow-code"
 
 
 def test_no_command_asks_for_the_code_of_an_own_run_and_each_for_that_of_a_copy(in_directory, monkeypatch, capsys):
