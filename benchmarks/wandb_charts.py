@@ -45,6 +45,8 @@ def _records(data: bytes) -> Iterator[Any]:
             position += left
             continue
         _, length, kind = struct.unpack("<IHB", data[position : position + HEADER])
+        if position + HEADER + length > len(data):  # It is being written.
+            return
         whole += data[position + HEADER : position + HEADER + length]
         position += HEADER + length
         if kind in (FULL, LAST):

@@ -68,7 +68,8 @@ class ActorProcess:
     """An actor's process, our ends of its pipes, and the slots that it has to fill.
 
     It started at time `began` and was last handed a slot at time `asked`. `attempt` counts the processes it replaces,
-    `failures` those of them that have ended since the last message. `hung` says why it was killed, if it was.
+    `failures` those of them that have ended since the last message. `hung` says why it was killed, if it was;
+    `late_beat` is its last heartbeat if it was late when last looked at.
     """
 
     index: int
@@ -79,6 +80,7 @@ class ActorProcess:
     failures: int = 0
     began: float = field(default_factory=time.monotonic)
     asked: float = 0.0
+    late_beat: float | None = None
     hung: str = ""
 
     def close(self) -> None:
@@ -249,10 +251,14 @@ class Supervisor:
         for actor in self._actors:
             # One that has filled all of its slots may be idle because the learner was busy, so it is not late.
             is_idle = _unread(actor.reader) >= len(actor.slots) * MESSAGE.size
-            if not is_idle and actor.is_late(now, float(self._board.beats[actor.index]), self._settings.timeout):
-                patience = actor.patience(float(self._board.beats[actor.index]), self._settings.timeout)
+            beat = float(self._board.beats[actor.index])
+            is_late = not is_idle and actor.is_late(now, beat, self._settings.timeout)
+            # Looked at twice: after a pause of the whole machine every actor is late until it runs again.
+            if is_late and beat == actor.late_beat:
+                patience = actor.patience(beat, self._settings.timeout)
                 actor.hung = f"made no step for {patience:g} s (actors.timeout)"
                 self._end(actor)
+            actor.late_beat = beat if is_late else None
 
     def _number(self, actor: ActorProcess) -> int:
         """The number of an actor among those of all ranks, as in metrics."""

@@ -222,7 +222,7 @@ def clean(run: Path, delete: bool) -> str:
     if not delete:
         return f"{run}: {size / 1e6:,.1f} MB of checkpoints; --yes deletes them"
     # Hold the lock, so that no process starts to resume from checkpoints that are being deleted.
-    lock = Lock(run, wait=0.0)
+    lock = Lock(run, wait=1.0)  # Commands that ask whether it is locked hold it for a moment.
     try:
         remove(checkpoints)
     finally:

@@ -367,8 +367,8 @@ def train_each(commands: Sequence[tuple[int, Sequence[str]]], jobs: int, devices
     """Run each seed's command, `jobs` at a time, each with one of `devices`; return the exit codes by seed."""
     processes = Processes([*devices])
     with ThreadPoolExecutor(jobs) as pool:
-        begun = {number: pool.submit(processes.train, number, command) for number, command in commands}
         try:
+            begun = {number: pool.submit(processes.train, number, command) for number, command in commands}
             # Poll: a signal that another thread receives does not interrupt a wait.
             while wait(begun.values(), PIECE).not_done:
                 pass

@@ -285,9 +285,13 @@ class Pauses:
         patience = self._timeout if self.reason == SAVE else PATIENCE
         deadline = time.monotonic() + patience
         with contextlib.suppress(RuntimeError):
-            while time.monotonic() < deadline:
+            while True:
+                # Looked at before: this process may have been held up between an answer and its deadline.
+                is_over = time.monotonic() >= deadline
                 if self._store.check(keys):
                     return [int(self._store.get(key)) for key in keys]
+                if is_over:
+                    break
                 time.sleep(PAUSE_POLL)
         return None
 

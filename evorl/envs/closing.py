@@ -67,7 +67,10 @@ def _time_limit(seconds: float) -> Iterator[None]:
     handler = signal.signal(signal.SIGALRM, interrupt)
     before, interval = signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-        yield
-    finally:
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:  # The alarm may still raise before the timer is off.
         signal.setitimer(signal.ITIMER_REAL, before, interval)
         signal.signal(signal.SIGALRM, handler)

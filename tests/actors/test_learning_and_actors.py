@@ -213,11 +213,22 @@ def test_only_actors_whose_episodes_can_be_saved_record_actions(lockstep, record
 
 
 def test_actors_that_wait_for_one_that_hangs_in_an_update_of_shared_parameters_are_not_replaced():
-    with Learning(SHARED, "actors={count: 2, timeout: 1, max_staleness: 1000000}") as learning:
+    with Learning(SHARED, "actors={count: 2, max_staleness: 1000000}") as learning:
         learning.learn(4)
-        holder = holding(learning.actors._board, 2.5)
-        learning.learn(20)
+        board, supervisor = learning.actors._board, learning.actors._supervisor
+        holder, until = holding(board, 60), time.monotonic() + 30
+        beats = [set(), set()]
+        # A rollout has 5 steps, each with a beat, and none ends without the lock: the others are of actors that wait.
+        while min(map(len, beats)) < 100 and time.monotonic() < until:
+            if supervisor.waiting:
+                learning.learn(1)
+            for seen, beat in zip(beats, board.beats.tolist(), strict=True):
+                seen.add(beat)
+            time.sleep(0.001)
+        os.kill(holder, signal.SIGKILL)
         os.waitpid(holder, 0)
+        assert min(map(len, beats)) >= 100
+        learning.learn(20)
         assert learning.actors.pop_metrics(learning.placement)["restarts"] == 0
 
 
@@ -297,7 +308,7 @@ def test_no_actor_writes_into_the_slots_of_another_that_are_larger_now():
 
 def test_a_generation_begins_once_no_actor_is_about_to_publish_the_last_one():
     """Also where that actor hangs: it is killed then."""
-    with Learning(SHARED, "actors={count: 2, timeout: 1}") as learning:
+    with Learning(SHARED, "actors={count: 2}") as learning:
         learning.learn(4)
         board, looks = learning.actors._board, []
         holder = holding(board, 60)

@@ -93,7 +93,7 @@ def test_list_says_where_runs_come_from(run, capsys):
 def locked_by_another_process(run):
     """Hold the run's lock in a process of its own; a file to close when it may end."""
     ready, go_on = os.pipe(), os.pipe()
-    if not os.fork():
+    if not (holder := os.fork()):
         os.close(go_on[1])
         with (run / ".lock").open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -101,18 +101,18 @@ def locked_by_another_process(run):
             os.read(go_on[0], 1)
         os._exit(0)
     os.read(ready[0], 1)
-    return go_on[1]
+    return holder, go_on[1]
 
 
 def test_a_run_that_trains_is_said_to_and_keeps_its_checkpoints(run, capsys):
-    holder = locked_by_another_process(run)
+    holder, go_on = locked_by_another_process(run)
     run_command(["list", str(run.parent)])
     assert "training" in capsys.readouterr().out
     assert run_program(run_command, ["clean", "runs/a", "--yes"]) == 2
     assert "runs/a: is still training" in error_line(capsys)
     assert (run / "checkpoints").is_dir()
-    os.close(holder)
-    os.wait()
+    os.close(go_on)
+    os.waitpid(holder, 0)
 
 
 def test_clean_deletes_checkpoints_when_told_to_and_nothing_else(run, capsys):

@@ -63,14 +63,19 @@ def test_a_line_is_told_with_its_seed_and_codes_are_given_back(capsys):
 
 def test_who_is_told_to_end_tells_all_and_begins_no_other(tmp_path):
     """A launcher's SIGTERM reaches this process alone."""
-    waits = [sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(60)"]
+    waits = [sys.executable, "-c", f"import time; open({str(tmp_path / 'waiting')!r}, 'w'); time.sleep(60)"]
     begins = [sys.executable, "-c", f"open({str(tmp_path / 'begun')!r}, 'w')"]
 
     def interrupt(number, frame):
         raise KeyboardInterrupt
 
+    def interrupt_once_it_waits():
+        while not (tmp_path / "waiting").exists():
+            time.sleep(0.01)
+        signal.raise_signal(signal.SIGALRM)
+
     before = signal.signal(signal.SIGALRM, interrupt)
-    threading.Timer(1.5, lambda: signal.raise_signal(signal.SIGALRM)).start()
+    threading.Thread(target=interrupt_once_it_waits, daemon=True).start()
     started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         train.train_each([(1, waits), (2, begins)], jobs=1)

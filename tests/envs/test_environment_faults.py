@@ -4,6 +4,7 @@ import json
 import re
 import time
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -153,7 +154,8 @@ def test_the_lines_of_a_bug_are_quoted_once(tmp_path):
 def test_all_copies_are_closed_within_a_deadline_and_problems_are_only_reported(
     vectorization, how, problem, tmp_path, monkeypatch, capfd
 ):
-    monkeypatch.setattr(closing, "CLOSE_WITHIN", 0.2)
+    if how == "hang":
+        monkeypatch.setattr(closing, "CLOSE_WITHIN", 0.2)
     monkeypatch.setattr(closing, "_problems", set())
     monkeypatch.setattr(closing, "_hanging", set())
     began = time.monotonic()
@@ -304,10 +306,13 @@ def test_a_process_that_dies_takes_all_episodes_with_it_and_nothing_else():
 
 
 def test_a_process_that_dies_too_often_ends_the_run_and_leaves_no_process(monkeypatch):
-    monkeypatch.setattr(vector, "END_WITHIN", 0.5)
     made = environments("async", 0, how="die", seeds=[5], stuck=7)
     old = made._vector.env.processes
     silently(made, 5)
+    # Time for three of the four to end; the deadline comes while the last one is waited for.
+    now = iter([0.0, 0.0, 0.0, 0.0])
+    monkeypatch.setattr(vector, "time", SimpleNamespace(monotonic=lambda: next(now, 1e9)))
+    monkeypatch.setattr(vector, "END_WITHIN", 60.0)
     with pytest.raises(UserError, match=r"environment.max_restarts: environment 0 of agent 0 and 3 more"):
         made.step(ACT)
     assert [process.exitcode for process in old] == [0, 1, 0, -9]

@@ -191,12 +191,14 @@ class Recorded(gym.Env):
         return np.zeros(4, np.float32), 1.0, self.steps == 5, False, {}
 
     def close(self):
-        self._note("closed")
-        match self.how:
-            case "hang":
-                time.sleep(60)
-            case "raise":
-                raise KeyError("window")
+        try:
+            match self.how:
+                case "hang":
+                    time.sleep(60)
+                case "raise":
+                    raise KeyError("window")
+        finally:  # After the alarm of a close that hangs, of which there is one.
+            self._note("closed")
 
     def _note(self, what):
         with Path(self.file).open("a") as file:

@@ -4,6 +4,7 @@ They differ from those of `accelerate launch` in nothing else that a rank sees; 
 stand-in for the launcher.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -125,7 +126,8 @@ def serve():
         while (code := launched.poll()) is None and time.monotonic() < deadline:
             if stop_at and any(place.glob(stop_at)):
                 for pid in timeline.pids(ranks):
-                    os.kill(pid, asked["stop_with"])
+                    with contextlib.suppress(ProcessLookupError):  # It may just have ended.
+                        os.kill(pid, asked["stop_with"])
                 stop_at = None
             time.sleep(0.005)
         if code is None:

@@ -1,9 +1,11 @@
 """What several tests need: small configurations, agents, and the demo as a function."""
 
+import contextlib
 import importlib.util
 import json
 import os
 import re
+import secrets
 import shutil
 import socket
 import subprocess
@@ -376,9 +378,12 @@ def launch(directory, *overrides, processes=2, program=None, timeout=180, argume
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port that is free, below those that the system hands out to other processes by itself."""
+    while True:
+        port = 20_000 + secrets.randbelow(9_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def error_line(capsys):

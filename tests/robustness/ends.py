@@ -75,9 +75,10 @@ def forked(program: Callable[[], int]) -> int:
     sys.exit(program())
 
 
-def keep_store(port: int) -> int:
-    """Hold the store that all heartbeats go to, until a signal comes."""
-    store = TCPStore("127.0.0.1", port, None, True, timedelta(seconds=60), wait_for_workers=False)
+def keep_store(writing: int) -> int:
+    """Hold the store that all heartbeats go to, and tell its port, until a signal comes."""
+    store = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=60), wait_for_workers=False)
+    os.write(writing, str(store.port).encode())
     signal.pause()
     del store
     return 0
@@ -95,10 +96,12 @@ def give_and_end(port: int, interval: float, number: int, end: Callable[[], None
     return run_program(main, [])
 
 
-def count_ends(count: int, interval: float, port: int) -> Counter[tuple[str, int]]:
+def count_ends(count: int, interval: float) -> Counter[tuple[str, int]]:
     """How often each way of ending gave which exit code, in `count` processes, two at a time."""
     codes: Counter[tuple[str, int]] = Counter()
-    store = forked(lambda: keep_store(port))
+    reading, writing = os.pipe()
+    store = forked(lambda: keep_store(writing))
+    port = int(os.read(reading, 16))
     names, running = list(WAYS), dict[int, str]()
     for number in range(count):
         name = names[number % len(names)]
@@ -116,9 +119,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--interval", type=float, default=0.0005, help="seconds between two heartbeats")
-    parser.add_argument("--port", type=int, default=29_555)
     options = parser.parse_args()
-    codes = count_ends(options.count, options.interval, options.port)
+    codes = count_ends(options.count, options.interval)
     wrong = 0
     for (name, code), number in sorted(codes.items()):
         wrong += number * (code != WAYS[name][1])

@@ -5,11 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
+from types import SimpleNamespace
 
 import pytest
-from helpers.support import ROOT, free_port
+from helpers.support import ROOT
 
 from evorl.distributed.rendezvous import Heartbeat
 from evorl.runs.program import run_program
@@ -34,23 +34,27 @@ def stuck(end):
         end()
     return program.run_program(main, [])
 
-def left(seconds, code):
-    reader, writer = os.pipe()
+def left(seconds, code, limit=0.3):  # Without seconds, a thread runs until something is said.
+    (reader, writer), (heard, tell) = os.pipe(), os.pipe()
+    def simulate():
+        time.sleep(seconds) if seconds is not None else os.read(heard, 1)
     def leaving():
         os.dup2(writer, sys.stderr.fileno())
-        threading.Thread(target=time.sleep, args=(seconds,), name="simulator").start()
-        limit_end(code, 0.3)
+        threading.Thread(target=simulate, name="simulator").start()
+        limit_end(code, limit)
         return code
     process = ends.forked(leaving)
     os.close(writer)
     with os.fdopen(reader) as said:
-        return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), said.read()
+        words = said.readline() if seconds is None else ""
+        os.write(tell, b"x")
+        return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), words + said.read()
 
 def show(name, value, began):
     print("shown", json.dumps([name, value, time.monotonic() - began]), flush=True)
 
 began = time.monotonic()
-counted = ends.count_ends(15, 1e-5, {port})
+counted = ends.count_ends(15, 1e-5)
 show("alive", [[name, code, count] for (name, code), count in counted.items()], began)
 
 began, codes = time.monotonic(), dict()
@@ -61,14 +65,14 @@ program.end_background = end_background
 show("stuck", codes, began)
 
 began = time.monotonic()
-show("foreign", [left(60, 3), left(0.1, 0), left(0.8, None)], began)
+show("foreign", [left(60, 3), left(0.1, 0, 20.0), left(None, None)], began)
 """
 
 
 @pytest.fixture(scope="module")
 def ended():
     """How processes ended, with the seconds they took, by what their threads did; and what else was printed."""
-    command = [sys.executable, "-c", ENDS.format(root=ROOT, port=free_port())]
+    command = [sys.executable, "-c", ENDS.format(root=ROOT)]
     done = subprocess.run(command, env=VARIABLES, capture_output=True, text=True, check=True)
     shown = [json.loads(line[6:]) for line in done.stdout.splitlines() if line.startswith("shown ")]
     others = [line for line in done.stdout.splitlines() if not line.startswith("shown ")]
@@ -112,16 +116,24 @@ def test_a_mistake_is_told_once_although_the_rank_that_tells_it_is_the_last_to_s
 def test_a_rank_leaves_the_telling_to_another_and_speaks_only_where_nobody_ends_it(
     told, signals, lines, monkeypatch, capsys
 ):
+    waited = []
+
     def main(arguments):
-        if signals:
-            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
         raise UserError("a mistake", told)
 
+    def wait(seconds):
+        waited.append(seconds)
+        if signals:
+            os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(seconds)
+
     monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr("evorl.runs.program.time", SimpleNamespace(sleep=wait))
     monkeypatch.setattr("evorl.runs.program.REPORT_AFTER", 10.0 if signals else 0.3)
     began = time.monotonic()
     assert run_program(main, []) == 2
-    assert 0.25 < time.monotonic() - began < 5
+    assert waited == [10.0 if signals else 0.3]
+    assert time.monotonic() - began < 5
     assert capsys.readouterr().err.lstrip() == lines * "error: a mistake\n"
 
 

@@ -51,7 +51,8 @@ def test_an_environment_that_moves_the_run_does_not_lose_it(in_directory):
 def test_environments_are_closed_in_every_way_of_ending_and_change_no_exit_code(
     how, code, in_directory, monkeypatch, capsys
 ):
-    monkeypatch.setattr(closing, "CLOSE_WITHIN", 0.2)
+    if how == "hang":
+        monkeypatch.setattr(closing, "CLOSE_WITHIN", 0.2)
     monkeypatch.setattr(closing, "_problems", set())
     monkeypatch.setattr(closing, "_hanging", set())
     monkeypatch.setattr(closing, "AFTER_A_HANG", 0.01)

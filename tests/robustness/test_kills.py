@@ -60,10 +60,11 @@ def test_a_league_that_is_killed_keeps_its_ratings_archive_and_agents(play):
 
 @pytest.mark.two_process
 def test_a_league_that_forgets_its_archive_is_noticed(play):
-    settings = "--kills", "1", "--seed", "8", "--case", "ppo-league", "--told", "0"
+    """Of three, as one that is killed before its first checkpoint or after its last has nothing to forget."""
+    settings = "--kills", "3", "--seed", "8", "--case", "ppo-league", "--told", "0"
     done, rows = play(*settings, first=WITHOUT_ARCHIVE)
     assert done.returncode == 1, done.stderr[-3000:]
-    assert "archive.safetensors" in rows[0]["outcome"]
+    assert any("archive.safetensors" in row["outcome"] for row in rows)
 
 
 @pytest.mark.slow

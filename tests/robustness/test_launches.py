@@ -5,6 +5,7 @@ import os
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -354,18 +355,23 @@ def test_a_rank_that_waits_for_others_to_meet_ends_at_once_when_told(monkeypatch
     """It waits in C++, where no handler of Python is called, and has nothing to end in order."""
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("MASTER_PORT", str(free_port()))
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
-    pid = os.fork()
-    if not pid:
-        with signal_handlers():
-            Ranks(60.0)
-        os._exit(0)
-    ended = os.pidfd_open(pid)
-    time.sleep(0.5)
-    os.kill(pid, signal.SIGTERM)
+    with socket.create_server(("127.0.0.1", 0)) as first_rank:
+        monkeypatch.setenv("MASTER_PORT", str(first_rank.getsockname()[1]))
+        pid = os.fork()
+        if not pid:
+            try:
+                with signal_handlers():
+                    Ranks(60.0)
+            finally:
+                os._exit(0)
+        ended = os.pidfd_open(pid)
+        first_rank.settimeout(30)
+        waiting, _ = first_rank.accept()
+        os.kill(pid, signal.SIGTERM)
     in_time = select.select([ended], [], [], 5.0)[0]
     os.kill(pid, signal.SIGKILL)
     os.close(ended)
+    waiting.close()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
     assert in_time

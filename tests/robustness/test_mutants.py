@@ -105,7 +105,7 @@ def test_mutants_are_killed_by_tests_or_by_the_limit_and_a_gap_is_shown(tree):
 def test_a_test_that_hangs_is_ended_and_one_that_fails_by_itself_is_an_error(tree, tmp_path_factory):
     program = WARM + (
         "warm(); from pathlib import Path; tree = Path(sys.argv[1]); "
-        "place = mutants.Workplace(tree, Path(sys.argv[2]), 1.0); "
+        "place = mutants.Workplace(tree, Path(sys.argv[2]), 5.0); "
         "found = mutants.mutants(tree)[0]; print(place.tried(found).late); "
         "(Path(sys.argv[2]) / 'tree/tests/replay/test_sums.py').write_text('def test_none(): assert False'); "
         "place.tried(found)"

@@ -303,10 +303,9 @@ def test_a_forked_child_that_outlives_the_lock_s_owner_does_not_keep_it(tmp_path
     owner = os.fork()
     if owner == 0:
         lock = Lock(tmp_path, wait=0)
-        if (child := os.fork()) == 0:
-            time.sleep(60)
-            os._exit(0)
-        os.write(writer, f"{child} {lock.path}".encode())
+        if os.fork() == 0:
+            # Only now has it closed its copy of the lock.
+            os.write(writer, f"{os.getpid()} {lock.path}".encode())
         time.sleep(60)
         os._exit(0)
     child = int(os.read(reader, 1000).split()[0])
@@ -369,7 +368,7 @@ def check_ended_in_order(run, number, error):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_other_signals_end_a_run_in_order(number, code, tmp_path, forked_launch):
     done = forked_launch(
-        tmp_path, "run.name=a", "training.max_steps=1000000", processes=1,
+        tmp_path, "run.name=a", "training.max_steps=1000000", "checkpoint.keep=1000", processes=1,
         stop_at="runs/a/checkpoints/generation-000002", stop_with=number,
     )  # fmt: skip
     assert done.returncode == code
@@ -427,7 +426,7 @@ def test_a_program_ends_in_order_and_processes_of_environments_do_not_hold_it_up
     environment = f"{{id: 'helpers.faults:Failing-v0', vectorization: async, max_restarts: 1, kwargs: {kwargs}}}"
     command = [
         sys.executable, str(ROOT / "demos" / "online.py"), "--config", str(SMALL),
-        "run.name=a", "training.max_steps=1000000", f"environment={environment}",
+        "run.name=a", "training.max_steps=1000000", "checkpoint.keep=1000", f"environment={environment}",
     ]  # fmt: skip
     variables = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
     run = tmp_path / "runs" / "a"
@@ -438,12 +437,15 @@ def test_a_program_ends_in_order_and_processes_of_environments_do_not_hold_it_up
     )  # fmt: skip
     try:
         sign = "checkpoints/generation-000002" if how == "signal" else "config.yaml"
-        while not (run / sign).exists():
-            assert process.poll() is None
+        while True:
+            code_before = process.poll()
+            if (run / sign).exists():
+                break
+            assert code_before is None
             time.sleep(0.02)
         if how == "signal":
             process.terminate()
-        _, error = process.communicate(timeout=15)
+        _, error = process.communicate(timeout=45)  # The environments' processes would sleep for longer.
     finally:
         process.kill()
     assert process.returncode == code

@@ -386,19 +386,45 @@ def test_a_signal_does_not_wait_long_for_a_step(monkeypatch):
     heed_signals()
 
 
+HOLD = """
+import time
+from evorl.runs.run import Run
+from evorl.system.signals import held_signal
+
+given, deadline = Run._pause, time.monotonic() + 60
+
+def pause(self, *arguments):
+    given(self, *arguments)
+    while self._within and held_signal() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+Run._pause = pause
+"""
+"""Ranks that wait for a signal once they have saved, which would otherwise reach some after the generation."""
+HELD_DEMO = (
+    HOLD
+    + """
+import sys
+from helpers.support import demo
+from evorl.runs.program import run_program
+
+sys.exit(run_program(demo("demos/online.py"), sys.argv[1:]))
+"""
+)
+
+
 @pytest.mark.two_process
 @pytest.mark.parametrize("placement", ["replicated", "sharded"])
 def test_two_ranks_stop_together_and_go_on(placement, tmp_path, forked_launch):
-    # A launcher takes longer to hear of the first save and to tell its ranks.
-    steps = 400 if placement == "replicated" else 600
-    settings = (*CASES["dqn-prioritised"], f"population.placement={placement}", f"evolution.steps={steps}",
-                f"training.max_steps={2 * steps}")  # fmt: skip
-    # Saving from the beginning on tells when the generation is in progress.
+    settings = (*CASES["dqn-prioritised"], f"population.placement={placement}", "evolution.steps=400",
+                "training.max_steps=800")  # fmt: skip
     often, saved_first = "checkpoint.minutes=0.002", "runs/b/checkpoints/interim-*"
     alone = forked_launch(tmp_path, *settings, "run.name=a", configuration=None)
     assert alone.returncode == 0, alone.stderr
     if placement == "replicated":
-        stopped = forked_launch(tmp_path, *settings, "run.name=b", often, configuration=None, stop_at=saved_first)
+        stopped = forked_launch(
+            tmp_path, *settings, "run.name=b", often, configuration=None, first=HOLD, stop_at=saved_first
+        )
         told = stopped.stderr
     else:
         told = stopped_by_accelerate(tmp_path, saved_first, *settings, "run.name=b", often)
@@ -415,11 +441,12 @@ def test_two_ranks_stop_together_and_go_on(placement, tmp_path, forked_launch):
 
 
 def stopped_by_accelerate(directory, pattern, *settings):
-    """The output of a launch that gets SIGTERM once a file is there that matches."""
+    """The output of a launch whose ranks hold, and which gets SIGTERM once a file is there that matches."""
+    (program := directory / "program.py").write_text(HELD_DEMO)
     words = [
         sys.executable, "-m", "accelerate.commands.launch", "--config_file",
         str(ROOT / "configs" / "accelerate" / "accelerate.yaml"), "--num_processes", "2",
-        "--main_process_port", str(free_port()), str(ROOT / "demos" / "online.py"), *settings,
+        "--main_process_port", str(free_port()), str(program), *settings,
     ]  # fmt: skip
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
