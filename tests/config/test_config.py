@@ -359,7 +359,7 @@ def test_it_cannot_be_changed():
             "network={name: module, factory: 'helpers.support:no_module'}",
             "factory: .* returned a int, not an nn.Module",
         ),
-        ("network={name: module, factory: 'helpers.support:wrong_shape'}", "network.factory: .* it must give"),
+        ("network={name: module, factory: 'helpers.support:wrong_shape'}", "network.factory: .* it must return"),
         (
             "network={name: module, factory: 'helpers.support:buggy_network'}",
             r"network.factory: .* KeyError: 'units' \(.*support.py:\d+ in buggy_network: return torch.nn.Linear",
