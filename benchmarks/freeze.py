@@ -13,8 +13,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -22,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from records import run as launch
 from safetensors.numpy import load_file
 
 from evorl.config.yaml import shipped_names
@@ -66,13 +65,9 @@ def fingerprint(folder: Path, name: str, layout: Layout) -> str:
     run = folder / case.replace(" ", "-")
     command = [sys.executable, "-m", "evorl", "train", name, "--processes", str(ranks), f"run.directory={folder}"]
     command += [f"run.name={run.name}", f"population.placement={placement}", *short_run(name)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=environment, check=False)
-    except subprocess.TimeoutExpired:
-        return f"{case} failed: no end within {LIMIT} s"
-    if ended.returncode:
-        return f"{case} failed: {' | '.join(ended.stderr.strip().splitlines()[-3:])}"
+    code, output = launch(command, LIMIT)
+    if code:
+        return f"{case} failed with {code}: {' | '.join(output.strip().splitlines()[-3:])}"
     checkpoint = max((run / "checkpoints").glob("generation-*"))
     agents = tensors([checkpoint / "agents.safetensors"])
     experience = tensors(sorted(checkpoint.glob("replay-rank-*.safetensors")))

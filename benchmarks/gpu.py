@@ -28,9 +28,7 @@ import dataclasses
 import json
 import math
 import os
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -42,6 +40,7 @@ from typing import Any
 
 import torch
 from freeze import short_run
+from records import run
 from throughput import Trainer
 
 from evorl.algorithms import Algorithm
@@ -154,27 +153,6 @@ def train(folder: Path, settings: Sequence[str], name: str, ranks: int, suffix: 
     if code:
         row["output"] = output.strip().splitlines()[-12:]
     return row
-
-
-def run(command: Sequence[str], limit: float) -> tuple[int, str]:
-    """Run a command, killing its process group after `limit` seconds; return the exit code (then 124) and output."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
-    with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
-        process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True
-        )
-        try:
-            code = process.wait(limit)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGTERM)
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-            code = 124
-        output.seek(0)
-        return code, output.read()
 
 
 def alone(one: str, sizes: Sequence[int]) -> Row:

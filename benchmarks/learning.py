@@ -34,7 +34,10 @@ LAUNCHER = [
 
 
 def train(config: Path, seed: int, processes: int, overrides: Sequence[str], directory: Path) -> dict[str, Any]:
-    """Train one seed; return its outcome, its cost, and the elite's score over 100 fresh episodes."""
+    """Train one seed; return its outcome, its cost, and the elite's score over 100 fresh episodes.
+
+    Raises RuntimeError if the run fails.
+    """
     settings = [f"seed={seed}", f"run.directory={directory}", f"run.name=seed-{seed}", "tracking.backends=[]"]
     launcher = [] if processes == 1 else [*LAUNCHER, "--num_processes", str(processes)]
     program = program_for(override(read_yaml(config), overrides))
@@ -44,6 +47,8 @@ def train(config: Path, seed: int, processes: int, overrides: Sequence[str], dir
         code = subprocess.run(command, stdout=log, stderr=log, check=False).returncode
     seconds = time.perf_counter() - started
     run = directory / f"seed-{seed}"
+    if code:
+        raise RuntimeError(f"{run.name}: exit code {code}: {' | '.join(Path(log.name).read_text().splitlines()[-3:])}")
     summary = json.loads((run / "summary.json").read_text())
     rows = read_lines(run / "metrics.jsonl")
     best = [row["best_fitness"] for row in rows if row["best_fitness"] is not None]
@@ -51,7 +56,6 @@ def train(config: Path, seed: int, processes: int, overrides: Sequence[str], dir
     return {
         "seed": seed,
         "processes": processes,
-        "exit": code,
         "solved": summary["solved"],
         "seconds": round(seconds, 1),
         "evaluation_seconds": round(sum(row["seconds"].get("evaluation", 0.0) for row in rows), 1),

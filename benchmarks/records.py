@@ -1,11 +1,13 @@
-"""Files of JSON lines that benchmarks write, and the scores and the revision that their lines have."""
+"""Files of JSON lines that benchmarks write, the scores and the revision that their lines have, and commands run."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,27 @@ def evaluated(run: Path, episodes: int, seed: int | None = None) -> dict[str, fl
     command += [] if seed is None else ["--seed", str(HELD_OUT_SEED + seed)]
     said = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     return {key: round(float(said[key]), 2) for key in ("mean", "std", "min", "max")}
+
+
+def run(command: Sequence[str], limit: float) -> tuple[int, str]:
+    """Run a command, killing its process group after `limit` seconds; return the exit code (then 124) and output."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+        )
+        try:
+            code = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            code = 124
+        output.seek(0)
+        return code, output.read()
 
 
 def revision() -> str:

@@ -43,7 +43,7 @@ STEP = 10.0
 
 
 def train(system: str, seed: int, seconds: float, runs: Path) -> dict[str, Any]:
-    """Train 16 agents until one lands, and return the line of the run."""
+    """Train 16 agents until one lands, and return the line of the run. Raises RuntimeError if training fails."""
     started, name = time.perf_counter(), f"{system}-{seed}"
     target, score, steps = landing.TARGET, None, 0
     # One that was interrupted would be resumed, and its time before would not count.
@@ -68,7 +68,8 @@ def train(system: str, seed: int, seconds: float, runs: Path) -> dict[str, Any]:
         with (runs / f"{name}.log").open("a") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT)
             try:
-                process.wait(left)
+                if code := process.wait(left):
+                    raise RuntimeError(f"{name}: exit code {code}; see {log.name}")
             except subprocess.TimeoutExpired:
                 process.terminate()
                 process.wait(60)

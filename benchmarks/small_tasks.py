@@ -75,13 +75,17 @@ def jobs(names: Sequence[str], tasks: Sequence[str], seeds: Sequence[int]) -> It
             yield from (Job(name, task, seed) for name in names)
 
 
-def line_of(job: Job, run: Path, code: str) -> dict[str, Any]:
-    """Build the line of a run of revision `code`: when it was solved, if it was, and each generation's best fitness."""
+def line_of(job: Job, run: Path, code: str, limit: float) -> dict[str, Any]:
+    """Build the line of a run of revision `code`: when it was solved, if it was, and each generation's best fitness.
+
+    `limit` is the CPU time in seconds after which it was ended.
+    """
     rows = read_lines(run / "metrics.jsonl")
     return {
         **job._asdict(),
         "revision": code,
         "machine": cpu(),
+        "limit": limit,
         "solved": bool(rows and rows[-1]["solved"]),
         "steps": [row["agent_steps"] for row in rows],
         "best": [None if row["best_fitness"] is None else round(row["best_fitness"], 1) for row in rows],
@@ -129,7 +133,7 @@ def main() -> None:
                 name = "-".join(map(str, job))
                 code = revision()
                 train(job.name, parsed.runs / name, parsed.seconds, job.settings, job.seed)
-                append(parsed.data, line := line_of(job, parsed.runs / name, code))
+                append(parsed.data, line := line_of(job, parsed.runs / name, code, parsed.seconds))
                 shutil.rmtree(parsed.runs / name)
                 print(name, line["solved"], line["steps"][-1:], json.dumps(line["best"][-1:]), flush=True)
     print(table(read_lines(parsed.data)))

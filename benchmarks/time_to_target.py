@@ -38,7 +38,7 @@ SYSTEMS = ("evorl", *PEERS)
 
 
 def evorl(seed: int, seconds: float, runs: Path, environment: Mapping[str, str], core: int) -> dict[str, Any]:
-    """Run `evorl train ppo` with one seed and return its line."""
+    """Run `evorl train ppo` with one seed and return its line. Raises RuntimeError if it fails."""
     name = f"seed-{seed}"
     settings = [f"seed={seed}", f"run.directory={runs}", "training.target_fitness=200", "training.max_steps=10000000"]
     command = [sys.executable, "-m", "evorl", "train", "ppo", "--name", name, "tracking.backends=[]", *settings]
@@ -48,7 +48,8 @@ def evorl(seed: int, seconds: float, runs: Path, environment: Mapping[str, str],
     with (runs / f"{name}.log").open("w") as log:
         process = subprocess.Popen(on(core, command), stdout=log, stderr=log, env=environment, cwd=ROOT)
         try:
-            process.wait(seconds)
+            if code := process.wait(seconds):
+                raise RuntimeError(f"{name}: exit code {code}; see {log.name}")
         except subprocess.TimeoutExpired:
             process.terminate()
             process.wait(60)

@@ -182,16 +182,14 @@ class Board:
             time.sleep(0.001)
 
     @contextmanager
-    def locked(self, look: Callable[[], None] | None = None) -> Iterator[None]:
+    def locked(self, look: Callable[[], None]) -> Iterator[None]:
         """Hold the lock against other processes; the system releases it if its holder is killed.
 
         While another process holds it, `look` is called repeatedly, so that it can kill a hung holder.
         """
-        while look is not None and not self._try_lock():
+        while not self._try_lock():
             look()
             time.sleep(0.001)
-        if look is None:
-            fcntl.lockf(self.lock, fcntl.LOCK_EX)
         try:
             yield
         finally:

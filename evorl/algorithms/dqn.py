@@ -118,7 +118,7 @@ class DQN(OffPolicy):
     def __init__(self, config: Config[DQNSettings], interface: EnvSpec) -> None:
         super().__init__(config, interface)
         if not isinstance(interface.action, gym.spaces.Discrete):
-            raise wrong_actions("dqn", interface, "Discrete")
+            raise wrong_actions(self.settings.name, interface, "Discrete")
         if config.network.recurrent and config.replay.n_step > 1:
             raise UserError(
                 f"replay.n_step: recurrent agents learn from returns of one step; use replay.n_step=1, not "

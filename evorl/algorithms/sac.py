@@ -275,7 +275,7 @@ class SAC(OffPolicy):
         super().__init__(config, interface)
         kind = known_kind(interface.action, ACTIONS)
         if kind is None:
-            raise wrong_actions("sac", interface, TAKES)
+            raise wrong_actions(self.settings.name, interface, TAKES)
         noise = state_dependent_noise(config, interface, learned=True)
         self.actions = ACTIONS[kind](interface, self.settings.exploration, noise)
         self.explores_by_noise = self.settings.exploration.noise != "none"

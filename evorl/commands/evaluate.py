@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from evorl.algorithms import SETTINGS, make_algorithm
-from evorl.config import validate, without_removed
+from evorl.algorithms import make_algorithm
 from evorl.config.errors import on_one_line
 from evorl.config.fields import RETURN
 from evorl.envs import Environments
@@ -19,7 +18,7 @@ from evorl.envs.vector import for_evaluation
 from evorl.population import Policy, check_agents
 from evorl.population.evaluation import MAX_COPIES, evaluate, reported_keys
 from evorl.runs.champion import Score
-from evorl.runs.directory import is_own, load_elite
+from evorl.runs.directory import is_own, load_elite, saved_config
 from evorl.runs.hub import local_run
 from evorl.runs.launch import check, use_threads
 from evorl.runs.loaded import refuse_code
@@ -60,7 +59,7 @@ def evaluate_elite(run: Path, episodes: int, seed: int, allow_code: bool = False
 def _evaluated(run: Path, episodes: int, seed: int, allow_code: bool) -> dict[str, Any]:
     """Evaluate the best agent of the run in a directory."""
     data, agent = load_elite(run)
-    config = validate(without_removed(data), SETTINGS)
+    config = saved_config(data)
     refuse_code(config, allow_code or is_own(run, config))
     check(config, trains=False)
     with Environments(

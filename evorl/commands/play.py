@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 from collections.abc import Callable, Mapping
 from itertools import count, groupby
 from typing import Any
@@ -23,14 +21,13 @@ from evorl.envs.turns import Flags, Game, Turn
 from evorl.runs.launch import use_threads
 from evorl.runs.opponents import agent_opponent
 from evorl.seeding import derive_seed
+from evorl.system.console import has_display
 from evorl.system.plugins import described
 from evorl.types import UserError
 
 PURPOSE = "play"
 QUIT = "q"
 RESULTS: Mapping[float, str] = {1.0: "you have won", 0.5: "a draw", 0.0: "you have lost"}
-DISPLAYS = {"DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"}
-"""Environment variables, one of which a window on Linux needs."""
 MARKS = "XO."
 """Marks for the viewer's stones, the opponent's stones, and an empty field."""
 
@@ -180,7 +177,7 @@ def _shown(settings: Environment, interface: EnvSpec, window: bool) -> tuple[Gam
     if window and mode not in modes:
         game.close()
         raise UserError(f"--window: {settings.id} has no window of its own; without it the game is shown as text")
-    if window and sys.platform.startswith("linux") and not DISPLAYS & {*os.environ}:
+    if window and not has_display():
         game.close()
         raise UserError("--window: there is no display; without it the game is shown as text")
     if mode in modes:

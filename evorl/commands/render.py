@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
@@ -34,10 +32,11 @@ def watch(parsed: argparse.Namespace) -> None:
     from evorl.runs.directory import is_own
     from evorl.runs.loaded import load, refuse_code
     from evorl.runs.video import check_video, play, write_video
+    from evorl.system.console import has_display
 
     if parsed.video is not None:
         check_video(parsed.video)
-    elif sys.platform.startswith("linux") and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+    elif not has_display():
         raise UserError("watch: there is no display for a window; use --video FILE.mp4")
     agent = load(parsed.run, agent=parsed.agent, generation=parsed.generation, allow_code=parsed.allow_code)
     refuse_code(agent.config, parsed.allow_code or is_own(parsed.run, agent.config))

@@ -15,15 +15,14 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from evorl.algorithms import SETTINGS
 from evorl.commands.command import file_and_assignments
 from evorl.commands.inspect import state_of
-from evorl.config import AnyConfig, read_yaml, validate, without_removed
+from evorl.config import AnyConfig, read_yaml
 from evorl.config.errors import on_one_line
 from evorl.config.fields import leaves
 from evorl.config.yaml import ACCELERATE, PACKAGE, VERBOSE, override, plain_assignments, read_settings
 from evorl.report.statistics import interval
-from evorl.runs.directory import CONFIG, STATE, Checkpoints, check_run, check_same_run, is_own, load_elite
+from evorl.runs.directory import CONFIG, STATE, Checkpoints, check_run, check_same_run, is_own, load_elite, saved_config
 from evorl.runs.launch import asked_for_bf16, check, launched, read_config
 from evorl.runs.lineage import ancestry, replayed
 from evorl.runs.loaded import refuse_code
@@ -122,7 +121,7 @@ def resume_command(
     place = [f"run.directory={directory}", f"run.name={name}", "run.resume=auto"]
     given = [*overrides, *place]
     config = read_config(run / CONFIG, given)
-    own = validate(without_removed(read_yaml(run / CONFIG)), SETTINGS)
+    own = saved_config(read_yaml(run / CONFIG))
     refuse_code(config, allow_code or is_own(run, own), trains=True)
     ranks = processes_for(run, processes)
     check_same_run(run, check(config, ranks=ranks))
@@ -150,7 +149,7 @@ def retrain_command(
     directory, and prints how training differs from the original. Raises UserError if there is no such schedule.
     """
     data, _ = load_elite(run)
-    config = validate(without_removed(data), SETTINGS)
+    config = saved_config(data)
     allowed = allow_code or is_own(run, config)
     refuse_code(config, allowed)
     path = run / ("retrain-constant.yaml" if constant else "retrain.yaml")

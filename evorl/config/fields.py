@@ -75,6 +75,8 @@ ENVIRONMENT = "environment.kwargs."
 """Prefix of a key of `environment.kwargs` that is a hyperparameter of an agent's training environments."""
 RETURN, INFO = "return", "info."
 """Fitness terms: the episode return, and the prefix of a number in the environment's `info`."""
+BENCHMARK = "league.benchmark"
+"""The setting that names an opponent."""
 RATING = "rating"
 """The fitness term for games: the agents' rating, which cannot be combined with other terms."""
 

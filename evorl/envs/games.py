@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from evorl.config import Environment
 from evorl.config.errors import nearest, shown
+from evorl.config.fields import BENCHMARK
 from evorl.envs.closing import close_in_time
 from evorl.envs.continuation import another_seed
 from evorl.envs.diagnosis import check_spaces, check_start, has_agents
@@ -52,8 +53,6 @@ MODES, TEXT = "render_modes", "ansi"
 """The key of a game's metadata that names the ways in which it can be shown, and the one that is text."""
 ROUNDING = 1e-6
 """How far the rewards of a zero-sum episode may be from a sum of 0."""
-BENCHMARK = "league.benchmark"
-"""The setting that names an opponent."""
 SEEN = ("observation", "reward", "termination", "truncation", "info")
 ALL_SEEN = ("observations", "rewards", "terminations", "truncations", "infos")
 """What PettingZoo's `last` and parallel `step` return."""

@@ -288,7 +288,7 @@ def mutate_parameters(agent: Agent, context: Context, rng: np.random.Generator) 
 
 def add_noise(agent: Agent, networks: Networks, strength: float, rng: np.random.Generator) -> None:
     """Add Gaussian noise to every weight w of these networks, with a standard deviation of `strength` * |w|."""
-    generator = torch.Generator().manual_seed(int(rng.integers(2**62)))
+    generator = _torch_generator(rng)
     for network in networks:
         parameters = agent.tensors[network]["parameters"]
         for name, value in parameters.items():

@@ -12,8 +12,7 @@ from typing import Any
 
 import yaml
 
-from evorl.algorithms import SETTINGS
-from evorl.config import read_yaml, validate, without_removed
+from evorl.config import read_yaml
 from evorl.config.errors import shown
 from evorl.config.schema import as_yaml
 from evorl.envs.suites import SUITES
@@ -21,7 +20,7 @@ from evorl.report.data import Drawn, load
 from evorl.report.facts import effect_rows, environment_facts, path_rows, run_facts, state
 from evorl.report.picture import draw
 from evorl.report.statistics import effects
-from evorl.runs.directory import BENCHMARK_COPY, CONFIG, EXPORTED, INTERFACE, LINEAGE, METRICS, SUMMARY
+from evorl.runs.directory import BENCHMARK_COPY, CONFIG, EXPORTED, INTERFACE, LINEAGE, METRICS, SUMMARY, saved_config
 from evorl.runs.hub import BENCHMARK_FILES, HUB
 from evorl.system.extras import missing, require
 from evorl.system.files import read_bounded, reason
@@ -166,7 +165,7 @@ def write_page(run: Path, folder: Path, name: str, video: Path | None, benchmark
     drawn = load(run)
     if not (run / FILES[0]).is_file():
         raise UserError(f"{run}: the run has no elite yet; its first generation has not ended")
-    config = validate(without_removed(drawn.config), SETTINGS)
+    config = saved_config(drawn.config)
     settings = shared_settings(config)
     for file in (*FILES, *_exported(run), *BENCHMARK_FILES):
         if (run / file).is_file():
@@ -176,7 +175,7 @@ def write_page(run: Path, folder: Path, name: str, video: Path | None, benchmark
             except OSError as error:
                 raise UserError(reason(error, run / file)) from error
     if (copied := folder / BENCHMARK_COPY / CONFIG).is_file():
-        own = validate(without_removed(read_yaml(copied)), SETTINGS)
+        own = saved_config(read_yaml(copied))
         copied.write_text(as_yaml(shared_settings(own, also=config.tracking.exclude)), encoding="utf-8")
     if benchmark is not None:
         (folder / RESULTS).parent.mkdir()

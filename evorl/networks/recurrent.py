@@ -30,10 +30,6 @@ class Cell:
     slots: int
     step: Callable[[Tensor, Tensor, Tensor], Tensor]
 
-    @property
-    def gates(self) -> int:
-        return len(self.biases)
-
 
 def _lstm(given: Tensor, weight: Tensor, state: Tensor) -> Tensor:
     """Compute one LSTM step (Hochreiter & Schmidhuber 1997) with forget gates (Gers et al. 2000)."""

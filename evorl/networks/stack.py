@@ -508,10 +508,6 @@ def check_network(agent: Agent, name: str, spec: NetworkSpec, where: str) -> Non
     shape, roles = agent.architectures[name], agent.tensors[name]
     if (spec.target is not None) != ("target" in roles):
         raise UserError(f"{where}: {name} {'lacks a' if spec.target else 'has an unexpected'} target network")
-    if len(shape.residual_layers) != len(shape.hidden_sizes):
-        raise UserError(
-            f"{where}: {name} has {len(shape.hidden_sizes)} hidden layers with {len(shape.residual_layers)} depths"
-        )
     layers = shape.layers + len(shape.convolutions) + sum(layer.residual_layers for layer in shape.convolutions)
     # Every layer has tensors, so a corrupt description cannot request more layers than its file holds tensors.
     if layers > len(roles["parameters"]):

@@ -324,8 +324,8 @@ class Storage:
         valid: Tensor,
         started: Tensor,
         ended: Tensor,
-    ) -> Tensor:
-        """Append one step of every stream, [N, ...] each, and return its slots [N].
+    ) -> None:
+        """Append one step of every stream, [N, ...] each.
 
         `started` marks streams where `observation` begins an episode; elsewhere it must equal the previous
         `next_observation`. `ended` marks terminated or truncated steps. Steps that are not `valid` are never drawn.
@@ -361,7 +361,6 @@ class Storage:
             self.gaps.append(self.written * self.streams + np.flatnonzero(~valid.numpy()))
         self._was_valid = self._everyone if whole else valid.clone()
         self._advance()
-        return torch.arange(row * self.streams, (row + 1) * self.streams, device=self.device)
 
     def break_streams(self) -> None:
         """Mark a discontinuity: the next transition starts a new segment; the last observations are kept."""

@@ -9,7 +9,7 @@ from typing import Any
 from evorl.report.data import Drawn, born_by
 from evorl.report.figures import look
 from evorl.report.statistics import FEWEST, Effect, Group, Interval, interval
-from evorl.system.console import compact, digits
+from evorl.system.console import compact, digits, duration
 
 Fact = tuple[str, str]
 PACKAGES = ("evorl-accelerate", "python", "torch", "numpy", "gymnasium")
@@ -136,10 +136,3 @@ def change(value: float) -> str:
 def ends(mean: Interval, shown: Callable[[float], str] = digits) -> str:
     """Format a confidence interval as "low to high"."""
     return f"n < {FEWEST}" if mean.low is None or mean.high is None else f"{shown(mean.low)} to {shown(mean.high)}"
-
-
-def duration(seconds: float) -> str:
-    """Format seconds in s, min or h."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -687,10 +687,16 @@ def _level(value: float) -> Figure:
     return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": value, "y1": value, "line": line, "label": label}
 
 
+def spans_a_decade(values: Sequence[float]) -> bool:
+    """True if values are drawn on a logarithmic axis: they are positive and their ratio is at least 10."""
+    low, high = min(values), max(values)
+    return low > 0 and high >= 10 * low
+
+
 def _scale(values: Sequence[float]) -> Figure:
     """Return the settings of an axis: logarithmic if the values span a decade, with ticks far enough apart to read."""
     low, high = min(values), max(values)
-    if low <= 0 or high < 10 * low:
+    if not spans_a_decade(values):
         return {"type": "linear", "nticks": 5, "exponentformat": "none"}
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     steps = (1, 2, 5) if high < 40 * low else (1,)

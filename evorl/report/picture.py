@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from evorl.config.errors import on_one_line
 from evorl.report.data import Drawn, born_by
-from evorl.report.figures import GROUPS, LOOKS, PLAIN, STEPS, Look, look, value_of
+from evorl.report.figures import GROUPS, LOOKS, PLAIN, STEPS, Look, look, spans_a_decade, value_of
 from evorl.report.statistics import MEASURES, Group, cut_off, extent, groups, measures, points, thinned
 from evorl.runs.lineage import Stage
 from evorl.system.extras import require
@@ -88,8 +88,8 @@ def _agents(figure: Any, run: Drawn, hyperparameter: str | None) -> None:
             raise UserError(f"--hyperparameter: agents of {run.name} have no {hyperparameter!r}; they have {known}")
         _drawn(axes[1], run, f"hyperparameters.{hyperparameter}", lambda life: value_of(life, hyperparameter, run))
         axes[1].set_ylabel(_plain(hyperparameter))
-        values = [life.hyperparameters.get(hyperparameter, 0.0) for life in run.lives]
-        if min(values) > 0 and max(values) > 10 * min(values):
+        drawn = (value_of(life, hyperparameter, run) for life in run.lives)
+        if spans_a_decade([value for value in drawn if value is not None]):
             axes[1].set_yscale("log")
     for axis in axes:
         _tidy(axis)

@@ -27,6 +27,9 @@ from evorl.runs.directory import (
     AGENTS,
     ARCHIVE,
     ELITE,
+    ENVIRONMENTS,
+    PARTS,
+    REPLAY,
     STATE,
     RunDirectory,
     part_file,
@@ -46,10 +49,6 @@ def bytes_of(tensors: Tensors) -> int:
     return sum(value.nbytes for value in tensors.values())
 
 
-PARTS = ("policy", "learner", "experience")
-"""The names of the parts, in the order of the argument `parts` of `Run.steps`."""
-ENVIRONMENTS, REPLAY = "environments", "replay"
-"""Names of a rank's other files."""
 OTHERS = "the other ranks' interim checkpoints"
 
 
@@ -141,15 +140,14 @@ class InterimCheckpoints:
             self.clear()
             return False
         if problem := ranks.first_problem(self._damage(), OTHERS):
-            return self._refuse(problem, f"generation {generation + 1} starts over")
+            return self._refuse(problem, generation)
         position, progress = self._read(ranks.from_main(lambda: checkpoints.read(self._number, STATE), "its state"))
         if progress.generation < generation:
             self.clear()
             return False
         if progress.generation > generation or position.base != digest(encode_agents(agents)):
             return self._refuse(
-                f"{checkpoints.path(self._number)}: belongs to a generation that started with other agents",
-                f"generation {generation + 1} starts over",
+                f"{checkpoints.path(self._number)}: belongs to a generation that started with other agents", generation
             )
         where = f"{checkpoints.path(self._number)}: generation {generation + 1} starts over"
         if progress.moved(self._config, self._placement):
@@ -163,7 +161,7 @@ class InterimCheckpoints:
                 )
             return False
         if lost := ranks.first_problem(self._restore_environments(generation + 1), OTHERS):
-            return self._refuse(lost, f"generation {generation + 1} starts over")
+            return self._refuse(lost, generation)
         self.position, self.progress = position, progress
         return True
 
@@ -302,10 +300,10 @@ class InterimCheckpoints:
             return f"{path}: {error}"
         return f"{path}: the running episode cannot be replayed in {lost}" if lost else ""
 
-    def _refuse(self, problem: str, so: str) -> bool:
-        """Set the newest one aside, and say why and what follows; return False."""
+    def _refuse(self, problem: str, generation: int) -> bool:
+        """Set the newest one aside, and say why and that the generation after this one starts over; return False."""
         if self._ranks.is_main:
-            self._warn_once(problem, f"{problem}; {so}")
+            self._warn_once(problem, f"{problem}; generation {generation + 1} starts over")
         moved = ""
         if self._directory.leads:
             try:

@@ -22,7 +22,7 @@ from evorl.evolution.selection import TRUSTED_CORRELATION
 from evorl.population.evaluation import RANDOM
 from evorl.replay import Pace
 from evorl.runs.champion import Score
-from evorl.runs.directory import from_here, is_own, names_code
+from evorl.runs.directory import custom_code, from_here, is_own
 from evorl.system.console import compact, digits, say
 from evorl.system.plugins import SCRIPT
 from evorl.system.processes import multiplies_bfloat16
@@ -170,9 +170,11 @@ def closing_lines(summary: Row, config: AnyConfig, directory: Path, *, has_elite
     `has_elite` is True if the elite is on disk.
     """
     target, steps = config.training.target_fitness, config.training.max_steps
-    asks = names_code(config) and not is_own(directory, config)
-    where = shlex.quote(from_here(directory)) + (" --allow-code" if asks else "")
-    next_steps = [f"`evorl evaluate {where}`"] if has_elite else []
+    path, own = shlex.quote(from_here(directory)), is_own(directory, config)
+    plain, where = (
+        path + (" --allow-code" if custom_code(config, trains=trains) and not own else "") for trains in (False, True)
+    )
+    next_steps = [f"`evorl evaluate {plain}`"] if has_elite else []
     if summary["ended"] != FINISHED:
         how = f"{_broken_off(summary)} after generation {summary['generations']}"
         next_steps.append(f"`evorl resume {where}` to go on")

@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evorl.config import AnyConfig, read_yaml, validate, without_removed
-from evorl.config.fields import leaves
+from evorl.config.fields import BENCHMARK, leaves
+from evorl.config.task import GAMES
 from evorl.config.yaml import parse_settings
 from evorl.runs.json_lines import JsonLines
 from evorl.system.files import (
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
     from evorl.distributed import Launch, Ranks
 
 CONFIG, METRICS, LINEAGE = "config.yaml", "metrics.jsonl", "lineage.jsonl"
-KWARGS = "environment.kwargs"
 
 
 def check_run(run: Path) -> None:
@@ -72,6 +72,13 @@ def read_config(run: Path) -> dict[str, Any]:
     return read_yaml(run / CONFIG)
 
 
+def saved_config(data: Mapping[str, Any]) -> AnyConfig:
+    """Validate the configuration of a run, also of an earlier revision. Raises UserError."""
+    from evorl.algorithms import SETTINGS
+
+    return validate(without_removed(data), SETTINGS)
+
+
 def from_here(run: str | Path) -> str:
     """A run's directory as it is printed: relative to the working directory if it lies below."""
     path = Path(run)
@@ -79,9 +86,16 @@ def from_here(run: str | Path) -> str:
     return str(path.relative_to(Path.cwd()) if below else run)
 
 
-def names_code(config: AnyConfig) -> bool:
-    """True if a configuration names code that has to be imported."""
-    return any(":" in str(value) for key, value in _code_of(config).items() if key != KWARGS)
+def custom_code(config: AnyConfig, *, trains: bool) -> dict[str, str]:
+    """The settings that name custom code to import, by their paths; strategies only where the run `trains`."""
+    names = {
+        "environment.id": config.environment.id,
+        "network.factory": config.network.factory or "",
+        BENCHMARK: "" if config.league is None or not is_function(config.league.benchmark) else config.league.benchmark,
+        "evolution.strategy": (config.evolution.strategy or "") if trains else "",
+    }
+    games = names["environment.id"].partition(":")[0] in GAMES
+    return {key: name for key, name in names.items() if ":" in name and not (games and key == "environment.id")}
 
 
 def is_function(name: str) -> bool:
@@ -91,38 +105,44 @@ def is_function(name: str) -> bool:
 
 def is_own(run: Path, config: AnyConfig) -> bool:
     """True if this user launched the run here, with the code that its `config` names (`evorl.system.proof`)."""
-    if not names_code(config):
+    if not custom_code(config, trains=True):
         return False
-    code = _code_of(config)
+    code = _signed(config)
     # Proofs of earlier revisions also named benchmarks that are no code but have a colon in their name.
-    benchmark = {} if config.league is None else {"league.benchmark": config.league.benchmark}
+    benchmark = {} if config.league is None else {BENCHMARK: config.league.benchmark}
     return is_signed(run, code) or is_signed(run, benchmark | code)
 
 
 def sign_code(run: Path, config: AnyConfig) -> None:
     """Write the proof that this user launched the run with the code that its `config` names, if it names any."""
-    if names_code(config):
-        sign(run, _code_of(config))
+    if custom_code(config, trains=True):
+        sign(run, _signed(config))
 
 
-def _code_of(config: AnyConfig) -> dict[str, Any]:
-    """The settings that name code, and what they pass to it."""
+def _signed(config: AnyConfig) -> dict[str, Any]:
+    """The settings that may name code, and what they pass to it."""
     benchmark = "" if config.league is None else config.league.benchmark
     # Proofs from before there were benchmarks do not name one.
-    return ({"league.benchmark": benchmark} if is_function(benchmark) else {}) | {
+    return ({BENCHMARK: benchmark} if is_function(benchmark) else {}) | {
         "environment.id": config.environment.id,
-        KWARGS: config.model_dump(mode="json", include={"environment"})["environment"]["kwargs"],
+        "environment.kwargs": config.model_dump(mode="json", include={"environment"})["environment"]["kwargs"],
         "network.factory": config.network.factory,
         "evolution.strategy": config.evolution.strategy,
     }
 
 
 NUMBER = r"([0-9]{6}|[1-9][0-9]{6,11})"
-FILE = re.compile(
-    r"(agents|elite|archive|(replay|environments|policy|learner|experience)-rank-[0-9]{3,6})\.safetensors|state\.json"
-)
 MANIFEST = "manifest.json"
 AGENTS, ELITE, ARCHIVE, STATE = "agents.safetensors", "elite.safetensors", "archive.safetensors", "state.json"
+PARTS = ("policy", "learner", "experience")
+"""The names of the parts, in the order of the argument `parts` of `Run.steps`."""
+ENVIRONMENTS, REPLAY = "environments", "replay"
+"""Names of a rank's other files."""
+FILE = re.compile(
+    "|".join(map(re.escape, (AGENTS, ELITE, ARCHIVE, STATE)))
+    + rf"|({'|'.join((REPLAY, ENVIRONMENTS, *PARTS))})-rank-[0-9]{{3,6}}\.safetensors"
+)
+"""The name of a file of a checkpoint."""
 Files = Mapping[str, Mapping[str, Any]]
 """The manifest's entry (size and SHA-256) of each file, by file name."""
 
@@ -628,9 +648,7 @@ def load_elite(path: Path) -> tuple[dict[str, Any], Agent]:
 
 def check_same_run(path: Path, config: AnyConfig) -> None:
     """Raise UserError if `config` differs from that of the run in `path` in a setting that may not change on resume."""
-    from evorl.algorithms import SETTINGS
-
-    begun = validate(without_removed(read_yaml(path / CONFIG)), SETTINGS)
+    begun = saved_config(read_yaml(path / CONFIG))
     if difference := _first_difference(begun, config):
         raise UserError(f"run.resume: {path} was started with another configuration: {difference}")
 

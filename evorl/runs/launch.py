@@ -21,7 +21,7 @@ import yaml
 from evorl.actors.actors import max_staleness
 from evorl.algorithms import ALGORITHMS, SETTINGS, make_algorithm
 from evorl.config import AnyConfig, check_name, override, validate
-from evorl.config.fields import ENVIRONMENT, RATING, RETURN
+from evorl.config.fields import ENVIRONMENT, RATING, RETURN, as_configured
 from evorl.config.schema import LeagueSettings, Network, with_dotted_names
 from evorl.config.task import TARGET
 from evorl.config.yaml import VERBOSE, plain_assignments, read_settings, settings_and_origins
@@ -459,7 +459,7 @@ def _check_environment_ranges(config: AnyConfig) -> None:
         ends, key = (config.evolution.hyperparameters or {})[name], name.removeprefix(ENVIRONMENT)
         for end, value in (("min", ends.min), ("max", ends.max)):
             given = config.environment.kwargs
-            kwargs = {**given, key: round(value) if isinstance(given[key], int) else value}
+            kwargs = {**given, key: as_configured(value, given[key])}
             try:
                 Environments(config.environment.model_copy(update={"kwargs": kwargs}), agents=1, num_envs=1).close()
             except UserError as error:

@@ -11,13 +11,12 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from evorl.algorithms import SETTINGS
-from evorl.config import AnyConfig, Schedule, ScheduledMutation, validate, without_removed
+from evorl.config import AnyConfig, Schedule, ScheduledMutation
 from evorl.config.errors import on_one_line, shown
 from evorl.config.schema import MAX_MUTATIONS
 from evorl.evolution.selection import MIGRATION
 from evorl.evolution.strategy import KIND as STRATEGY
-from evorl.runs.directory import LINEAGE, METRICS, load_elite
+from evorl.runs.directory import LINEAGE, METRICS, load_elite, saved_config
 from evorl.runs.json_lines import JsonLines, Row
 from evorl.system.console import aligned, digits
 from evorl.types import Architecture, Measured, Mutation, Number, UserError, Words
@@ -198,7 +197,7 @@ def reader_of(data: Mapping[str, Any]) -> Callable[[str, float], float]:
     are returned unchanged.
     """
     try:
-        return validate(without_removed(data), SETTINGS).as_used
+        return saved_config(data).as_used
     except UserError:
         return lambda name, value: value
 

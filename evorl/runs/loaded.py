@@ -12,11 +12,10 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from evorl.algorithms import SETTINGS, Algorithm, make_algorithm
-from evorl.config import AnyConfig, validate, without_removed
+from evorl.algorithms import Algorithm, make_algorithm
+from evorl.config import AnyConfig
 from evorl.config.errors import on_one_line, shown
 from evorl.envs import Environments
-from evorl.envs.games import BENCHMARK, GAMES
 from evorl.envs.interface import interface_from_json, interface_to_json
 from evorl.envs.spaces import MASK, EnvSpec, ObservationReader, action_reader, choices
 from evorl.envs.vector import flat_mask
@@ -26,11 +25,12 @@ from evorl.runs.directory import (
     ELITE,
     INTERFACE,
     Checkpoints,
+    custom_code,
     from_here,
-    is_function,
     is_own,
     load_elite,
     read_config,
+    saved_config,
 )
 from evorl.runs.hub import local_run
 from evorl.seeding import torch_generator
@@ -46,15 +46,10 @@ def refuse_code(config: AnyConfig, allowed: bool, *, trains: bool = False) -> No
 
     Strategies are imported only where the run `trains`.
     """
-    names = {"environment.id": config.environment.id, "network.factory": config.network.factory}
-    if config.league is not None and is_function(config.league.benchmark):
-        names[BENCHMARK] = config.league.benchmark
-    names |= {"evolution.strategy": config.evolution.strategy} if trains else {}
-    for key, value in names.items():
-        is_known = key == "environment.id" and str(value).partition(":")[0] in GAMES
-        if not allowed and ":" in (value or "") and not is_known:
+    for key, name in custom_code(config, trains=trains).items():
+        if not allowed:
             raise UserError(
-                f"{key}: {value!r} names custom code to execute; add --allow-code (allow_code=True in Python) if you "
+                f"{key}: {name!r} names custom code to execute; add --allow-code (allow_code=True in Python) if you "
                 "trust this run"
             )
 
@@ -198,7 +193,7 @@ def _load(
         data, found = load_elite(path)
     else:
         data, found = read_config(path), _saved(path, agent, generation)
-    config = validate(without_removed(data), SETTINGS)
+    config = saved_config(data)
     allow_code = allow_code or is_own(path, config)
     interface, reader = _interface(path, config, allow_code)
     if config.network.factory is not None:

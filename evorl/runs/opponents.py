@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evorl.algorithms import SETTINGS
-from evorl.config import AnyConfig, Environment, validate, without_removed
+from evorl.config import AnyConfig, Environment
 from evorl.config.errors import shown
+from evorl.config.fields import BENCHMARK
 from evorl.distributed import Ranks
-from evorl.envs.games import BENCHMARK, FunctionPlayers, Opponents, RandomPlayers, Seat
+from evorl.envs.games import FunctionPlayers, Opponents, RandomPlayers, Seat
 from evorl.envs.spaces import EnvSpec
 from evorl.league.exported import ExportedAgent, ExportedPlayers
 from evorl.league.players import Players
@@ -32,6 +32,7 @@ from evorl.runs.directory import (
     is_function,
     is_own,
     read_config,
+    saved_config,
     sign_code,
 )
 from evorl.runs.hub import FILES, is_on_hub, local_run
@@ -256,7 +257,7 @@ def _own_config(run: Path) -> AnyConfig | None:
     """The configuration of a run that this user launched here with code of its own, or None."""
     if not (run / CONFIG).is_file():
         return None
-    config = validate(without_removed(read_config(run)), SETTINGS)
+    config = saved_config(read_config(run))
     return config if is_own(run, config) else None
 
 

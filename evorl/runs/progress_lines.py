@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from evorl.system.console import compact
+from evorl.system.console import compact, duration
 
 EVERY = 30.0
 """Seconds between two lines."""
@@ -77,11 +77,3 @@ class ProgressLines:
             f"the first generation takes about {duration(self._total / rate)} at {rate * self._agents:,.0f} steps/s of "
             f"all agents; evolution.steps={max(1, round(fewer))} would shorten it to about {duration(fewer / rate)}"
         )
-
-
-def duration(seconds: float) -> str:
-    """Format a duration in its largest fitting unit, as in 12 min."""
-    for size, unit in ((3600.0, "h"), (60.0, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"

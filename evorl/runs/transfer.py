@@ -11,14 +11,14 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from evorl.algorithms import SETTINGS, Algorithm
-from evorl.config import AnyConfig, validate, without_removed
+from evorl.algorithms import Algorithm
+from evorl.config import AnyConfig
 from evorl.config.errors import shown
 from evorl.config.fields import ENVIRONMENT
 from evorl.distributed import Ranks
 from evorl.evolution.strategy import Tuner
 from evorl.population import Predecessor, check_agents, initial_population
-from evorl.runs.directory import AGENTS, CONFIG, LINEAGE, Checkpoints, load_elite, read_config
+from evorl.runs.directory import AGENTS, CONFIG, LINEAGE, Checkpoints, load_elite, read_config, saved_config
 from evorl.runs.hub import local_run
 from evorl.runs.json_lines import JsonLines
 from evorl.runs.lineage import Stage, stage_of
@@ -143,7 +143,7 @@ def _config_of(run: Path) -> AnyConfig:
     """The configuration of another run. Raises UserError if it cannot be read."""
     data = read_config(run)
     try:
-        return validate(without_removed(data), SETTINGS)
+        return saved_config(data)
     except UserError as error:
         raise UserError(f"{run / CONFIG}: {error}") from error
 

@@ -22,7 +22,7 @@ from evorl.envs.vector import Vector, by_gymnasium, close_vector, for_evaluation
 from evorl.runs.loaded import LoadedAgent, load
 from evorl.seeding import numpy_generator
 from evorl.system.extras import require
-from evorl.system.files import make_directory, refuse_links, replacing
+from evorl.system.files import check_folder, make_directory, refuse_links, replacing
 from evorl.system.plugins import described
 from evorl.types import UserError
 
@@ -49,8 +49,7 @@ def check_video(path: Path) -> None:
     check_encoder()
     if path.suffix != ".mp4":
         raise UserError(f"--video: {path} must end in .mp4")
-    if not path.parent.is_dir():
-        raise UserError(f"--video: there is no directory {path.parent}")
+    check_folder(path)
 
 
 def play(

@@ -66,6 +66,13 @@ def digits(value: float) -> str:
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3g}"
 
 
+def duration(seconds: float) -> str:
+    """Format a duration in its largest fitting unit, as in 12 min."""
+    if seconds >= 7200:
+        return f"{seconds / 3600:.3g} h"
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
+
+
 def compact(number: float) -> str:
     """Format a positive number with three significant digits and a unit prefix, as in 1.25M."""
     number = float(f"{number:.3g}")  # 999,800 is 1M and not 1e+03k.
@@ -73,6 +80,12 @@ def compact(number: float) -> str:
         if number >= size:
             return f"{number / size:.3g}{unit}"
     return f"{number:.3g}"
+
+
+def has_display() -> bool:
+    """True if a window can be opened: on Linux the environment has to name a display."""
+    names = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
+    return not sys.platform.startswith("linux") or any(os.environ.get(name) for name in names)
 
 
 def say(line: str) -> None:

@@ -10,12 +10,12 @@ import pytest
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from helpers.support import error_line
 
-from evorl.commands import render
 from evorl.commands.command import run_command
 from evorl.commands.evaluate import evaluate_elite
 from evorl.runs.loaded import load
 from evorl.runs.program import run_program
 from evorl.runs.video import play
+from evorl.system import console
 
 
 @pytest.fixture
@@ -104,9 +104,9 @@ def test_what_cannot_be_filmed_is_said_in_one_line(attribute, value, message, ru
 )
 def test_what_watch_lacks_is_said_before_anything_is_loaded(words, message, monkeypatch, in_directory, capsys):
     pytest.importorskip("av")
-    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(render.sys, "platform", "linux")
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
+        monkeypatch.setenv(name, "")  # As where it is not set.
+    monkeypatch.setattr(console.sys, "platform", "linux")
     assert run_program(run_command, ["watch", "runs/none", *words]) == 2
     assert message in error_line(capsys)
 

@@ -11,6 +11,7 @@ from evorl.config import Environment
 from evorl.envs import Environments
 from evorl.envs.games import RESULT, is_game, make_game
 from evorl.envs.vector import make_vector
+from evorl.runs.directory import custom_code
 from evorl.runs.launch import check
 from evorl.runs.loaded import refuse_code
 from evorl.types import UserError
@@ -200,7 +201,9 @@ def test_a_missing_package_is_named(monkeypatch):
 
 def test_ids_of_games_name_no_code_of_their_own():
     assert is_game("openspiel:kuhn_poker")
-    refuse_code(config("environment.id=openspiel:kuhn_poker"), False)
+    plain = config("environment.id=openspiel:kuhn_poker")
+    refuse_code(plain, False)
+    assert custom_code(plain, trains=True) == {}
     own = config("environment.id=openspiel:kuhn_poker", "network={name: module, factory: openspiel:make}")
     with pytest.raises(UserError, match=r"network\.factory: 'openspiel:make' names custom code to execute"):
         refuse_code(own, False)

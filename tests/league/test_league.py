@@ -14,9 +14,10 @@ from helpers.support import config, error_line, lines, steps_until, train
 
 from evorl.algorithms import make_algorithm
 from evorl.commands.command import run_command
+from evorl.config.fields import BENCHMARK
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
-from evorl.envs.games import BENCHMARK, Asked, RandomPlayers
+from evorl.envs.games import Asked, RandomPlayers
 from evorl.league import League, league_of
 from evorl.league.league import Rated
 from evorl.league.matches import Arena, Fixture

@@ -123,7 +123,8 @@ def test_the_padding_stays_zero(case, monkeypatch):
 @pytest.mark.parametrize("name", CELLS)
 def test_a_sequence_is_the_same_step_by_step_and_resets_where_an_episode_begins(name):
     cell, units = CELLS[name], 5
-    given, weight = torch.randn(2, 6, 3, cell.gates * units), torch.randn(2, units, cell.gates * units)
+    gates = len(cell.biases)
+    given, weight = torch.randn(2, 6, 3, gates * units), torch.randn(2, units, gates * units)
     first = torch.randn(2, 3, cell.slots, units)
     started = torch.zeros(2, 6, 3, dtype=torch.bool)
     started[:, 4] = True

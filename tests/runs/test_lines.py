@@ -129,6 +129,16 @@ def test_commands_that_are_suggested_can_be_pasted(ended, in_directory):
     assert [command[:3] for command in commands] == [["evorl", verb, "it's my run"] for verb in ("evaluate", "resume")]
 
 
+def test_only_commands_that_import_custom_code_need_leave_to(in_directory):
+    """Without the proof that it is the user's: a strategy is imported to train, and a network in any case."""
+    words = {}
+    for key in ("evolution.strategy", "network.name=module network.factory"):
+        asked = config(*f"{key}=mine:own".split())
+        told = closing_lines(SUMMARY | {"ended": "SIGINT"}, asked, in_directory / "a", has_elite=True)[-1]
+        words[key.partition(".")[0]] = ["--allow-code" in command for command in told.split("`")[1::2]]
+    assert words == {"evolution": [False, True], "network": [True, True]}
+
+
 def test_without_confirmation_episodes_are_not_called_fresh(in_directory):
     text = closing_lines(SUMMARY, config("evaluation.confirmation_episodes=0"), in_directory, has_elite=True)[0]
     assert "± 6.59 over 120 episodes" in text

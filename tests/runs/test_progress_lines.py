@@ -6,8 +6,8 @@ import pytest
 from helpers.support import train
 
 from evorl.envs import Environments
-from evorl.runs.progress_lines import ProgressLines, duration
-from evorl.system.console import say
+from evorl.runs.progress_lines import ProgressLines
+from evorl.system.console import duration, say
 
 
 class Clock:
@@ -68,7 +68,9 @@ def test_beside_a_bar_there_are_no_other_lines():
     assert lines_of([(100, 1_000, "")], estimates_only=True) == []
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(4, "4 s"), (119, "119 s"), (121, "2 min"), (7300, "2 h")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(4, "4 s"), (119, "119 s"), (121, "2 min"), (7300, "2.03 h"), (1e6, "278 h")]
+)
 def test_durations(seconds, text):
     assert duration(seconds) == text
 

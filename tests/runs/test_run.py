@@ -271,6 +271,10 @@ def test_mistakes_end_with_one_line_and_code_2(overrides, message, trained_run, 
             ("environment.id=LunarLanderContinuous-v3", "algorithm={name: dqn}"),
             "algorithm.name: dqn cannot act in Box.* of LunarLanderContinuous-v3; it takes Discrete",
         ),
+        (
+            ("environment.id=LunarLanderContinuous-v3", "algorithm={name: apex_dqn}", "replay.prioritised={}"),
+            "algorithm.name: apex_dqn cannot act in Box",
+        ),
         (("algorithm={name: ppo, batch_size: 60}",), "algorithm.batch_size: .* into minibatches of 60; .* 64,"),
         (
             ("algorithm={name: ppo, rollout_steps: 100, sequence_length: 32}", "network.recurrent=gru"),
