@@ -135,7 +135,7 @@ def _read(given: str, space: gym.Space[Any]) -> NDArray[Any] | str:
         numbers = [int(word) if is_whole else float(word) for word in words]
         return np.array(numbers, dtype=space.dtype).reshape(space.shape or ())
     except (ValueError, OverflowError):
-        return f"{shown(given)} is no {'whole ' if is_whole else ''}number; {QUIT} ends"
+        return f"{shown(given)} is not a {'whole ' if is_whole else ''}number; {QUIT} ends"
 
 
 def moves_of(space: gym.Space[Any], mask: Flags | None) -> str:

@@ -149,11 +149,12 @@ def batched(seen):
 
 
 def write(store, row, started):
+    """Write a step of each stream; return the slots [N]."""
     columns = {
         "number": torch.tensor([step.number for step in row]),
         "terminated": torch.tensor([step.terminated for step in row]),
     }
-    return store.write(
+    store.write(
         batched([step.before for step in row]),
         columns,
         next_observation=batched([step.after for step in row]),
@@ -161,6 +162,7 @@ def write(store, row, started):
         started=torch.tensor(started),
         ended=torch.tensor([step.last for step in row]),
     )
+    return store.newest_row * store.streams + torch.arange(store.streams)
 
 
 def everything(store):

@@ -50,9 +50,8 @@ def test_the_kth_slot_is_the_kth_that_can_be_drawn(seed, streams, share):
         shown = {"position": torch.zeros(streams, 2)}
         columns = {"number": torch.zeros(streams).long(), "terminated": torch.zeros(streams, dtype=torch.bool)}
         flags = {"started": torch.zeros(streams, dtype=torch.bool), "ended": columns["terminated"]}
-        first = store.written % store.ring * streams
         store.write(shown, columns, next_observation=shown, valid=torch.from_numpy(own), **flags)
-        valid.append((first + np.flatnonzero(own)).tolist())
+        valid.append((store.newest_row * streams + np.flatnonzero(own)).tolist())
         expected = [slot for row in valid[-9:] for slot in row]
         assert store.drawable == len(expected)
         assert store.nth(torch.arange(len(expected))).tolist() == expected
