@@ -66,6 +66,8 @@ def fingerprint(folder: Path, name: str, layout: Layout) -> str:
     command = [sys.executable, "-m", "evorl", "train", name, "--processes", str(ranks), f"run.directory={folder}"]
     command += [f"run.name={run.name}", f"population.placement={placement}", *short_run(name)]
     code, output = launch(command, LIMIT)
+    if code == 124:
+        return f"{case} failed: no end within {LIMIT} s"
     if code:
         return f"{case} failed with {code}: {' | '.join(output.strip().splitlines()[-3:])}"
     checkpoint = max((run / "checkpoints").glob("generation-*"))

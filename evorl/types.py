@@ -63,7 +63,7 @@ MIGRATED = Mutation("none", "migration")
 NO_BASELINE = (RESTORED, MIGRATED)
 """Records of unmutated children that are not a baseline for mutations: their parents were selected differently."""
 FINISHED, STOPPED = "finished", "stopped"
-"""How a run ended that saved its last checkpoint: at its target or last step, or stopped by a callback."""
+"""How a run that saved its last checkpoint ended: at its target or last step, or stopped by a callback."""
 
 
 Shape = tuple[int, ...]

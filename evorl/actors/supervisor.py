@@ -253,7 +253,7 @@ class Supervisor:
             is_idle = _unread(actor.reader) >= len(actor.slots) * MESSAGE.size
             beat = float(self._board.beats[actor.index])
             is_late = not is_idle and actor.is_late(now, beat, self._settings.timeout)
-            # Looked at twice: after a pause of the whole machine every actor is late until it runs again.
+            # Looked at twice: after a pause of all processes every actor is late until it steps again.
             if is_late and beat == actor.late_beat:
                 patience = actor.patience(beat, self._settings.timeout)
                 actor.hung = f"made no step for {patience:g} s (actors.timeout)"

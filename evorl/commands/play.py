@@ -177,7 +177,7 @@ def _shown(settings: Environment, interface: EnvSpec, window: bool) -> tuple[Gam
     if window and mode not in modes:
         game.close()
         raise UserError(f"--window: {settings.id} has no window of its own; without it the game is shown as text")
-    if window and not has_display():
+    if window and not has_display("SDL_VIDEODRIVER"):
         game.close()
         raise UserError("--window: there is no display; without it the game is shown as text")
     if mode in modes:

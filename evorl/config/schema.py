@@ -197,7 +197,7 @@ class Prioritised(Section):
 
 
 class Replay(Section):
-    """The replay buffer; only off-policy algorithms have this section."""
+    """The replay buffer; algorithms that learn from rollouts have none."""
 
     capacity: Annotated[int, Field(ge=1, le=10**9)] = 100_000
     """Transitions kept, over all ranks and agents. Of stacked frames from actors fewer fit: each rollout also stores a

@@ -172,7 +172,7 @@ class Ranks:
     def assert_identical(self, digest: str, what: str) -> None:
         """Raise RuntimeError naming the ranks whose digest differs from that of rank 0."""
         if different := self.differing(digest, what):
-            raise RuntimeError(f"rank {', '.join(map(str, different))} does not hold the same {what} as rank 0")
+            raise RuntimeError(f"rank 0 and rank {', '.join(map(str, different))} do not hold the same {what}")
 
     def raise_if_any_failed(self, problem: str, what: str) -> None:
         """Raise UserError on all ranks if any has a problem; the first rank with a problem prints it."""

@@ -19,10 +19,10 @@ from evorl.types import RecurrentInput
 
 @dataclass(frozen=True)
 class Cell:
-    """A recurrent cell with `gates` per unit and state [P, B, K, N], where K = `slots` and slot 0 is the output.
+    """A recurrent cell with state [P, B, K, N], where K = `slots` and slot 0 is the output, and G gates per unit.
 
-    `biases` are the initial biases of the gates; padding units have zero biases, which keep their state at zero as
-    well. `step` maps the gates' input contribution [P, B, gates * N], the recurrent weight [P, N, gates * N] and the
+    `biases` are the initial biases of the G gates; padding units have zero biases, which keep their state at zero as
+    well. `step` maps the gates' input contribution [P, B, G * N], the recurrent weight [P, N, G * N] and the
     state [P, B, K, N] to the next state.
     """
 

@@ -263,9 +263,9 @@ def _warn_of_equal_seeds(runs: Sequence[Drawn]) -> None:
         by_seed[shown(run.setting("seed"))].append(run.name)
     for seed, names in by_seed.items():
         if len(names) > 1:
-            what = f"{' and '.join(names)} have the same settings and the same seed, {seed}"
-            why = f"they count as {len(names)} runs, which makes intervals too narrow; leave all but one out"
-            warnings.warn(f"{what}: {why}", EvorlWarning, stacklevel=3)
+            some = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
+            what = f"{some}: the same settings and the same seed, {seed}, so they are not {len(names)} independent runs"
+            warnings.warn(f"{what}; leave all but one out", EvorlWarning, stacklevel=3)
 
 
 def _ranks(run: Drawn) -> dict[str, int]:

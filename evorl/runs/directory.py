@@ -94,8 +94,8 @@ def custom_code(config: AnyConfig, *, trains: bool) -> dict[str, str]:
         BENCHMARK: "" if config.league is None or not is_function(config.league.benchmark) else config.league.benchmark,
         "evolution.strategy": (config.evolution.strategy or "") if trains else "",
     }
-    games = names["environment.id"].partition(":")[0] in GAMES
-    return {key: name for key, name in names.items() if ":" in name and not (games and key == "environment.id")}
+    is_game = names["environment.id"].rpartition(":")[0] in GAMES
+    return {key: name for key, name in names.items() if ":" in name and not (is_game and key == "environment.id")}
 
 
 def is_function(name: str) -> bool:

@@ -69,7 +69,8 @@ def digits(value: float) -> str:
 def duration(seconds: float) -> str:
     """Format a duration in its largest fitting unit, as in 12 min."""
     if seconds >= 7200:
-        return f"{seconds / 3600:.3g} h"
+        hours = seconds / 3600
+        return f"{hours:.3g} h" if hours < 100 else f"{hours:,.0f} h"
     return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
 
 
@@ -82,9 +83,9 @@ def compact(number: float) -> str:
     return f"{number:.3g}"
 
 
-def has_display() -> bool:
-    """True if a window can be opened: on Linux the environment has to name a display."""
-    names = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
+def has_display(*also: str) -> bool:
+    """True if a window can be opened: on Linux if the environment names a display, or sets a variable of `also`."""
+    names = ("DISPLAY", "WAYLAND_DISPLAY", *also)
     return not sys.platform.startswith("linux") or any(os.environ.get(name) for name in names)
 
 

@@ -104,8 +104,9 @@ def test_what_cannot_be_filmed_is_said_in_one_line(attribute, value, message, ru
 )
 def test_what_watch_lacks_is_said_before_anything_is_loaded(words, message, monkeypatch, in_directory, capsys):
     pytest.importorskip("av")
-    for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.setenv(name, "")  # As where it is not set.
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     monkeypatch.setattr(console.sys, "platform", "linux")
     assert run_program(run_command, ["watch", "runs/none", *words]) == 2
     assert message in error_line(capsys)

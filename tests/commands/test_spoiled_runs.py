@@ -142,7 +142,7 @@ def test_a_folder_that_nobody_may_look_into_does_not_hide_the_others(run, capsys
             read("runs/a")
 
 
-@pytest.mark.filterwarnings("ignore:a and b have the same settings")  # The other run is a copy.
+@pytest.mark.filterwarnings("ignore:a, b. the same settings")  # The other run is a copy.
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name != "list"])
 @pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED)
 def test_a_spoiled_run_is_read_or_refused_in_one_line(spoil, command, run, capsys, monkeypatch):

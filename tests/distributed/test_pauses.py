@@ -9,7 +9,7 @@ import torch.distributed as dist
 from evorl.distributed import rendezvous
 from evorl.distributed.rendezvous import SAVE, Pauses
 
-STEPS = 400
+STEPS = 10_000
 
 
 @pytest.fixture(autouse=True)

@@ -138,7 +138,7 @@ try:
     ranks.assert_identical(f"digest {ranks.rank}", "things")
     raise SystemExit("unnoticed")
 except RuntimeError as error:
-    assert "rank 1 does not hold the same things as rank 0" in str(error)
+    assert "rank 0 and rank 1 do not hold the same things" in str(error)
 shares = {kind: Placement(ranks, kind, 4) for kind in ("replicated", "sharded")}
 mine = np.array([10.0 + ranks.rank, 20.0 + ranks.rank])
 assert shares["sharded"].total(mine, "test").tolist() == [10.0, 20.0, 11.0, 21.0]

@@ -156,6 +156,7 @@ def test_all_copies_are_closed_within_a_deadline_and_problems_are_only_reported(
 ):
     if how == "hang":
         monkeypatch.setattr(closing, "CLOSE_WITHIN", 0.2)
+        monkeypatch.setattr(closing, "AFTER_A_HANG", 0.3)
     monkeypatch.setattr(closing, "_problems", set())
     monkeypatch.setattr(closing, "_hanging", set())
     began = time.monotonic()

@@ -204,6 +204,9 @@ def test_ids_of_games_name_no_code_of_their_own():
     plain = config("environment.id=openspiel:kuhn_poker")
     refuse_code(plain, False)
     assert custom_code(plain, trains=True) == {}
+    for suite in ("openspiel", "pettingzoo"):  # A module of such a name would be imported.
+        with pytest.raises(UserError, match=rf"environment\.id: '{suite}:x:Foo-v0' names custom code to execute"):
+            refuse_code(config(f"environment.id={suite}:x:Foo-v0"), False)
     own = config("environment.id=openspiel:kuhn_poker", "network={name: module, factory: openspiel:make}")
     with pytest.raises(UserError, match=r"network\.factory: 'openspiel:make' names custom code to execute"):
         refuse_code(own, False)

@@ -56,7 +56,7 @@ class Rewarded:
     def write(self, observation, columns, *, valid, **flags):
         # What stands where nothing happened must not count, not even as a NaN.
         reward = torch.where(valid, columns["number"].float(), torch.nan)
-        return self.store.write(observation, columns | {"reward": reward}, valid=valid, **flags)
+        self.store.write(observation, columns | {"reward": reward}, valid=valid, **flags)
 
 
 def by_hand(steps, row, stream, n, gamma):

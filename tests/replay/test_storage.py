@@ -30,8 +30,6 @@ def test_slots_keep_what_they_hold_until_they_are_written_again(frames):
     world, store, where = World(3, frames, 1, True), storage(7, 3, frames), {}
     for step in range(40):
         slots = world.play(store, 1)[0].tolist()
-        assert slots == list(range(slots[0], slots[0] + 3))
-        assert slots[0] // 3 == store.newest_row
         where |= dict(zip(slots, (one.number for one in world.steps[-1]), strict=True))
         drawn, _ = everything(store)
         numbers = store.gather(drawn).columns["number"].tolist()

@@ -254,7 +254,7 @@ def test_runs_of_one_seed_are_no_independent_samples(tmp_path):
     made = [
         load(write_run(tmp_path / name, {**CONFIG, "seed": seed})) for name, seed in zip("abc", (1, 2, 1), strict=True)
     ]
-    with pytest.warns(EvorlWarning, match="^a and c have the same settings and the same seed, 1: they count as 2 runs"):
+    with pytest.warns(EvorlWarning, match="^a, c: the same settings and the same seed, 1, so they are not 2 "):
         groups(made)
     other = {**CONFIG, "seed": 1, "algorithm": {"name": "dqn", "learning_rate": 5e-3}}
     groups([*made[:2], load(write_run(tmp_path / "other", other))])

@@ -53,9 +53,9 @@ def test_environments_are_closed_in_every_way_of_ending_and_change_no_exit_code(
 ):
     if how == "hang":
         monkeypatch.setattr(closing, "CLOSE_WITHIN", 0.2)
+        monkeypatch.setattr(closing, "AFTER_A_HANG", 0.3)
     monkeypatch.setattr(closing, "_problems", set())
     monkeypatch.setattr(closing, "_hanging", set())
-    monkeypatch.setattr(closing, "AFTER_A_HANG", 0.01)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EvorlWarning)
         if how == "fails":

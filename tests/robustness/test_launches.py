@@ -367,11 +367,14 @@ def test_a_rank_that_waits_for_others_to_meet_ends_at_once_when_told(monkeypatch
                 os._exit(0)
         ended = os.pidfd_open(pid)
         first_rank.settimeout(30)
-        waiting, _ = first_rank.accept()
-        os.kill(pid, signal.SIGTERM)
-    in_time = select.select([ended], [], [], 5.0)[0]
-    os.kill(pid, signal.SIGKILL)
-    os.close(ended)
-    waiting.close()
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
+        try:
+            waiting, _ = first_rank.accept()
+            os.kill(pid, signal.SIGTERM)
+            in_time = select.select([ended], [], [], 5.0)[0]
+            waiting.close()
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            os.close(ended)
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert code == -signal.SIGTERM
     assert in_time

@@ -69,7 +69,8 @@ def test_beside_a_bar_there_are_no_other_lines():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(4, "4 s"), (119, "119 s"), (121, "2 min"), (7300, "2.03 h"), (1e6, "278 h")]
+    ("seconds", "text"),
+    [(4, "4 s"), (119, "119 s"), (121, "2 min"), (7300, "2.03 h"), (1e6, "278 h"), (3.6e6, "1,000 h")],
 )
 def test_durations(seconds, text):
     assert duration(seconds) == text

@@ -103,7 +103,7 @@ def test_an_algorithm_s_section_names_the_algorithm(configured):
 
 @pytest.mark.parametrize(("config", "own"), [("ppo", "PPO"), ("ppo_mujoco.yaml", "PPO"), ("dqn", "DQN")])
 def test_a_section_of_another_algorithm_than_the_named_one_is_refused(configured, config, own):
-    with pytest.raises(UserError, match=rf"^algorithm: {config} uses {own}, not SACSettings"):
+    with pytest.raises(UserError, match=rf"^algorithm: {config} uses {own}Settings, not SACSettings"):
         configured(config, algorithm=evorl.SACSettings())
     assert configured(config, algorithm="a2c").algorithm.name == "a2c", "a name is an override like others"
     assert configured(SMALL, algorithm=evorl.A2CSettings()).algorithm.name == "a2c", "a file of one's own"
