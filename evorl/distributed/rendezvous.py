@@ -286,11 +286,11 @@ class Pauses:
         deadline = time.monotonic() + patience
         with contextlib.suppress(RuntimeError):
             while True:
-                # Looked at before: this process may have been held up between an answer and its deadline.
-                is_over = time.monotonic() >= deadline
+                # Read before the answers: this process may be held up between them.
+                expired = time.monotonic() >= deadline
                 if self._store.check(keys):
                     return [int(self._store.get(key)) for key in keys]
-                if is_over:
+                if expired:
                     break
                 time.sleep(PAUSE_POLL)
         return None

@@ -378,9 +378,13 @@ def test_an_actor_that_hangs_is_ended_although_what_it_sent_is_unread(monkeypatc
         own, until = learning.actors._supervisor, time.monotonic() + 20
         while own.waiting < 2 and time.monotonic() < until:
             time.sleep(0.01)
-        monkeypatch.setattr(supervisor, "_unread", lambda reader: supervisor.MESSAGE.size)
         (actor,) = own._actors
         own._settings = own._settings.model_copy(update={"timeout": 0.0})
+        for _ in range(2):
+            own._looked = 0.0
+            own.look()
+        assert actor.process, "it has filled all that it was given"
+        monkeypatch.setattr(supervisor, "_unread", lambda reader: supervisor.MESSAGE.size)
         for lives in (True, False):
             own._looked = 0.0
             own.look()
