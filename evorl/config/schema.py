@@ -716,6 +716,18 @@ class Config(Section, Generic[Settings]):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        self._check_population()
+        self._check_first_settings()
+        self._check_replay()
+        environments = self.first_environment_hyperparameters()
+        if self.evaluation.fitness == "training":
+            self._check_training_fitness(environments)
+        for name, ends in (self.resolved().evolution.hyperparameters or {}).items():
+            self._check_hyperparameter(name, ends, environments)
+        return self
+
+    def _check_population(self) -> None:
+        """Raise ValueError if selection, checkpoints or environments do not suit the population."""
         selection, size = self.evolution.selection, self.population.size
         if selection.name == "tournament" and selection.size > size > 1:
             raise ValueError(
@@ -734,57 +746,27 @@ class Config(Section, Generic[Settings]):
                 f"checkpoint.minutes: {self.algorithm.name} learns from actors, whose state within a generation cannot "
                 "be saved; leave it out"
             )
-        if self.population.from_ is not None and self.evolution.schedule is not None:
-            raise ValueError(
-                "population.from: an agent that follows evolution.schedule begins as it says; leave it out"
-            )
-        if self.evolution.earlier_runs and self.evolution.schedule is not None:
-            raise ValueError(
-                "evolution.initial: an agent that follows evolution.schedule begins as it says; leave the runs out"
-            )
-        if self.evolution.earlier_runs and self.population.from_ is not None:
-            raise ValueError(
-                "evolution.initial: the agents of population.from keep their own settings; leave one of them out"
-            )
-        self._check_strategy()
         if size * self.environment.num_envs > MAX_COPIES:
             raise ValueError(
                 f"environment.num_envs: {self.environment.num_envs} for each of {size} agents make more than "
                 f"{MAX_COPIES} environments"
             )
-        if self.replay.learning_starts > self.replay.capacity:
-            raise ValueError(
-                f"replay.learning_starts: {self.replay.learning_starts} transitions never fit into "
-                f"replay.capacity {self.replay.capacity}"
-            )
-        if not self.algorithm.replayed and self.replay != (plain := Replay()):
-            name = next(name for name, value in self.replay if value != getattr(plain, name))
-            raise ValueError(f"replay.{name}: {self.algorithm.name} learns from rollouts; leave it out")
-        environments = self.first_environment_hyperparameters()
-        if self.evaluation.fitness == "training":
-            self._check_training_fitness(environments)
-        for name, ends in (self.resolved().evolution.hyperparameters or {}).items():
-            if name in environments:
-                if reason := ends.validation_error():
-                    raise ValueError(f"evolution.hyperparameters.{name}: {reason}")
-                continue
-            if name not in self.algorithm.hyperparameters:
-                raise ValueError(
-                    f"evolution.hyperparameters.{name}: {self.algorithm.name} has no hyperparameter of this name"
-                    + nearest(name, self.algorithm.hyperparameters)
-                )
-            if getattr(self.algorithm, name) is None:
-                raise ValueError(
-                    f"algorithm.{name}: is null, and evolution perturbs only numbers; set it, or drop its range"
-                )
-            if reason := self.algorithm.ineffective(name):
-                raise ValueError(f"evolution.hyperparameters.{name}: has no effect, {reason}; drop its range")
-            self._check_range(name, ends)
-        return self
 
-    def _check_strategy(self) -> None:
-        """Raise ValueError if `evolution.strategy` has nothing to choose, or something else chooses it."""
+    def _check_first_settings(self) -> None:
+        """Raise ValueError if more than one thing decides the agents' first settings, or `strategy` has no choice."""
         evolution = self.evolution
+        if self.population.from_ is not None and evolution.schedule is not None:
+            raise ValueError(
+                "population.from: an agent that follows evolution.schedule begins as it says; leave it out"
+            )
+        if evolution.earlier_runs and evolution.schedule is not None:
+            raise ValueError(
+                "evolution.initial: an agent that follows evolution.schedule begins as it says; leave the runs out"
+            )
+        if evolution.earlier_runs and self.population.from_ is not None:
+            raise ValueError(
+                "evolution.initial: the agents of population.from keep their own settings; leave one of them out"
+            )
         if evolution.strategy is None:
             return
         if evolution.schedule is not None:
@@ -793,6 +775,40 @@ class Config(Section, Generic[Settings]):
             raise ValueError("evolution.strategy: it chooses the first settings itself; leave evolution.initial out")
         if not self.resolved().evolution.hyperparameters:
             raise ValueError("evolution.strategy: there are no ranges to choose from; give evolution.hyperparameters")
+
+    def _check_replay(self) -> None:
+        """Raise ValueError if learning could never start, or nothing is replayed."""
+        if self.replay.learning_starts > self.replay.capacity:
+            raise ValueError(
+                f"replay.learning_starts: {self.replay.learning_starts} transitions never fit into "
+                f"replay.capacity {self.replay.capacity}"
+            )
+        if not self.algorithm.replayed and self.replay != (plain := Replay()):
+            name = next(name for name, value in self.replay if value != getattr(plain, name))
+            raise ValueError(f"replay.{name}: {self.algorithm.name} learns from rollouts; leave it out")
+
+    def _check_hyperparameter(self, name: str, ends: HyperparameterRange, environments: Collection[str]) -> None:
+        """Raise ValueError if evolution cannot perturb a setting between these ends, or that would have no effect."""
+        if name in environments:
+            if reason := ends.validation_error():
+                raise ValueError(f"evolution.hyperparameters.{name}: {reason}")
+            return
+        if name not in self.algorithm.hyperparameters:
+            raise ValueError(
+                f"evolution.hyperparameters.{name}: {self.algorithm.name} has no hyperparameter of this name"
+                + nearest(name, self.algorithm.hyperparameters)
+            )
+        if getattr(self.algorithm, name) is None:
+            raise ValueError(
+                f"algorithm.{name}: is null, and evolution perturbs only numbers; set it, or drop its range"
+            )
+        if reason := self.algorithm.ineffective(name):
+            raise ValueError(f"evolution.hyperparameters.{name}: has no effect, {reason}; drop its range")
+        for end, value in (("min", ends.min), ("max", ends.max)):
+            if reason := self.algorithm.validation_error(name, value):
+                raise ValueError(f"evolution.hyperparameters.{name}.{end}: {reason}")
+        if reason := ends.validation_error():
+            raise ValueError(f"evolution.hyperparameters.{name}: {reason}")
 
     def _check_training_fitness(self, environments: Collection[str]) -> None:
         """Raise ValueError if training episodes cannot measure an agent's fitness."""
@@ -838,14 +854,6 @@ class Config(Section, Generic[Settings]):
             return as_configured(value, self.environment.kwargs.get(name.removeprefix(ENVIRONMENT)))
         recurrent = self.network.recurrent is not None
         return self.algorithm.as_used(name, value, self.environment.num_envs, recurrent=recurrent)
-
-    def _check_range(self, name: str, ends: HyperparameterRange) -> None:
-        """Raise ValueError unless both ends of the range are valid values of the setting, and its scale is valid."""
-        for end, value in (("min", ends.min), ("max", ends.max)):
-            if reason := self.algorithm.validation_error(name, value):
-                raise ValueError(f"evolution.hyperparameters.{name}.{end}: {reason}")
-        if reason := ends.validation_error():
-            raise ValueError(f"evolution.hyperparameters.{name}: {reason}")
 
     def to_yaml(self) -> str:
         """Return the whole configuration as YAML, including defaults; it reproduces the run."""
