@@ -15,7 +15,7 @@ from evorl.config.errors import nearest, on_one_line, shown
 from evorl.config.fields import ENVIRONMENT, EXPONENT, algorithm_of
 from evorl.config.schema import Environment, Origins, with_dotted_names
 from evorl.config.task import Tuned, environment_of, for_another, paths_in
-from evorl.types import UserError
+from evorl.types import UserError, message_of
 
 MAX_WHOLE = 2**63
 """Exclusive bound on the magnitude of integers. Larger ones fit into no array, and printing them may fail."""
@@ -191,7 +191,7 @@ def _parse(text: str) -> Any:
 
 
 def _why(error: yaml.YAMLError) -> str:
-    return on_one_line(" ".join(str(error).split()), 200)
+    return on_one_line(message_of(error), 200)
 
 
 def _is_cut(text: str, value: Any) -> bool:

@@ -27,7 +27,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from evorl.distributed.rendezvous import SILENT, Heartbeat, Pauses, Store, launch_name, meet
 from evorl.system.processes import cpu, identity, launcher
 from evorl.system.signals import signals_end_at_once
-from evorl.types import RunFailed, UserError
+from evorl.types import RunFailed, UserError, message_of
 
 MAX_GATHERED = 2**18
 """CPU gradients of up to this many values over all ranks use all-gather instead of all-reduce."""
@@ -220,7 +220,7 @@ class Ranks:
             missing = heartbeat.missing() if heartbeat is not None else "another rank"
             raise RankLost(
                 f"rank {self.rank} waited for {what}, but {missing} (every wait ends after {self._timeout:g} s, "
-                f"run.timeout; {' '.join(str(error).split())[:120]})"
+                f"run.timeout; {message_of(error, 120)})"
             ) from error
         finally:
             if heartbeat is not None:
@@ -262,7 +262,7 @@ def _join(rank: int, size: int, timeout: float) -> tuple[Heartbeat, Store, Launc
     except (RuntimeError, TimeoutError) as error:
         raise RankLost(
             f"rank {rank} did not meet all {size} ranks at {address}:{port} (every wait ends after {timeout:g} s, "
-            f"run.timeout; {' '.join(str(error).split())[:120]})"
+            f"run.timeout; {message_of(error, 120)})"
         ) from error
 
 

@@ -17,7 +17,7 @@ from gymnasium.utils.passive_env_checker import check_action_space, check_observ
 
 from evorl.config.errors import nearest, shown
 from evorl.system.extras import extra_of, install_command
-from evorl.types import UserError
+from evorl.types import UserError, message_of
 
 GUIDE = "see gymnasium.farama.org/introduction/migration_guide"
 WANTED = "name a class, a function that returns an environment, or a registered id"
@@ -29,7 +29,7 @@ def why_unknown(id: str, kwargs: Mapping[str, Any], error: Exception) -> str:
     """The reason why no environment is registered or defined under an id, where Gymnasium raised `error`."""
     path, _, name = id.rpartition(":")
     module = sys.modules.get(path)
-    reason = " ".join(str(error).split())
+    reason = message_of(error)
     if (extra := extra_of(error)) is not None:
         return f"it needs the extra {extra}: {install_command(extra)}"
     if module is not None and isinstance(error, gym.error.UnregisteredEnv):
@@ -71,7 +71,7 @@ def check_spaces(env: Any, id: str) -> None:
                 warnings.simplefilter("ignore")
                 check(space)
         except AssertionError as error:
-            raise UserError(f"environment.id: the {name} of {id}: {' '.join(str(error).split())}") from error
+            raise UserError(f"environment.id: the {name} of {id}: {message_of(error)}") from error
 
 
 def check_start(start: Any, space: gym.Space[Any], id: str) -> str:

@@ -48,7 +48,7 @@ from evorl.envs.suites import ATARI, register_suite
 from evorl.system.plugins import SCRIPT, defined_in, described, import_from_here, place, without_place
 from evorl.system.processes import die_with_parent, usable_cores
 from evorl.system.signals import held_signal, signals_wait
-from evorl.types import EvorlWarning, UserError
+from evorl.types import EvorlWarning, UserError, message_of
 
 Vector = VectorEnv[Any, Any, Any]
 Flags = NDArray[np.bool_]
@@ -541,7 +541,7 @@ def _cannot_make(settings: Environment, error: Exception) -> UserError:
 
 def _refusal(settings: Environment, error: Exception, differing: bool) -> UserError:
     """The error for an environment whose constructor raised, or that is not a Gymnasium environment."""
-    reason = " ".join(str(error).split()) + place(error)
+    reason = message_of(error) + place(error)
     if any(part in reason for part in NOT_GYMNASIUM):
         name = settings.id.rpartition(":")[2]
         return UserError(f"environment.id: cannot make {settings.id!r}: {why_not_gymnasium(name, settings.kwargs)}")

@@ -25,7 +25,7 @@ from evorl.runs.hub import BENCHMARK_FILES, HUB
 from evorl.system.extras import missing, require
 from evorl.system.files import read_bounded, reason
 from evorl.tracking.tracker import shared_settings
-from evorl.types import EvorlWarning, UserError
+from evorl.types import EvorlWarning, UserError, message_of
 
 PICTURE = "lineage.png"
 RESULTS = ".eval_results/evorl.yaml"
@@ -213,5 +213,5 @@ def push(folder: Path, name: str, private: bool) -> str:
             repo_id=made.repo_id, folder_path=folder, commit_message="Push an agent", delete_patterns=list(OWNED)
         )
     except Exception as error:  # Errors of its HTTP client differ from version to version.
-        raise UserError(f"{name}: cannot be pushed: {' '.join(str(error).split())[:300]}") from error
+        raise UserError(f"{name}: cannot be pushed: {message_of(error, 300)}") from error
     return str(made)

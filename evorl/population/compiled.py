@@ -23,7 +23,7 @@ from evorl.config import AnyConfig
 from evorl.networks.dense import Tape
 from evorl.networks.stack import Layout, Stack, StackedNetwork
 from evorl.system.console import say
-from evorl.types import Agent, Batch, EvorlWarning, Loss, Tensors
+from evorl.types import Agent, Batch, EvorlWarning, Loss, Tensors, message_of
 
 Function = Callable[..., tuple[Tensor, ...]]
 FIRST_WIDTH = 48
@@ -109,7 +109,7 @@ class Compiler:
             function, is_new = self._found(objective, stack, batch)
         except Exception as error:  # Compilers may raise anything.
             self.enabled = False
-            reason = " ".join(str(error).split())[:200]
+            reason = message_of(error, 200)
             if self._speaks and not self._is_auto:
                 message = f"training.compile: this machine cannot compile, so updates run without it ({reason})"
                 warnings.warn(message, EvorlWarning, stacklevel=2)

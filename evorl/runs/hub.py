@@ -12,7 +12,7 @@ from pathlib import Path
 from evorl.config.errors import shown
 from evorl.runs.directory import BENCHMARK_COPY, CONFIG, EXPORTED, INTERFACE
 from evorl.system.extras import require
-from evorl.types import UserError
+from evorl.types import UserError, message_of
 
 HUB = "hf:"
 """Prefix of the name of a run on the Hub."""
@@ -66,4 +66,4 @@ def _download(run: str, folder: Path) -> None:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source, folder / name)
     except Exception as error:  # Errors of its HTTP client differ from version to version.
-        raise UserError(f"{run}: cannot be downloaded: {' '.join(str(error).split())[:300]}") from error
+        raise UserError(f"{run}: cannot be downloaded: {message_of(error, 300)}") from error

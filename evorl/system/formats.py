@@ -14,7 +14,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 from typing_extensions import TypedDict
 
-from evorl.types import ROLES, Agent, AgentState, Architecture, Mutation, Number, Roles, Tensors, UserError
+from evorl.types import ROLES, Agent, AgentState, Architecture, Mutation, Number, Roles, Tensors, UserError, message_of
 
 
 def _small(value: object) -> object:
@@ -89,10 +89,10 @@ def decode_agents(payload: bytes, where: str) -> list[Agent]:
         return [Agent(**described, tensors=own) for described, own in zip(descriptions, tensors, strict=True)]
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise UserError(f"{where}: not a file of agents: {_short(place)}: {_short(first['msg'])}") from error
+        reason = message_of(f"{'.'.join(map(str, first['loc']))}: {first['msg']}", 300)
+        raise UserError(f"{where}: not a file of agents: {reason}") from error
     except UNREADABLE as error:
-        raise UserError(f"{where}: not a file of agents: {_short(error)}") from error
+        raise UserError(f"{where}: not a file of agents: {message_of(error, 200)}") from error
 
 
 def header_bytes(agent: Agent, tensors: Sequence[tuple[str, str, str, Shape]], agents: int) -> int:
@@ -123,7 +123,7 @@ def decode_tensors(payload: bytes, where: str) -> tuple[Tensors, dict[str, int]]
         numbers = NUMBERS.validate_json(_metadata(payload)["numbers"])
         return load(payload), numbers
     except UNREADABLE as error:
-        raise UserError(f"{where}: not a file of tensors: {_short(error)}") from error
+        raise UserError(f"{where}: not a file of tensors: {message_of(error, 200)}") from error
 
 
 def check_tensors(found: Mapping[str, Tensor], expected: Mapping[str, tuple[Shape, torch.dtype]], where: str) -> None:
@@ -150,7 +150,7 @@ def set_generator(generator: torch.Generator, found: Tensor, where: str) -> None
     try:
         generator.set_state(found)
     except (RuntimeError, TypeError) as error:
-        raise UserError(f"{where}: not the state of a random generator: {_short(error)}") from error
+        raise UserError(f"{where}: not the state of a random generator: {message_of(error, 200)}") from error
 
 
 def check_numbers(found: Mapping[str, int], names: Collection[str], where: str) -> None:
@@ -175,7 +175,3 @@ def _header_size(payload: bytes) -> int:
     if size > min(MAX_HEADER_BYTES, len(payload) - 8):
         raise ValueError(f"its header cannot have {size} bytes")
     return size
-
-
-def _short(error: Exception | str) -> str:
-    return " ".join(str(error).split())[:200]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from evorl.types import UserError
+from evorl.types import UserError, message_of
 
 STATE, NEXT_STATE, ACTION = "state", "next_state", "action"
 
@@ -20,4 +20,4 @@ def session_of(payload: bytes) -> Any:
     try:
         return onnxruntime.InferenceSession(payload, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors have no common base class.
-        raise UserError(f"onnxruntime cannot read the file: {' '.join(str(error).split())[:300]}") from error
+        raise UserError(f"onnxruntime cannot read the file: {message_of(error, 300)}") from error

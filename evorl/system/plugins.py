@@ -14,7 +14,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from evorl.config.errors import shown
-from evorl.types import UserError
+from evorl.types import UserError, message_of
 
 MAX_FRAMES = 6
 """Maximum number of quoted frames of user code: the outermost and the innermost ones."""
@@ -40,7 +40,7 @@ def told_exit(left: SystemExit) -> str:
 
 def without_place(error: BaseException) -> str:
     """The type and message of an error on one line."""
-    text = " ".join(str(error).split())
+    text = message_of(error)
     return (f"{type(error).__name__}: {text}" if text else type(error).__name__)[:MAX_LETTERS]
 
 

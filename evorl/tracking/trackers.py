@@ -15,7 +15,7 @@ from evorl.tracking.tensorboard import TensorBoard
 from evorl.tracking.tracker import History, Points, Record, Row, Tracker
 from evorl.tracking.trackio import Trackio, sent_to_trackio
 from evorl.tracking.wandb import WeightsAndBiases, sent_to_wandb
-from evorl.types import EvorlWarning
+from evorl.types import EvorlWarning, message_of
 
 TRACKERS: Mapping[str, Callable[[AnyConfig, Path, History], Tracker]] = {
     "wandb": WeightsAndBiases,
@@ -80,7 +80,7 @@ class Trackers:
 
     def _drop(self, name: str, error: Exception) -> None:
         self._trackers.pop(name, None)
-        reason = (" ".join(str(error).split())[:300] or type(error).__name__) + place(error)
+        reason = (message_of(error, 300) or type(error).__name__) + place(error)
         warnings.warn(f"tracking.backends: {name} failed and is off from here on: {reason}", EvorlWarning, stacklevel=2)
 
 
