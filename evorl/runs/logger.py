@@ -15,7 +15,7 @@ from evorl.envs.generation import GenerationLength
 from evorl.envs.interface import interface_to_json
 from evorl.envs.spaces import EnvSpec
 from evorl.runs.callbacks import LOGGED, Callback, Stop, call_each
-from evorl.runs.console import closing_lines, generation_line
+from evorl.runs.console import ProgressLines, closing_lines, generation_line
 from evorl.runs.directory import RunDirectory
 from evorl.runs.fitness import Fitness
 from evorl.runs.json_lines import JsonLines
@@ -31,7 +31,6 @@ from evorl.runs.metrics import (
     record_of,
 )
 from evorl.runs.progress import Progress
-from evorl.runs.progress_lines import ProgressLines
 from evorl.runs.video import film_elite
 from evorl.system.console import Terminal, WarnOnce, say
 from evorl.system.files import reason
