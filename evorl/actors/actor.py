@@ -8,8 +8,8 @@ import signal
 import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from types import FrameType, TracebackType
-from typing import Any, Self
+from types import FrameType
+from typing import Any
 
 import torch
 import yaml
@@ -23,10 +23,11 @@ from evorl.envs.vector import for_actor
 from evorl.population import Policy
 from evorl.population.learner import split_states
 from evorl.seeding import derive_seed
+from evorl.system.closing import Closing
 from evorl.system.console import warnings_on_one_line
 from evorl.system.formats import decode_tensors, encode_tensors
 from evorl.system.plugins import told_exit
-from evorl.types import UserError
+from evorl.types import Tensors, UserError
 
 NUMBER = struct.Struct("<q")
 """Wire format of a slot number, which the learner sends to hand out a slot."""
@@ -112,7 +113,7 @@ def write_all(writer: int, payload: bytes) -> None:
         view = view[os.write(writer, view) :]
 
 
-class Actor:
+class Actor(Closing):
     """One actor of a rank: its environments, and a policy of all the rank's agents, rebuilt in each generation."""
 
     def __init__(
@@ -130,14 +131,12 @@ class Actor:
         # Only lockstep saves episodes; those of a pool end with the generation, and actors are not resumed within one.
         continued = self._settings.lockstep and environment.vectorization != "envpool"
         self._environments = Environments(environment, context["agents"], environment.num_envs, continued=continued)
-        self._algorithm = make_algorithm(config, self._environments.interface)
-        copies, count = context["copies"], self._settings.count
-        # Exploration varies over all actors of the same agents, on every rank that holds a copy of them.
-        before = self._rank * count if copies > 1 else 0
-        own = self._algorithm.actor_state(before + index, copies * count)
-        self._own_state = {
-            name: value.double().expand(context["agents"], *value.shape).clone() for name, value in own.items()
-        }
+        try:
+            self._algorithm = make_algorithm(config, self._environments.interface)
+            self._own_state = self._exploration(context["agents"], context["copies"])
+        except BaseException:
+            self.close()
+            raise
         self._generation = -1
         self._since_fetch = 0
         self._max_staleness: int = context["max_staleness"]
@@ -146,13 +145,17 @@ class Actor:
         self._collector: Collector
         self._slots: Mapping[int, Slot] = {}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Close the environments."""
         self._environments.close()
+
+    def _exploration(self, agents: int, copies: int) -> Tensors:
+        """This actor's part of the acting states, each [P]: how much it explores, for each of its `agents`."""
+        count = self._settings.count
+        # Exploration varies over all actors of the same agents, on every rank that holds a copy of them.
+        before = self._rank * count if copies > 1 else 0
+        own = self._algorithm.actor_state(before + self._index, copies * count)
+        return {name: value.double().expand(agents, *value.shape).clone() for name, value in own.items()}
 
     def work(self, reader: int, writer: int) -> None:
         """Fill the slots whose numbers arrive on `reader` and report them on `writer`, until `reader` ends."""
@@ -162,7 +165,7 @@ class Actor:
                 answer = self._saved() if slot == SAVE else self._restored(reader)
                 write_all(writer, MESSAGE.pack(slot, len(answer), 0) + answer)
                 continue
-            while not self._is_up_to_date():
+            while not self._fetch_if_due():
                 self._begin()
             acting = self._acting
             states, _ = split_states(self._algorithm, acting.states)
@@ -186,17 +189,18 @@ class Actor:
     def _beat(self) -> None:
         self._board.beats[self._index] = time.monotonic()
 
-    def _is_up_to_date(self) -> bool:
-        """Fetch parameters if that is due; return whether the policy belongs to the published generation."""
+    def _fetch_if_due(self) -> bool:
+        """Fetch parameters if that is due before the next rollout; False if another generation is published."""
         if self._board.generation != self._generation:
             return False
+        if self._since_fetch >= self._settings.fetch_steps:
+            acting = self._acting
+            version = self._board.fetch(acting.flat, acting.states, self._generation)
+            self._since_fetch, acting.version = 0, version or 0
+            if version is None:
+                return False
         self._since_fetch += self._steps
-        if self._since_fetch < self._settings.fetch_steps + self._steps:
-            return True
-        acting = self._acting
-        version = self._board.fetch(acting.flat, acting.states, self._generation)
-        self._since_fetch, acting.version = self._steps, version or 0
-        return version is not None
+        return True
 
     def _begin(self) -> None:
         """Build a policy for the published generation, unless another one replaces it meanwhile."""

@@ -15,7 +15,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -121,14 +121,18 @@ class Board:
 
     def __init__(self, actors: int, memory: SharedMemory | None = None, lock: int | None = None) -> None:
         """Attach to the `memory` and `lock` of another process's board for as many actors, or create a new board."""
-        self.memory = memory or SharedMemory()
-        self.lock = SharedMemory().descriptor if lock is None else lock
-        """Descriptor of a file used only for the record lock. A process loses a record lock when it closes any
-        descriptor of the file, and each map of the memory holds one. flock(2) could not tell the processes apart, since
-        they share one open file description.
-        """
-        self.memory.grow(PAGE + 8 * actors)
-        arena = self.memory.arena()
+        with ExitStack() as opened:
+            self.memory = SharedMemory() if memory is None else memory
+            opened.callback(self.memory.close)
+            self.lock = _new() if lock is None else lock
+            """Descriptor of a file used only for the record lock. A process loses a record lock when it closes any
+            descriptor of the file, and each map of the memory holds one. flock(2) could not tell the processes apart,
+            since they share one open file description.
+            """
+            opened.callback(os.close, self.lock)
+            self.memory.grow(PAGE + 8 * actors)
+            arena = self.memory.arena()
+            opened.pop_all()
         self._numbers = arena.empty((len(Header),), torch.int64).numpy()
         self.beats = arena.empty((actors,), torch.float64).numpy()
         """Time of each actor's last step, in seconds of the machine's monotonic clock."""

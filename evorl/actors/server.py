@@ -63,24 +63,30 @@ class ActorServer:
         self._is_ready = False
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         path = os.pathsep.join(entry for entry in sys.path if entry)
-        with theirs:
-            # The server inherits this mask, so the signals are blocked until it ignores them itself.
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
-            try:
-                # Without -P, a module in the working directory could shadow one of the same name.
-                self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-c", COMMAND, str(theirs.fileno()), str(os.getpid())],
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-                )
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        self._socket.settimeout(LOOK_EVERY)
-        text = json.dumps(dict(context)).encode()
-        # If the server has already ended, the first request reports it.
-        with contextlib.suppress(BrokenPipeError):
-            self._socket.sendall(REPLY.pack(len(text)) + text)
+        with contextlib.ExitStack() as opened:
+            opened.callback(self._socket.close)
+            with theirs:
+                # The server inherits this mask, so the signals are blocked until it ignores them itself.
+                before = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
+                try:
+                    # Without -P, a module in the working directory could shadow one of the same name.
+                    self._process = subprocess.Popen(
+                        [sys.executable, "-P", "-c", COMMAND, str(theirs.fileno()), str(os.getpid())],
+                        pass_fds=[theirs.fileno()],
+                        stdin=subprocess.DEVNULL,
+                        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+                    )
+                finally:
+                    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            opened.callback(self.kill)
+            text = json.dumps(dict(context)).encode()
+            # The server reads what exceeds the socket's buffer only once it has imported.
+            self._socket.settimeout(IMPORTING)
+            # If the server has already ended, the first request reports it.
+            with contextlib.suppress(BrokenPipeError):
+                self._socket.sendall(REPLY.pack(len(text)) + text)
+            self._socket.settimeout(LOOK_EVERY)
+            opened.pop_all()
 
     @property
     def process(self) -> int:

@@ -130,12 +130,16 @@ class Supervisor:
         self._settings = settings
         self._context = context
         self._first = first
-        self._server = ActorServer(context, settings.timeout)
+        self._selector = selectors.DefaultSelector()
+        try:
+            self._server = ActorServer(context, settings.timeout)
+        except BaseException:
+            self._selector.close()
+            raise
         self._server_failures = 0
         """Consecutive servers that ended before any actor sent a message."""
         self._board = board
         self._slots = slots
-        self._selector = selectors.DefaultSelector()
         self._actors: list[ActorProcess] = []
         self._ready: deque[ActorProcess] = deque()
         self._looked = 0.0
@@ -316,27 +320,25 @@ class Supervisor:
             )
 
     def _start_actor(self, index: int, slots: Iterable[int] = (), attempt: int = 0, failures: int = 0) -> ActorProcess:
-        theirs_in, writer = os.pipe()
-        try:
-            reader, theirs_out = os.pipe()
-        except OSError:
-            os.close(theirs_in)
-            os.close(writer)
-            raise
-        descriptors = [self._board.memory.descriptor, self._board.lock, self._slots[index], theirs_in, theirs_out]
-        process = 0
-        try:
-            while not process:
-                try:
-                    process = self._server.start(index, attempt, descriptors)
-                except OSError as error:
-                    self._renew_server(_why(error))
-        finally:
+        with contextlib.ExitStack() as ours:
             # A pipe closes when the last holder of its other end exits; that must be the actor alone.
-            os.close(theirs_in)
-            os.close(theirs_out)
-        actor = ActorProcess(index, process, (writer, reader), set(slots), attempt, failures)
-        self._selector.register(reader, selectors.EVENT_READ, actor)
+            with contextlib.ExitStack() as theirs:
+                theirs_in, writer = os.pipe()
+                theirs.callback(os.close, theirs_in)
+                ours.callback(os.close, writer)
+                reader, theirs_out = os.pipe()
+                theirs.callback(os.close, theirs_out)
+                ours.callback(os.close, reader)
+                shared = (self._board.memory.descriptor, self._board.lock, self._slots[index])
+                process = 0
+                while not process:
+                    try:
+                        process = self._server.start(index, attempt, (*shared, theirs_in, theirs_out))
+                    except OSError as error:
+                        self._renew_server(_why(error))
+            actor = ActorProcess(index, process, (writer, reader), set(slots), attempt, failures)
+            self._selector.register(reader, selectors.EVENT_READ, actor)
+            ours.pop_all()
         for slot in sorted(actor.slots):
             _tell(actor, slot)
         return actor

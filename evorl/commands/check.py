@@ -229,10 +229,9 @@ def _gymnasium(subject: Subject) -> list[Named]:
         try:
             check_env(inner, skip_render_check=True)
             if inner.spec is not None and "rgb_array" in inner.metadata.get("render_modes", ()):
-                shown = inner.spec.make(render_mode="rgb_array")
-                shown.reset(seed=SEED)
-                env_render_passive_checker(shown)
-                shown.close()
+                with inner.spec.make(render_mode="rgb_array") as shown:
+                    shown.reset(seed=SEED)
+                    env_render_passive_checker(shown)
             failed = []
         except (AssertionError, gym.error.Error) as error:
             failed = [Verdict("fail", _plain(str(error)))]

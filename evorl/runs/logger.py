@@ -104,10 +104,13 @@ class Logger(NullLogger):
             directory.write_interface(interface_to_json(interface))
         except OSError as error:
             warn_once("interface", f"{reason(error, directory.path)}; training goes on")
+        # Files are read before the trackers start, which a failure would leave running.
+        step = (directory.metrics.last() or {}).get("global_steps", 0)
+        newest = directory.lineage.newest(config.population.size)
+        self._last_id = max((row["id"] for row in newest if isinstance(row.get("id"), int)), default=-1)
         self._trackers = Trackers(
             config, directory.path, _History(directory.metrics, self._varying, config.as_used, warn_once)
         )
-        step = (directory.metrics.last() or {}).get("global_steps", 0)
         self._within = Within(config.tracking.interval, step if isinstance(step, int) else 0)
         self._bar: tqdm[Any] = tqdm(
             total=config.training.max_steps,
@@ -122,8 +125,6 @@ class Logger(NullLogger):
             disable=not Terminal().isatty(),
         )
         self._progress_lines = ProgressLines(self._tell, config.population.size, estimates_only=not self._bar.disable)
-        newest = directory.lineage.newest(config.population.size)
-        self._last_id = max((row["id"] for row in newest if isinstance(row.get("id"), int)), default=-1)
         self._phase = ""
         self._recent = ""
         self._speed = ""

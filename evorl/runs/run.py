@@ -214,6 +214,7 @@ class Run:
             if self.ranks.is_main:
                 self._open_logger()
         except BaseException:
+            self._pauses.close()
             self._let_go()
             raise
         return self

@@ -1,6 +1,7 @@
 """Real actors: what they send, that they wait, and what becomes of those that die, hang or find a mistake."""
 
 import contextlib
+import errno
 import os
 import resource
 import signal
@@ -112,14 +113,16 @@ def test_actors_close_their_environments_in_the_end(tmp_path):
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("early", [True, False])
-def test_an_actor_that_is_told_to_leave_while_it_begins_closes_its_environments(early, tmp_path, monkeypatch):
-    """Their learner may need no more of them by then."""
+@pytest.mark.parametrize("ended", ["early", "late", "by an error"])
+def test_an_actor_that_ends_while_it_begins_closes_its_environments(ended, tmp_path, monkeypatch):
+    """It may be told to leave, since its learner needs no more of it by then."""
     file, made = tmp_path / "log", actor.make_algorithm
     recorded = f"environment={{id: 'helpers.faults:Recorded-v0', num_envs: 2, kwargs: {{file: {file}}}}}"
 
     def make(*arguments):
-        if early:
+        if ended == "by an error":
+            raise UserError("there is no such head")
+        if ended == "early":
             os.kill(os.getpid(), actor.LEAVE)
         return made(*arguments)
 
@@ -131,7 +134,7 @@ def test_an_actor_that_is_told_to_leave_while_it_begins_closes_its_environments(
     board, memory = Board(1), SharedMemory()
     (reader, writer), before = os.pipe(), signal.getsignal(actor.LEAVE)
     try:
-        if not early:
+        if ended == "late":
             os.close(writer)  # The learner is gone.
         actor.run(context, 0, 0, [board.memory.descriptor, board.lock, memory.descriptor, reader, writer])
         os.kill(os.getpid(), actor.LEAVE)  # It ends, and is told so late.
@@ -156,6 +159,29 @@ def test_too_many_actors_for_the_limit_of_open_files_are_refused_in_one_line(spa
         for process in descendants() - others:  # They would take time from the tests after this one.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
+
+
+def test_a_board_that_runs_out_of_files_closes_those_it_opened(monkeypatch):
+    made = []
+
+    def once():
+        if made:
+            raise OSError(errno.EMFILE, "Too many open files")
+        made.append(os.memfd_create("test"))
+        return made[0]
+
+    monkeypatch.setattr("evorl.actors.memory._new", once)
+    with pytest.raises(OSError, match="Too many"):
+        Board(2)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(made[0])
+
+
+def test_a_server_that_cannot_be_sent_its_context_is_ended():
+    others = descendants()
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        server.ActorServer({"config": object()}, 3.0)
+    assert descendants() == others
 
 
 def test_actors_that_wait_for_a_busy_learner_are_left_alone(monkeypatch):

@@ -77,7 +77,7 @@ def test_actors_fetch_parameters_every_so_many_steps(fetch_steps, fetched):
     actor._acting = SimpleNamespace(flat=None, states=None)
     counts = [0]
     for _ in fetched:
-        assert Actor._is_up_to_date(actor)
+        assert Actor._fetch_if_due(actor)
         counts.append(len(found))
     assert np.diff(counts).tolist() == fetched
 
