@@ -21,7 +21,8 @@ from pydantic import BaseModel
 import evorl
 from evorl.algorithms import SETTINGS
 from evorl.config import AlgorithmSettings, Config
-from evorl.config.docs import own_sentence, section_in
+from evorl.config.docs import own_sentence
+from evorl.config.errors import section_in
 
 PAGE = Path(__file__).parent.parent / "docs" / "api.md"
 GENERATED = re.compile(r"(<!-- begin ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)

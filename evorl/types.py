@@ -60,6 +60,10 @@ RESTORED = Mutation("none", "archive")
 """The mutation record of an archived elite restored to the population unchanged."""
 MIGRATED = Mutation("none", "migration")
 """The mutation record of a migrant that kept its hyperparameters."""
+MIGRATION = "migration"
+"""The kind of mutation recorded for a migrant that took over hyperparameters."""
+UNCHANGED = ("initial", "none")
+"""The kinds of records that change nothing."""
 NO_BASELINE = (RESTORED, MIGRATED)
 """Records of unmutated children that are not a baseline for mutations: their parents were selected differently."""
 FINISHED, STOPPED = "finished", "stopped"
@@ -67,6 +71,7 @@ FINISHED, STOPPED = "finished", "stopped"
 
 
 Shape = tuple[int, ...]
+Flags = NDArray[np.bool_]
 Tensors = dict[str, "Tensor"]
 Roles = dict[str, Tensors]
 """The tensors of one network of one agent, by role."""
@@ -137,7 +142,7 @@ Streams = Literal["shared", "last", "all"]
 
 Width = Annotated[int, Field(ge=1, le=65_536)]
 Depth = Annotated[int, Field(ge=0, le=1_000)]
-Count = Annotated[float, Field(ge=0, le=1e15)]
+Total = Annotated[float, Field(ge=0, le=1e15)]
 """Bounds for agent descriptions, validated before anything is built from them."""
 
 
@@ -240,7 +245,7 @@ class RewardStats:
 
     __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    count: Count = 0.0
+    count: Total = 0.0
     mean: float = 0.0
     variance: Annotated[float, Field(ge=0)] = 0.0
 
@@ -256,7 +261,7 @@ class AgentState:
     __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     acting: dict[str, float] = field(default_factory=dict)
-    updates: dict[str, Count] = field(default_factory=dict)
+    updates: dict[str, Total] = field(default_factory=dict)
     update_debt: Annotated[float, Field(ge=0, le=1)] = 0.0
     rewards: RewardStats = field(default_factory=RewardStats)
 

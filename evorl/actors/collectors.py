@@ -107,9 +107,8 @@ class TransitionCollector(RolloutCollector):
         """The errors [P, B] for priorities from the algorithm's first loss."""
         policy = self._policy
         parts = [
-            objective.loss(stack, batch.part(stack.members), policy.generator).errors
-            for objective in policy.algorithm.objectives[:1]
-            for stack in policy.stacks
+            policy.algorithm.objectives[0].loss(stack, part, policy.generator).errors
+            for stack, part in zip(policy.stacks, policy.parts(batch), strict=True)
         ]
         return policy.joined([each for each in parts if each is not None])
 

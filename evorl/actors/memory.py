@@ -59,7 +59,10 @@ class SharedMemory:
 
 
 class Arena:
-    """Allocates tensors one after the other. Without memory it only counts the bytes (`used`) they would take."""
+    """Allocates tensors one after the other, in the first `used` bytes of the memory.
+
+    Without memory they are ordinary tensors, and `used` says how many bytes of memory they would take.
+    """
 
     def __init__(self, memory: mmap.mmap | None = None, offset: int = 0) -> None:
         self._memory = memory

@@ -6,7 +6,6 @@ Axes: P agents (here 1), E environments of each, A actions of all choices concat
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import time
@@ -27,13 +26,15 @@ from torch import Tensor
 from evorl.algorithms import ALGORITHMS, SETTINGS, make_algorithm
 from evorl.config import AnyConfig, Environment, validate
 from evorl.config.errors import on_one_line
-from evorl.config.yaml import OF_ALGORITHM, configuration_file, override, read_yaml
+from evorl.config.yaml import OF_ALGORITHM, assignment, configuration_file, override, read_yaml
 from evorl.envs import Environments
+from evorl.envs.closing import close_vector
 from evorl.envs.diagnosis import check_start, check_step, overwritten
 from evorl.envs.games import is_game
+from evorl.envs.guard import flat_mask
 from evorl.envs.spaces import MASK, EnvSpec, choices
 from evorl.envs.suites import SeededGame
-from evorl.envs.vector import by_gymnasium, close_vector, flat_mask, make_vector, stacked_frames, vectorization_of
+from evorl.envs.vector import by_gymnasium, make_vector, stacked_frames, vectorization_of
 from evorl.seeding import numpy_generator
 from evorl.system.console import aligned, compact
 from evorl.system.plugins import described
@@ -248,7 +249,7 @@ def _spaces(subject: Subject) -> list[Named]:
     with Environments(subject.settings, 1, 1) as environments:
         interface = environments.interface
     able, refusal = [], ""
-    task = f"environment.id={json.dumps(subject.settings.id, ensure_ascii=False)}"
+    task = assignment("environment.id", subject.settings.id)
     for name in ALGORITHMS:
         try:
             shipped = read_yaml(configuration_file(name, [task]))

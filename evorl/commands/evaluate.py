@@ -18,11 +18,11 @@ from evorl.envs.vector import for_evaluation
 from evorl.population import Policy, check_agents
 from evorl.population.evaluation import MAX_COPIES, evaluate, reported_keys
 from evorl.runs.champion import Score
-from evorl.runs.directory import is_own, load_elite, saved_config
+from evorl.runs.directory import load_elite, saved_config
 from evorl.runs.hub import local_run
 from evorl.runs.launch import check, use_threads
-from evorl.runs.loaded import refuse_code
 from evorl.runs.opponents import Task, kept_benchmark
+from evorl.runs.trust import is_own, refuse_code
 from evorl.seeding import numpy_generator, torch_generator
 from evorl.system.console import digits
 

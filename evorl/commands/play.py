@@ -17,13 +17,13 @@ from evorl.config.errors import on_one_line, shown
 from evorl.envs.closing import close_in_time
 from evorl.envs.games import MODES, TEXT, Asked, Opponents, batched, is_allowed, make_game, reseed, result_of
 from evorl.envs.spaces import EnvSpec, choices
-from evorl.envs.turns import Flags, Game, Turn
+from evorl.envs.turns import Game, Turn
 from evorl.runs.launch import use_threads
 from evorl.runs.opponents import agent_opponent
 from evorl.seeding import derive_seed
 from evorl.system.console import has_display
 from evorl.system.plugins import described
-from evorl.types import UserError
+from evorl.types import Flags, UserError
 
 PURPOSE = "play"
 QUIT = "q"

@@ -29,8 +29,8 @@ def watch(parsed: argparse.Namespace) -> None:
     from evorl.commands.evaluate import seeds_of
     from evorl.envs.games import is_game
     from evorl.envs.vector import for_evaluation, stacked_frames
-    from evorl.runs.directory import is_own
-    from evorl.runs.loaded import load, refuse_code
+    from evorl.runs.loaded import load
+    from evorl.runs.trust import is_own, refuse_code
     from evorl.runs.video import check_video, play, write_video
     from evorl.system.console import has_display
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import json
 import os
 import subprocess
 import sys
@@ -20,16 +19,25 @@ from evorl.commands.inspect import state_of
 from evorl.config import AnyConfig, read_yaml
 from evorl.config.errors import on_one_line
 from evorl.config.fields import leaves
-from evorl.config.yaml import ACCELERATE, PACKAGE, VERBOSE, override, plain_assignments, read_settings
+from evorl.config.yaml import ACCELERATE, PACKAGE, VERBOSE, assignment, override, plain_assignments, read_settings
 from evorl.report.statistics import interval
-from evorl.runs.directory import CONFIG, STATE, Checkpoints, check_run, check_same_run, is_own, load_elite, saved_config
+from evorl.runs.directory import (
+    CONFIG,
+    STATE,
+    Checkpoints,
+    check_run,
+    check_same_run,
+    load_elite,
+    plain_name,
+    saved_config,
+)
 from evorl.runs.launch import asked_for_bf16, check, launched, read_config
 from evorl.runs.lineage import ancestry, replayed
-from evorl.runs.loaded import refuse_code
 from evorl.runs.opponents import with_copy
 from evorl.runs.progress import progress_of
 from evorl.runs.read import read_overview
 from evorl.runs.train import ASYNCHRONOUS, ONLINE, main_of, program_for
+from evorl.runs.trust import is_own, refuse_code
 from evorl.system.console import aligned, digits, say
 from evorl.system.files import CHECKPOINTS, json_bytes, write_atomically
 from evorl.system.processes import usable_cores
@@ -93,7 +101,7 @@ def program_arguments(words: Sequence[str], seed: int | None, name: str | None) 
     """Convert the command line to the arguments of the training program. Raises UserError."""
     file, given = file_and_assignments(words)
     given += [] if seed is None else [f"seed={seed}"]
-    given += [] if name is None else [f"run.name={json.dumps(name, ensure_ascii=False)}"]
+    given += [] if name is None else [assignment("run.name", name)]
     return ["--config", str(file), *given]
 
 
@@ -117,8 +125,8 @@ def resume_command(
                 f"{key}: a resumed run stays in its directory, {run}; leave it out, or begin a new run from its agents "
                 f"with population.from={run}"
             )
-    directory, name = (json.dumps(str(part), ensure_ascii=False) for part in (run.resolve().parent, run.resolve().name))
-    place = [f"run.directory={directory}", f"run.name={name}", "run.resume=auto"]
+    where = run.resolve()
+    place = [assignment("run.directory", str(where.parent)), assignment("run.name", where.name), "run.resume=auto"]
     given = [*overrides, *place]
     config = read_config(run / CONFIG, given)
     own = saved_config(read_yaml(run / CONFIG))
@@ -162,7 +170,7 @@ def retrain_command(
     again = check(read_config(path, overrides), ranks=ranks)
     refuse_code(again, allowed, trains=True)
     if again.run.name is None:
-        overrides = [*overrides, f"run.name={json.dumps(retrained_name(run, again, constant), ensure_ascii=False)}"]
+        overrides = [*overrides, assignment("run.name", retrained_name(run, again, constant))]
     if config.algorithm.replayed and config.replay.shared and config.population.size > 1:
         others = config.population.size - 1
         say(f"the best agent also learned from the steps of {others} other agents (replay.shared); this one does not")
@@ -252,8 +260,7 @@ def train_seeds(parsed: argparse.Namespace) -> None:
         [*parsed.words, *_verbosity(parsed), *(each for each in parsed.seeds if isinstance(each, str))]
     )
     config = check(read_config(file, given), ranks=parsed.processes)
-    plain = f"{config.algorithm.name}-{config.environment.id.split(':')[-1].replace('/', '-')}"
-    name = parsed.name or config.run.name or plain
+    name = parsed.name or config.run.name or plain_name(config)
     names = [(number, f"{name}-seed-{number}") for number in seeds]
     runs = [(number, config.run.directory / each) for number, each in names]
     for number, path in runs:
@@ -262,8 +269,8 @@ def train_seeds(parsed: argparse.Namespace) -> None:
             _check_begun(path, check(asked, ranks=parsed.processes))
     several = ["--processes", str(parsed.processes)] if parsed.processes > 1 else []
     program = [sys.executable, "-P", "-m", "evorl", "train", *several, str(file), *given]
-    origin = [] if config.run.origin else [f"run.origin={json.dumps(f'seed of {name}', ensure_ascii=False)}"]
-    called = {number: f"run.name={json.dumps(each, ensure_ascii=False)}" for number, each in names}
+    origin = [] if config.run.origin else [assignment("run.origin", f"seed of {name}")]
+    called = {number: assignment("run.name", each) for number, each in names}
     left = [number for number, path in runs if not _is_over(path, config)]
     commands = [(number, [*program, *origin, f"seed={number}", called[number], "run.resume=auto"]) for number in left]
     jobs = min(parsed.jobs or 1, max(1, len(left)))

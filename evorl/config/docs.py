@@ -15,7 +15,7 @@ from typing import Any, Literal, Union
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from evorl.config.errors import bounds_of, nearest
+from evorl.config.errors import bounds_of, nearest, section_in
 from evorl.config.fields import AlgorithmSettings
 from evorl.config.schema import as_yaml, model_of
 from evorl.types import UserError
@@ -80,13 +80,6 @@ def own_sentence(model: type[BaseModel]) -> str:
     """Return a model's docstring on one line, or that of its nearest base model if it has none."""
     texts = (vars(part).get("__doc__") for part in model.__mro__ if part.__module__ != BaseModel.__module__)
     return " ".join(next((text for text in texts if text), "").split())
-
-
-def section_in(annotation: Any) -> type[BaseModel] | None:
-    """Return the model in an annotation, also inside `X | None`, `dict[str, X]` or `tuple[X, ...]`."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next(filter(None, map(section_in, typing.get_args(annotation))), None)
 
 
 def _between(annotation: Any) -> str:

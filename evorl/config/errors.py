@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from annotated_types import Ge, Gt, Interval, Le, Lt
@@ -129,7 +129,7 @@ def _nearest_path(model: type[BaseModel], location: tuple[str, ...], known: Sequ
 def _section_at(model: type[BaseModel], location: Sequence[str]) -> type[BaseModel] | None:
     for part in location:
         annotation = model.model_fields[part].annotation if part in model.model_fields else None
-        found = next(_models(annotation), None)
+        found = section_in(annotation)
         if found is not None:
             model = found
         elif annotation is not None:
@@ -137,12 +137,11 @@ def _section_at(model: type[BaseModel], location: Sequence[str]) -> type[BaseMod
     return model
 
 
-def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    """Yield the section models in an annotation, also inside `dict[str, X] | None`."""
+def section_in(annotation: Any) -> type[BaseModel] | None:
+    """Return the model in an annotation, also inside `X | None`, `dict[str, X]` or `tuple[X, ...]`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for argument in typing.get_args(annotation):
-        yield from _models(argument)
+        return annotation
+    return next(filter(None, map(section_in, typing.get_args(annotation))), None)
 
 
 def _range_at(model: type[BaseModel], location: tuple[str, ...]) -> str:

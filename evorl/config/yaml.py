@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import re
 from collections.abc import Sequence
@@ -158,6 +159,11 @@ def plain_assignments(arguments: Sequence[str], *names: str) -> list[str]:
     """
     dashed = re.compile(rf"--(\w+(\.\w+)+|{'|'.join([*SHORT, *names])})=")
     return [argument[2:] if dashed.match(argument) else argument for argument in arguments]
+
+
+def assignment(path: str, value: str) -> str:
+    """`path=value` as on the command line, where `value` is read as that text whatever it contains."""
+    return f"{path}={json.dumps(value, ensure_ascii=False)}"
 
 
 def override(data: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+
+from evorl.envs.continuation import Vector
 from evorl.system.console import say
 from evorl.system.plugins import described
 from evorl.system.signals import Interrupted
@@ -16,6 +20,9 @@ CLOSE_WITHIN = 4.0
 """Seconds allowed for an environment's own `close`."""
 AFTER_A_HANG = 0.05
 """Seconds allowed for `close` once another copy of the same environment has hung."""
+
+END_WITHIN = 5.0
+"""Seconds allowed for the worker processes of an AsyncVectorEnv to close their environments and exit."""
 
 _problems: set[str] = set()
 """Problems already reported by this process: 32 copies of an environment share the same bug."""
@@ -41,6 +48,36 @@ def close_in_time(close: Callable[[], object], name: str) -> None:
         if name not in _hanging:
             report(f"{name} did not close within {seconds:g} s and is abandoned")
         _hanging.add(name)
+
+
+def close_vector(vector: Vector, name: str) -> None:
+    """Close a vector environment, possibly broken, and terminate its worker processes."""
+    if vector.closed:
+        return
+    vector.closed = True
+    if isinstance(vector, SyncVectorEnv):
+        for env in vector.envs:  # Each is a Guard with its own time limit.
+            env.close()
+        return
+    if not isinstance(vector, AsyncVectorEnv):
+        vector.closed = False
+        close_in_time(vector.close, name)
+        return
+    # AsyncVectorEnv.close would first wait for pending results, which dead workers never send.
+    for pipe in vector.parent_pipes:
+        with contextlib.suppress(Exception):
+            pipe.send(("close", None))
+    deadline = time.monotonic() + END_WITHIN
+    killed = 0
+    for process in vector.processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+        if process.is_alive():
+            killed += 1
+            process.kill()
+            process.join()
+    if killed:
+        processes = "process" if killed == 1 else "processes"
+        report(f"{killed} {processes} of {name} did not end within {END_WITHIN:g} s, and had to be killed")
 
 
 def report(problem: str) -> None:

@@ -32,10 +32,9 @@ from evorl.envs.envpool import EnvPool
 from evorl.envs.spaces import choices
 from evorl.seeding import derive_seed
 from evorl.system.closing import Closing
-from evorl.types import Tensors, UserError
+from evorl.types import Flags, Tensors, UserError
 
 Vector = VectorEnv[Any, Any, Any]
-Flags = NDArray[np.bool_]
 SEED_LASTS = 20_000
 """Steps after which a native Atari copy is reseeded at its next episode. Seeding reloads the game, which costs about
 200 steps; a replay covers at most this many steps plus one episode."""

@@ -29,6 +29,7 @@ from evorl.envs.continuation import Continuation, Continued
 from evorl.envs.episodes import Collected, Episodes, Recent
 from evorl.envs.games import GameVector, Opponents
 from evorl.envs.generation import longest_episode
+from evorl.envs.recovery import FINAL, RecoveringVector
 from evorl.envs.spaces import (
     MASK,
     ActionMasks,
@@ -39,11 +40,9 @@ from evorl.envs.spaces import (
     choices,
     refuse_late_masks,
 )
-from evorl.envs.vector import FINAL, RecoveringVector, serving_action, stacked_frames
+from evorl.envs.vector import serving_action, stacked_frames
 from evorl.system.formats import check_tensors
-from evorl.types import Agent, EvorlWarning, Observation, Tensors, Transition, UserError
-
-Flags = NDArray[np.bool_]
+from evorl.types import Agent, EvorlWarning, Flags, Observation, Tensors, Transition, UserError
 
 
 class Ends(NamedTuple):

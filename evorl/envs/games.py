@@ -36,10 +36,10 @@ from evorl.envs.diagnosis import check_spaces, check_start, has_agents
 from evorl.envs.faults import FAILURES, fault, restart
 from evorl.envs.open_spiel import OPENSPIEL, make_open_spiel
 from evorl.envs.spaces import MASK, choices
-from evorl.envs.turns import Flags, Game, Spaces, Turn
+from evorl.envs.turns import Game, Spaces, Turn
 from evorl.system.extras import install_command
 from evorl.system.plugins import described, import_from_here, imported, place, without_place
-from evorl.types import UserError
+from evorl.types import Flags, UserError
 
 PETTINGZOO = "pettingzoo"
 FAMILIES = ("classic", "butterfly", "sisl", "atari")

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from evorl.config import Environment
 from evorl.config.errors import nearest, shown
-from evorl.envs.turns import Flags, Spaces, Turn
+from evorl.envs.turns import Spaces, Turn
 from evorl.system.extras import require
 from evorl.system.plugins import without_place
-from evorl.types import UserError
+from evorl.types import Flags, UserError
 
 OPENSPIEL = "openspiel"
 SEATS = 2

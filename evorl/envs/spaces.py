@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from evorl.config import Environment
-from evorl.types import UserError
+from evorl.types import Flags, UserError
 
 WHOLE = "observation"
 """Name of the part if the space has only one."""
@@ -172,6 +172,11 @@ def choices(space: gym.Space[Any]) -> tuple[int, ...]:
     return tuple(map(int, space.nvec.flatten())) if isinstance(space, gym.spaces.MultiDiscrete) else ()
 
 
+def allows_each_choice(mask: Flags, sizes: Sequence[int]) -> Any:
+    """True [...] where a mask [..., A] allows at least one action of each choice, of which `sizes` has the widths."""
+    return np.logical_or.reduceat(mask, np.cumsum([0, *sizes[:-1]]), axis=-1).all(-1)
+
+
 def _children(space: gym.spaces.Dict | gym.spaces.Tuple[Any]) -> list[tuple[str, gym.Space[Any]]]:
     if isinstance(space, gym.spaces.Dict):
         return [(str(name), inner) for name, inner in space.spaces.items()]
@@ -321,7 +326,7 @@ class ActionMasks:
         mask = np.array(info[MASK], dtype=bool).reshape(copies, -1)
         mask = mask | ~info.get(f"_{MASK}", np.ones(copies, dtype=bool))[:, None]
         self._check_size(mask.shape[1])
-        allowed = np.logical_or.reduceat(mask, np.cumsum([0, *self._sizes[:-1]]), axis=1).all(1)
+        allowed = allows_each_choice(mask, self._sizes)
         if ended is not None:
             mask[ended & ~allowed] = True
             allowed |= ended
@@ -343,7 +348,7 @@ class ActionMasks:
             return np.asarray(True)
         mask = np.asarray(final[MASK][copy], dtype=bool)
         self._check_size(mask.size)
-        allowed = np.logical_or.reduceat(mask, np.cumsum([0, *self._sizes[:-1]])).all()
+        allowed = allows_each_choice(mask, self._sizes)
         return mask if allowed else np.asarray(True)
 
     def _check_size(self, size: int) -> None:

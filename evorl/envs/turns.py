@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 import gymnasium as gym
-import numpy as np
-from numpy.typing import NDArray
 
-Flags = NDArray[np.bool_]
+from evorl.types import Flags
+
 Spaces = tuple[gym.Space[Any], gym.Space[Any]]
 """The observation space of either seat, without its mask, and the action space."""
 

@@ -38,6 +38,8 @@ MAX_KERNEL = 9
 """The width to which mutations let kernels grow."""
 SPREAD = 1 / 6
 """Standard deviation of initial settings around those of an earlier run's agent, as a share of the range's width."""
+DEPTH = ".residual_layers"
+"""Ends the target of a mutation that adds or removes a residual layer after a layer."""
 MERGED = "merged into the next"
 """Recorded in place of a size for a hidden layer that was merged away."""
 
@@ -160,7 +162,7 @@ def merge_layer(agent: Agent, networks: Networks, name: str, index: int) -> Muta
 def _depth(agent: Agent, networks: Networks, name: str, group: str, change: int) -> Mutation:
     """Record that `change` residual layers were added after the layer of `group` (removed if negative)."""
     after = agent.architectures[name].depth(group)
-    return Mutation("architecture", f"{_of(name, networks)}{group}.residual_layers", after - change, after)
+    return Mutation("architecture", f"{_of(name, networks)}{group}{DEPTH}", after - change, after)
 
 
 def _of(name: str, networks: Networks) -> str:
@@ -195,22 +197,15 @@ def reset_dormant(agent: Agent, networks: Networks, threshold: float, rng: np.ra
 
 
 def sample_hyperparameters(
-    hyperparameters: Mapping[str, float], ranges: Mapping[str, HyperparameterRange], rng: np.random.Generator
-) -> dict[str, float]:
-    """Draw the hyperparameters that have a range, uniformly on its scale; others are kept."""
-    return {**hyperparameters, **{name: range.at(rng.random()) for name, range in ranges.items()}}
-
-
-def sample_hyperparameters_near(
     hyperparameters: Mapping[str, float],
     ranges: Mapping[str, HyperparameterRange],
-    center: Mapping[str, float],
     rng: np.random.Generator,
+    center: Mapping[str, float],
 ) -> dict[str, float]:
-    """Draw the hyperparameters that have a range from a normal distribution around `center`, on the range's scale.
+    """Draw the hyperparameters that have a range, on the range's scale; others are kept.
 
-    Its standard deviation is `SPREAD` of the range's width there, and draws are clipped to the range. Those that
-    `center` lacks are drawn uniformly; those without a range are kept.
+    Those in `center` come from a normal distribution around their value there, with a standard deviation of `SPREAD` of
+    the range's width, and are clipped to the range. The rest are drawn uniformly.
     """
     shares = {
         name: range.share_of(center[name]) + SPREAD * rng.standard_normal() if name in center else rng.random()
@@ -219,20 +214,16 @@ def sample_hyperparameters_near(
     return {**hyperparameters, **{name: ranges[name].at(share) for name, share in shares.items()}}
 
 
-def sample_sizes(shape: Architecture, limits: ArchitectureLimits, rng: np.random.Generator) -> Architecture:
-    """Draw units and channels log-uniformly, for the same number of layers."""
-    for group, (low, high) in _bounds(shape, limits).items():
-        shape = shape.resized(group, round(low * (high / low) ** rng.random()))
-    return shape
-
-
-def sample_sizes_near(
-    shape: Architecture, limits: ArchitectureLimits, center: Mapping[str, int], rng: np.random.Generator
+def sample_sizes(
+    shape: Architecture,
+    limits: ArchitectureLimits,
+    rng: np.random.Generator,
+    center: Mapping[str, int],
 ) -> Architecture:
-    """Draw units and channels from a log-normal distribution around the sizes `center`, for the same number of layers.
+    """Draw units and channels, for the same number of layers.
 
-    The standard deviation is `SPREAD` of the logarithmic width of the limits, to which draws are clipped. Groups that
-    `center` lacks are drawn log-uniformly.
+    Groups in `center` come from a log-normal distribution around their size there, with a standard deviation of
+    `SPREAD` of the logarithmic width of the limits, to which draws are clipped. The rest are drawn log-uniformly.
     """
     for group, (low, high) in _bounds(shape, limits).items():
         first, shares = (center[group], SPREAD * rng.standard_normal()) if group in center else (low, rng.random())
@@ -302,14 +293,22 @@ def mutate_dormant(agent: Agent, context: Context, rng: np.random.Generator) -> 
 
 def mutate_activation(agent: Agent, context: Context, rng: np.random.Generator) -> Mutation | None:
     """Change the activation to one shared by all hidden layers of all networks that have one."""
-    shapes = {name: shape for name, shape in agent.architectures.items() if shape.activation is not None}
-    before = sorted({str(shape.activation) for shape in shapes.values()})
+    before = sorted({shape.activation for shape in agent.architectures.values() if shape.activation is not None})
     others = [name for name in context.settings.architecture.activations if [name] != before]
-    if not shapes or not others:
+    if not before or not others:
         return None
     after = str(rng.choice(others))
-    agent.architectures |= {name: replace(shape, activation=after) for name, shape in shapes.items()}
+    set_activation(agent, after)
     return Mutation("activation", "activation", ", ".join(before), after)
+
+
+def set_activation(agent: Agent, name: str) -> None:
+    """Set the activation of all networks that have one."""
+    agent.architectures |= {
+        network: replace(shape, activation=name)
+        for network, shape in agent.architectures.items()
+        if shape.activation is not None
+    }
 
 
 def mutate_hyperparameter(agent: Agent, context: Context, rng: np.random.Generator) -> Mutation | None:

@@ -20,7 +20,18 @@ from evorl.report.data import Drawn, load
 from evorl.report.facts import effect_rows, environment_facts, path_rows, run_facts, state
 from evorl.report.picture import draw
 from evorl.report.statistics import effects
-from evorl.runs.directory import BENCHMARK_COPY, CONFIG, EXPORTED, INTERFACE, LINEAGE, METRICS, SUMMARY, saved_config
+from evorl.runs.directory import (
+    BENCHMARK_COPY,
+    CONFIG,
+    ELITE_AGENT,
+    ELITE_FACTS,
+    EXPORTED,
+    INTERFACE,
+    LINEAGE,
+    METRICS,
+    SUMMARY,
+    saved_config,
+)
 from evorl.runs.hub import BENCHMARK_FILES, HUB
 from evorl.system.extras import missing, require
 from evorl.system.files import read_bounded, reason
@@ -137,7 +148,7 @@ def _plain(text: str) -> str:
     return " ".join(escaped.split())
 
 
-FILES = ("elite/agent.safetensors", "elite/agent.json", METRICS, LINEAGE, SUMMARY, INTERFACE)
+FILES = (ELITE_AGENT, ELITE_FACTS, METRICS, LINEAGE, SUMMARY, INTERFACE)
 VIDEO = "replay.mp4"
 OWNED = (*FILES, EXPORTED, f"{BENCHMARK_COPY}/*", RESULTS, VIDEO, PICTURE)
 """Files that a push deletes from the page if it no longer uploads them; all other files there are kept."""

@@ -70,7 +70,7 @@ class StandardNetwork(Network):
         self.bf16 = bf16
         self.images = {name: ImageEncoder(name, part, initialisation, bf16) for name, part in images.items()}
         self._plans: dict[Layout, DensePlan] = {}
-        self._parts: dict[Layout, tuple[DensePlan, DensePlan]] = {}
+        self._around_cell: dict[Layout, tuple[DensePlan, DensePlan]] = {}
         self.normalized = normalized
 
     def specs(self, architecture: Architecture) -> Specs:
@@ -121,7 +121,7 @@ class StandardNetwork(Network):
         plan, state = self._plan(layout), None
         sources = [self._encoded(layout, p, name, x[name]) for name in self.parts]
         if recurrent is not None and layout.architecture.recurrent:
-            layers, plan = self._parted(layout)
+            layers, plan = self._plans_around_cell(layout)
             (hidden,) = dense(layers, p, sources)
             cell, streams = CELLS[layout.architecture.recurrent], plan.streams
             hidden, state = recur(cell, streams, p, hidden, recurrent)
@@ -231,13 +231,13 @@ class StandardNetwork(Network):
             self._plans[layout] = plan
         return plan
 
-    def _parted(self, layout: Layout) -> tuple[DensePlan, DensePlan]:
+    def _plans_around_cell(self, layout: Layout) -> tuple[DensePlan, DensePlan]:
         """The plans of the layers before a recurrent cell and of the heads after it."""
-        parts = self._parts.get(layout)
-        if parts is None:
+        plans = self._around_cell.get(layout)
+        if plans is None:
             plan = self._plan(layout)
-            parts = self._parts[layout] = replace(plan, heads=()), replace(plan, layers=())
-        return parts
+            plans = self._around_cell[layout] = replace(plan, heads=()), replace(plan, layers=())
+        return plans
 
 
 def _one_hot(part: ObservationSpec, x: Tensor) -> Tensor:

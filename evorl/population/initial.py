@@ -16,11 +16,9 @@ from evorl.evolution.mutation import (
     MAX_CONVOLUTIONS,
     Context,
     sample_hyperparameters,
-    sample_hyperparameters_near,
     sample_sizes,
-    sample_sizes_near,
 )
-from evorl.evolution.selection import follow
+from evorl.evolution.schedule import follow
 from evorl.networks import ACTIVATIONS
 from evorl.networks.stack import check_network, new_tensors
 from evorl.seeding import numpy_generator, torch_generator
@@ -64,13 +62,7 @@ def initial_population(
     agents, evolution = [], config.evolution
     for id in range(config.population.size):
         generator = torch_generator(config.seed, generation=0, rank=id, purpose="first parameters")
-        agent = Agent(
-            id=id,
-            architectures={name: spec.architecture for name, spec in algorithm.networks.items()},
-            hyperparameters=algorithm.settings.first_hyperparameters() | config.first_environment_hyperparameters(),
-            tensors={},
-            state=AgentState(acting=algorithm.initial_state()),
-        )
+        agent = _founder(id, config, algorithm)
         if evolution.schedule is not None:
             agent.hyperparameters = dict(evolution.schedule.hyperparameters)
             agent.architectures = dict(evolution.schedule.architectures)
@@ -78,14 +70,23 @@ def initial_population(
             check_environment_hyperparameters([agent], config, "evolution.schedule")
         elif evolution.initial != "configured":
             rng = numpy_generator(config.seed, generation=0, rank=id, purpose="first hyperparameters")
-            if predecessors and id % EXPLORES < EXPLORES - 1:
-                _sample_near(agent, predecessors[int(rng.integers(len(predecessors)))], evolution, rng)
-            else:
-                _sample(agent, evolution, rng)
+            is_near = predecessors and id % EXPLORES < EXPLORES - 1
+            _sample(agent, predecessors[int(rng.integers(len(predecessors)))] if is_near else None, evolution, rng)
         new_tensors(algorithm.networks, agent, generator)
         agents.append(agent)
     check_schedule(agents[0], config, algorithm)
     return agents
+
+
+def _founder(id: int, config: AnyConfig, algorithm: Algorithm) -> Agent:
+    """An agent as configured, without tensors."""
+    return Agent(
+        id=id,
+        architectures={name: spec.architecture for name, spec in algorithm.networks.items()},
+        hyperparameters=algorithm.settings.first_hyperparameters() | config.first_environment_hyperparameters(),
+        tensors={},
+        state=AgentState(acting=algorithm.initial_state()),
+    )
 
 
 def check_schedule(agent: Agent, config: AnyConfig, algorithm: Algorithm) -> None:
@@ -108,24 +109,21 @@ def check_schedule(agent: Agent, config: AnyConfig, algorithm: Algorithm) -> Non
             check_network(agent, name, spec, where)
 
 
-def _sample(agent: Agent, evolution: Evolution, rng: np.random.Generator) -> None:
-    """Draw the agent's settings from the whole ranges, and the sizes of its layers if mutations may change them."""
-    agent.hyperparameters = sample_hyperparameters(agent.hyperparameters, evolution.hyperparameters or {}, rng)
-    if evolution.mutation.architecture > 0:
-        shapes = agent.architectures.items()
-        agent.architectures = {name: sample_sizes(shape, evolution.architecture, rng) for name, shape in shapes}
+def _sample(agent: Agent, near: Predecessor | None, evolution: Evolution, rng: np.random.Generator) -> None:
+    """Draw the agent's settings, and the sizes of its layers if mutations may change them.
 
-
-def _sample_near(agent: Agent, near: Predecessor, evolution: Evolution, rng: np.random.Generator) -> None:
-    """Draw the agent's settings around a predecessor's, and record its name."""
-    ranges = evolution.hyperparameters or {}
-    agent.hyperparameters = sample_hyperparameters_near(agent.hyperparameters, ranges, near.hyperparameters, rng)
+    They come from the whole ranges or, if given, from around a predecessor's, whose name is recorded.
+    """
+    ranges, center = evolution.hyperparameters or {}, near.hyperparameters if near is not None else {}
+    agent.hyperparameters = sample_hyperparameters(agent.hyperparameters, ranges, rng, center)
     if evolution.mutation.architecture > 0:
+        sizes = near.sizes if near is not None else {}
         agent.architectures = {
-            name: sample_sizes_near(shape, evolution.architecture, near.sizes.get(name, {}), rng)
+            name: sample_sizes(shape, evolution.architecture, rng, sizes.get(name, {}))
             for name, shape in agent.architectures.items()
         }
-    agent.mutation = replace(INITIAL, target=near.name)
+    if near is not None:
+        agent.mutation = replace(INITIAL, target=near.name)
 
 
 def check_population_size(config: AnyConfig, algorithm: Algorithm) -> None:
@@ -134,14 +132,9 @@ def check_population_size(config: AnyConfig, algorithm: Algorithm) -> None:
     All agents are stored in one file, whose header names every tensor of each agent.
     """
     size = config.population.size
-    agent = Agent(
-        id=10**9,
-        architectures={name: _grown(spec.architecture, config.evolution) for name, spec in algorithm.networks.items()},
-        hyperparameters=algorithm.settings.first_hyperparameters() | config.first_environment_hyperparameters(),
-        tensors={},
-        state=AgentState(acting=algorithm.initial_state()),
-        ranks=(1 / 3,) * config.evolution.ranks_kept,
-    )
+    agent = _founder(10**9, config, algorithm)
+    agent.architectures = {name: _grown(shape, config.evolution) for name, shape in agent.architectures.items()}
+    agent.ranks = (1 / 3,) * config.evolution.ranks_kept
     tensors = []
     for module, spec in algorithm.networks.items():
         shape = agent.architectures[module]

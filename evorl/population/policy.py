@@ -162,8 +162,8 @@ class Policy(Population):
         Where they depend on target networks, a learner must have been made on this policy.
         """
         found = [
-            self.algorithm.batch_targets(stack, batch.part(stack.members, stack.recurrent_units))
-            for stack in self.stacks
+            self.algorithm.batch_targets(stack, part)
+            for stack, part in zip(self.stacks, self.parts(batch), strict=True)
         ]
         return {name: self.joined([each[name] for each in found]) for name in found[0]}
 
@@ -205,6 +205,13 @@ class Policy(Population):
         """The population indices of a stack's agents."""
         places: list[int] = torch.arange(len(self.agents), device=self.generator.device)[stack.members].tolist()
         return places
+
+    def parts(self, batch: Batch) -> list[Batch]:
+        """Split a batch by stack."""
+        # Slicing costs 12 us, 1 % of an update of small networks; a single stack needs none.
+        if self._is_one_stack:
+            return [batch]
+        return [batch.part(stack.members, stack.recurrent_units) for stack in self.stacks]
 
     def joined(self, parts: list[Tensor]) -> Tensor:
         """Join per-stack values into values [P, ...] in population order."""

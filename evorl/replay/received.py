@@ -93,7 +93,6 @@ class ReceivedRollouts(Experience):
         self._generator = torch_generator(
             seed, generation=generation, rank=rank, purpose="minibatches", device=self._device
         )
-        self._statistics.begin(policy.agents)
 
     def extend(self, slot: RolloutMemory) -> None:
         """Copy an actor's rollout to the device."""

@@ -97,14 +97,7 @@ class RolloutBuffer:
             "truncated": transition.truncated,
             "started": transition.started,
         }
-        storage.write(
-            {name: value.flatten(0, 1) for name, value in transition.observation.items()},
-            {name: columns[name].flatten(0, 1) for name in layout.fields if name in columns},
-            next_observation={name: value.flatten(0, 1) for name, value in transition.next_observation.items()},
-            valid=transition.valid.flatten(),
-            started=transition.started.flatten(),
-            ended=(transition.terminated | transition.truncated).flatten(),
-        )
+        storage.write_step(transition, {name: columns[name] for name in layout.fields if name in columns})
         if step == 0:
             self._first[0] = storage.newest_row
         if self._states.numel():

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from evorl.envs.spaces import ObservationSpec
 from evorl.system.formats import check_tensors
-from evorl.types import Tensors, UserError
+from evorl.types import Tensors, Transition, UserError
 
 Integers = NDArray[np.int64]
 Field = tuple[tuple[int, ...], torch.dtype]
@@ -361,6 +361,17 @@ class Storage:
             self.gaps.append(self.written * self.streams + np.flatnonzero(~valid.numpy()))
         self._was_valid = self._everyone if whole else valid.clone()
         self._advance()
+
+    def write_step(self, transition: Transition, columns: Mapping[str, Tensor]) -> None:
+        """Append a step of environments [P, E], which are the N streams, with `columns` [P, E, ...]."""
+        self.write(
+            {name: value.flatten(0, 1) for name, value in transition.observation.items()},
+            {name: value.flatten(0, 1) for name, value in columns.items()},
+            next_observation={name: value.flatten(0, 1) for name, value in transition.next_observation.items()},
+            valid=transition.valid.flatten(),
+            started=transition.started.flatten(),
+            ended=(transition.terminated | transition.truncated).flatten(),
+        )
 
     def break_streams(self) -> None:
         """Mark a discontinuity: the next transition starts a new segment; the last observations are kept."""

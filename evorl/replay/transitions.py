@@ -201,14 +201,7 @@ class ReplayExperience(Experience):
             "reward": transition.reward if clip is None else transition.reward.clamp(-clip, clip),
             "terminated": transition.terminated,
         }
-        self.storage.write(
-            _streams(transition.observation),
-            _streams(columns),
-            next_observation=_streams(transition.next_observation),
-            valid=valid.flatten(),
-            started=transition.started.flatten(),
-            ended=(transition.terminated | transition.truncated).flatten(),
-        )
+        self.storage.write_step(transition, columns)
         if self._settings.lockstep or transition.all_valid:
             # Other ranks are not told of a step dropped here and assume the same number of steps as their own.
             self._new_steps += float(valid.shape[1])
@@ -331,11 +324,6 @@ def _prefixed(prefix: str, tensors: Tensors) -> Tensors:
 def _part_of(prefix: str, tensors: Tensors) -> Tensors:
     """Tensors whose names begin with `prefix`, without it."""
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-
-
-def _streams(values: Mapping[str, Tensor]) -> Tensors:
-    """Flatten values [P, E, ...] to streams [N, ...]."""
-    return {name: value.flatten(0, 1) for name, value in values.items()}
 
 
 ERROR = "error"

@@ -9,8 +9,9 @@ import contextlib
 import json
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Annotated, Protocol
 
 import numpy as np
@@ -31,9 +32,10 @@ from evorl.runs.directory import (
     PARTS,
     REPLAY,
     STATE,
+    Checkpoints,
     RunDirectory,
     part_file,
-    read_config,
+    saved_settings,
 )
 from evorl.runs.progress import LIMIT, Progress, progress_of
 from evorl.seeding import derive_seed
@@ -50,6 +52,26 @@ def bytes_of(tensors: Tensors) -> int:
 
 
 OTHERS = "the other ranks' interim checkpoints"
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Put the path of a file before the message of each UserError about its contents."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+
+
+def _resume_episodes(environments: Continued, checkpoints: Checkpoints, number: int, path: Path, seed: int) -> str:
+    """Continue the running episodes that a checkpoint has in the file `path`.
+
+    Returns the names of the environments that could not, or "". Raises UserError.
+    """
+    payload = checkpoints.read(number, path.name)
+    with _naming(path):
+        tensors, _ = decode_tensors(payload, "the running episodes")
+        return environments.restore(tensors, seed)
 
 
 class Part(Protocol):
@@ -110,7 +132,6 @@ class InterimCheckpoints:
         self._number = 0
         minutes = config.checkpoint.minutes
         self._interval = None if minutes is None else 60 * minutes
-        self._due = time.monotonic()
         self.restart_clock()
 
     @property
@@ -290,14 +311,12 @@ class InterimCheckpoints:
 
     def _restore_environments(self, generation: int) -> str:
         """Continue the running episodes of this rank; return why that is impossible, or ""."""
-        rank = self._ranks.rank
-        seed = derive_seed(self._config.seed, generation=generation, rank=rank, purpose="environments")
-        path = self._checkpoints.path(self._number) / part_file(ENVIRONMENTS, rank)
+        path = self._checkpoints.path(self._number) / part_file(ENVIRONMENTS, self._ranks.rank)
+        seed = derive_seed(self._config.seed, generation=generation, rank=self._ranks.rank, purpose="environments")
         try:
-            tensors, _ = decode_tensors(self._checkpoints.read(self._number, path.name), "the running episodes")
-            lost = self._environments.restore(tensors, seed)
+            lost = _resume_episodes(self._environments, self._checkpoints, self._number, path, seed)
         except UserError as error:
-            return f"{path}: {error}"
+            return str(error)
         return f"{path}: the running episode cannot be replayed in {lost}" if lost else ""
 
     def _refuse(self, problem: str, generation: int) -> bool:
@@ -558,7 +577,7 @@ class CheckpointManager:
 
     def _limit_before(self) -> bytes:
         """`evaluation.max_steps` of a run whose checkpoints do not have it, from its configuration."""
-        return json_bytes(read_config(self._directory.path).get("evaluation", {}).get("max_steps"))
+        return json_bytes(saved_settings(self._directory.path).get("evaluation", {}).get("max_steps"))
 
     def _read_state(self, generation: int) -> bytes:
         """The contents of `state.json`. Raises UserError if it belongs to another generation."""
@@ -611,10 +630,11 @@ class CheckpointManager:
                 missing += 1
                 continue
             try:
-                rows, numbers = decode_tensors(checkpoints.read(generation, name), "the replay")
-                self._experience.restore(rows, numbers)
+                payload = checkpoints.read(generation, name)
+                with _naming(path):
+                    self._experience.restore(*decode_tensors(payload, "the replay"))
             except UserError as error:
-                problem = f"{path}: {error}"
+                problem = str(error)
         ranks.raise_if_any_failed(problem, "the replay")
         return int(ranks.gather(np.array([float(missing)]), "the parts of the replay").sum())
 
@@ -625,17 +645,14 @@ class CheckpointManager:
             return []
         if not environments.can_continue or progress.moved(self._config, self._placement):
             return ["running episodes begin anew"]
-        name, lost, problem = part_file(ENVIRONMENTS, ranks.rank), "", ""
-        path = self._checkpoints.path(generation) / name
+        path = self._checkpoints.path(generation) / part_file(ENVIRONMENTS, ranks.rank)
+        lost, problem = "any environment", ""
         if path.is_file():
             seed = derive_seed(self._config.seed, generation=generation + 1, rank=ranks.rank, purpose="environments")
             try:
-                tensors, _ = decode_tensors(self._checkpoints.read(generation, name), "the running episodes")
-                lost = environments.restore(tensors, seed)
+                lost = _resume_episodes(environments, self._checkpoints, generation, path, seed)
             except UserError as error:
-                problem = f"{path}: {error}"
-        else:
-            lost = "any environment"
+                problem = str(error)
         ranks.raise_if_any_failed(problem, "the running episodes")
         replies = ranks.gather_bytes(lost.encode(), "the environments that begin new episodes")
         return [

@@ -23,16 +23,16 @@ from evorl.evolution.selection import TRUSTED_CORRELATION
 from evorl.population.evaluation import RANDOM
 from evorl.replay import Pace
 from evorl.runs.champion import Score
-from evorl.runs.directory import custom_code, from_here, is_own
+from evorl.runs.directory import from_here
+from evorl.runs.trust import custom_code, is_own
 from evorl.system.console import compact, digits, duration, say
 from evorl.system.plugins import SCRIPT
 from evorl.system.processes import multiplies_bfloat16
 from evorl.tracking import announcements
-from evorl.types import FINISHED, STOPPED, Mutation
+from evorl.types import FINISHED, STOPPED, UNCHANGED, Mutation
 
 Row = Mapping[str, Any]
 STEPS = "training.max_steps"
-UNCHANGED = ("initial", "none")
 MOST = 3
 """Mutations that a line lists; the rest are only counted."""
 LINE_SECONDS = 30.0

@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evorl.config import AnyConfig, read_yaml, validate, without_removed
-from evorl.config.fields import BENCHMARK, leaves
-from evorl.config.task import GAMES
+from evorl.config.fields import leaves
 from evorl.config.yaml import parse_settings
 from evorl.runs.json_lines import JsonLines
+from evorl.runs.trust import sign_code
 from evorl.system.files import (
     CHECKPOINTS,
     Lock,
@@ -46,7 +46,6 @@ from evorl.system.files import (
     write_json,
     write_through,
 )
-from evorl.system.proof import is_signed, sign
 from evorl.system.untrusted_json import parse_json
 from evorl.types import FINISHED, STOPPED, Agent, UserError
 
@@ -66,7 +65,7 @@ def check_run(run: Path) -> None:
         raise UserError(reason(error, run)) from error
 
 
-def read_config(run: Path) -> dict[str, Any]:
+def saved_settings(run: Path) -> dict[str, Any]:
     """A run's configuration as written, not yet validated. Raises UserError like `check_run`."""
     check_run(run)
     return read_yaml(run / CONFIG)
@@ -79,56 +78,16 @@ def saved_config(data: Mapping[str, Any]) -> AnyConfig:
     return validate(without_removed(data), SETTINGS)
 
 
+def plain_name(config: AnyConfig) -> str:
+    """The name of a run that is given none: its algorithm and its environment."""
+    return f"{config.algorithm.name}-{config.environment.id.split(':')[-1].replace('/', '-')}"
+
+
 def from_here(run: str | Path) -> str:
     """A run's directory as it is printed: relative to the working directory if it lies below."""
     path = Path(run)
     below = path.is_absolute() and path.is_relative_to(Path.cwd())
     return str(path.relative_to(Path.cwd()) if below else run)
-
-
-def custom_code(config: AnyConfig, *, trains: bool) -> dict[str, str]:
-    """The settings that name custom code to import, by their paths; strategies only where the run `trains`."""
-    names = {
-        "environment.id": config.environment.id,
-        "network.factory": config.network.factory or "",
-        BENCHMARK: "" if config.league is None or not is_function(config.league.benchmark) else config.league.benchmark,
-        "evolution.strategy": (config.evolution.strategy or "") if trains else "",
-    }
-    is_game = names["environment.id"].rpartition(":")[0] in GAMES
-    return {key: name for key, name in names.items() if ":" in name and not (is_game and key == "environment.id")}
-
-
-def is_function(name: str) -> bool:
-    """True if an opponent is named like a function, `package.module:player`, and not like a run or a file."""
-    return re.fullmatch(r"[\w.]+:[\w.]+", name) is not None
-
-
-def is_own(run: Path, config: AnyConfig) -> bool:
-    """True if this user launched the run here, with the code that its `config` names (`evorl.system.proof`)."""
-    if not custom_code(config, trains=True):
-        return False
-    code = _signed(config)
-    # Proofs of earlier revisions also named benchmarks that are no code but have a colon in their name.
-    benchmark = {} if config.league is None else {BENCHMARK: config.league.benchmark}
-    return is_signed(run, code) or is_signed(run, benchmark | code)
-
-
-def sign_code(run: Path, config: AnyConfig) -> None:
-    """Write the proof that this user launched the run with the code that its `config` names, if it names any."""
-    if custom_code(config, trains=True):
-        sign(run, _signed(config))
-
-
-def _signed(config: AnyConfig) -> dict[str, Any]:
-    """The settings that may name code, and what they pass to it."""
-    benchmark = "" if config.league is None else config.league.benchmark
-    # Proofs from before there were benchmarks do not name one.
-    return ({BENCHMARK: benchmark} if is_function(benchmark) else {}) | {
-        "environment.id": config.environment.id,
-        "environment.kwargs": config.model_dump(mode="json", include={"environment"})["environment"]["kwargs"],
-        "network.factory": config.network.factory,
-        "evolution.strategy": config.evolution.strategy,
-    }
 
 
 NUMBER = r"([0-9]{6}|[1-9][0-9]{6,11})"
@@ -290,6 +249,8 @@ def part_file(name: str, rank: int) -> str:
     return f"{name}-rank-{rank:03d}.safetensors"
 
 
+ELITE_AGENT, ELITE_FACTS = "elite/agent.safetensors", "elite/agent.json"
+"""The files with the best agent so far, and with what describes it."""
 SUMMARY = "summary.json"
 """The file that says how the run ended."""
 EXPORTED = "agent.onnx"
@@ -600,24 +561,23 @@ class RunDirectory:
         if elite:
             self.write_elite(elite)
         else:
-            remove(self.path / "elite")
+            remove((self.path / ELITE_AGENT).parent)
 
     def write_elite(self, payload: bytes) -> None:
         """Write the best agent so far, encoded as a file of one agent, to `elite/`."""
         from evorl.system.formats import decode_agents
 
-        directory = self.path / "elite"
-        refuse_links(directory)
-        make_directory(directory)
-        agent = decode_agents(payload, str(directory))[0]
-        file = directory / "agent.safetensors"
+        file, facts = self.path / ELITE_AGENT, self.path / ELITE_FACTS
+        refuse_links(file.parent)
+        make_directory(file.parent)
+        agent = decode_agents(payload, str(file.parent))[0]
         described = json_bytes(agent.describe())
         # Unchanged files are not rewritten: a push compares their time with the exported agent's.
         with contextlib.suppress(OSError):
-            if (read_bounded(file), read_bounded(directory / "agent.json")) == (payload, described):
+            if (read_bounded(file), read_bounded(facts)) == (payload, described):
                 return
         write_atomically(file, payload)
-        write_atomically(directory / "agent.json", described)
+        write_atomically(facts, described)
 
     def write_interface(self, interface: Mapping[str, Any]) -> None:
         """Write the description of the spaces, for use of an agent without its environment. Raises OSError."""
@@ -632,8 +592,8 @@ def load_elite(path: Path) -> tuple[dict[str, Any], Agent]:
     """The configuration and the elite of the run in directory `path`. Raises UserError if it has none yet."""
     from evorl.system.formats import decode_agents
 
-    config = read_config(path)
-    file = path / "elite" / "agent.safetensors"
+    config = saved_settings(path)
+    file = path / ELITE_AGENT
     try:
         if not file.is_file():
             raise UserError(f"{path}: the run has no elite yet; its first generation has not ended")
@@ -667,8 +627,7 @@ def _directory(config: AnyConfig, owner: Owner) -> Path:
     earlier = [path for path in directory.glob("*") if owner.had(path)] if owner.launch.restarted else []
     if earlier:
         return max(earlier, key=lambda path: (path / ".lock").stat().st_mtime)
-    environment = config.environment.id.split(":")[-1].replace("/", "-")
-    stem = f"{config.algorithm.name}-{environment}-{time.strftime('%Y%m%d-%H%M%S')}"
+    stem = f"{plain_name(config)}-{time.strftime('%Y%m%d-%H%M%S')}"
     make_directory(directory)
     for number in itertools.count(1):
         path = directory / (stem if number == 1 else f"{stem}-{number}")

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from evorl.config.errors import shown
-from evorl.runs.directory import BENCHMARK_COPY, CONFIG, EXPORTED, INTERFACE
+from evorl.runs.directory import BENCHMARK_COPY, CONFIG, ELITE_AGENT, ELITE_FACTS, EXPORTED, INTERFACE
 from evorl.system.extras import require
 from evorl.types import UserError, message_of
 
 HUB = "hf:"
 """Prefix of the name of a run on the Hub."""
 PAGE = re.compile(rf"{HUB}(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?", re.ASCII)
-FILES = (CONFIG, INTERFACE, "elite/agent.safetensors", "elite/agent.json")
+FILES = (CONFIG, INTERFACE, ELITE_AGENT, ELITE_FACTS)
 """The files of a run's best agent."""
 BENCHMARK_FILES = tuple(f"{BENCHMARK_COPY}/{file}" for file in (*FILES, EXPORTED))
 """Those of the copy of its `league.benchmark`, which is a run or an exported agent."""

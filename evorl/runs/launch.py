@@ -24,7 +24,7 @@ from evorl.config import AnyConfig, check_name, override, validate
 from evorl.config.fields import ENVIRONMENT, RATING, RETURN, as_configured
 from evorl.config.schema import LeagueSettings, Network, with_dotted_names
 from evorl.config.task import TARGET
-from evorl.config.yaml import VERBOSE, plain_assignments, read_settings, settings_and_origins
+from evorl.config.yaml import RANGES, VERBOSE, plain_assignments, read_settings, settings_and_origins
 from evorl.distributed import default_launch_file
 from evorl.envs import Environments
 from evorl.envs.games import is_game
@@ -45,7 +45,6 @@ from evorl.system.signals import LAUNCHED
 from evorl.tracking import TRACKERS, check_exclusions
 from evorl.types import Architecture, EvorlWarning, UserError
 
-RANGES = "evolution.hyperparameters"
 FITNESS = "evolution.fitness"
 PRECISION = "ACCELERATE_MIXED_PRECISION"
 PRECISIONS = ("no", "bf16")

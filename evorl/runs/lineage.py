@@ -14,12 +14,11 @@ from pydantic import Field, TypeAdapter, ValidationError
 from evorl.config import AnyConfig, Schedule, ScheduledMutation
 from evorl.config.errors import on_one_line, shown
 from evorl.config.schema import MAX_MUTATIONS
-from evorl.evolution.selection import MIGRATION
 from evorl.evolution.strategy import KIND as STRATEGY
 from evorl.runs.directory import LINEAGE, METRICS, load_elite, saved_config
 from evorl.runs.json_lines import JsonLines, Row
 from evorl.system.console import aligned, digits
-from evorl.types import Architecture, Measured, Mutation, Number, UserError, Words
+from evorl.types import MIGRATION, Architecture, Measured, Mutation, Number, UserError, Words
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ def ancestry(run: Path) -> list[Stage]:
     while True:
         key = stage.parent_generation, stage.parent
         if stage.parent_generation is not None and stage.parent_generation >= stage.generation:
-            raise UserError(f"{run / 'lineage.jsonl'}: agent {stage.id} has no parent of an earlier generation")
+            raise UserError(f"{run / LINEAGE}: agent {stage.id} has no parent of an earlier generation")
         before, parent = search.before(stage)
         stages.append(replace(stage, mutation=SAME) if before is not None else stage)
         if before is None and stage.parent is None:
@@ -100,7 +99,7 @@ class _Search:
 
 def _stage(run: Path, row: Any, key: Key) -> Stage:
     if row is None:
-        raise UserError(f"{run / 'lineage.jsonl'}: has no line for agent {key[1]} in generation {key[0]}")
+        raise UserError(f"{run / LINEAGE}: has no line for agent {key[1]} in generation {key[0]}")
     return stage_of(row, run / LINEAGE)
 
 

@@ -16,43 +16,28 @@ from evorl.algorithms import Algorithm, make_algorithm
 from evorl.config import AnyConfig
 from evorl.config.errors import on_one_line, shown
 from evorl.envs import Environments
+from evorl.envs.guard import flat_mask
 from evorl.envs.interface import interface_from_json, interface_to_json
-from evorl.envs.spaces import MASK, EnvSpec, ObservationReader, action_reader, choices
-from evorl.envs.vector import flat_mask
+from evorl.envs.spaces import MASK, EnvSpec, ObservationReader, action_reader, allows_each_choice, choices
 from evorl.population import Policy, check_agents
 from evorl.runs.directory import (
     AGENTS,
     ELITE,
     INTERFACE,
     Checkpoints,
-    custom_code,
     from_here,
-    is_own,
     load_elite,
-    read_config,
     saved_config,
+    saved_settings,
 )
 from evorl.runs.hub import local_run
+from evorl.runs.trust import is_own, refuse_code
 from evorl.seeding import torch_generator
 from evorl.system.console import digits
 from evorl.system.files import CHECKPOINTS, read_bounded, reason
 from evorl.system.formats import decode_agents
 from evorl.system.untrusted_json import parse_json
 from evorl.types import Agent, UserError
-
-
-def refuse_code(config: AnyConfig, allowed: bool, *, trains: bool = False) -> None:
-    """Raise UserError if a run's configuration names custom code to import, unless that is `allowed`.
-
-    Strategies are imported only where the run `trains`.
-    """
-    for key, name in custom_code(config, trains=trains).items():
-        if not allowed:
-            raise UserError(
-                f"{key}: {name!r} names custom code to execute; add --allow-code (allow_code=True in Python) if you "
-                "trust this run"
-            )
-
 
 State = NDArray[np.float32] | None
 Action = Any
@@ -157,8 +142,7 @@ class LoadedAgent:
         except ValueError as error:
             raise UserError(f"action_mask: {error}") from error
         fitting = _fitting("action_mask", mask.astype(bool), batch, self._masked)
-        starts = np.cumsum([0, *choices(self.action_space)[:-1]])
-        if not np.logical_or.reduceat(fitting.numpy(), starts, axis=2).all():
+        if not allows_each_choice(fitting.numpy(), choices(self.action_space)).all():
             raise UserError("action_mask: forbids every action; at least one must be allowed")
         return fitting
 
@@ -192,7 +176,7 @@ def _load(
     if agent is None and generation is None:
         data, found = load_elite(path)
     else:
-        data, found = read_config(path), _saved(path, agent, generation)
+        data, found = saved_settings(path), _saved(path, agent, generation)
     config = saved_config(data)
     allow_code = allow_code or is_own(path, config)
     interface, reader = _interface(path, config, allow_code)

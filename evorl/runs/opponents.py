@@ -24,19 +24,10 @@ from evorl.league.exported import ExportedAgent, ExportedPlayers
 from evorl.league.players import Players
 from evorl.population import Policy
 from evorl.population.evaluation import RANDOM
-from evorl.runs.directory import (
-    BENCHMARK_COPY,
-    CONFIG,
-    EXPORTED,
-    RunDirectory,
-    is_function,
-    is_own,
-    read_config,
-    saved_config,
-    sign_code,
-)
+from evorl.runs.directory import BENCHMARK_COPY, CONFIG, EXPORTED, RunDirectory, saved_config, saved_settings
 from evorl.runs.hub import FILES, is_on_hub, local_run
 from evorl.runs.loaded import LoadedAgent, load
+from evorl.runs.trust import is_function, is_own, sign_code
 from evorl.seeding import torch_generator
 from evorl.system.extras import require
 from evorl.system.files import make_directory, read_bounded, reason, remove, sync_directory, write_atomically
@@ -85,7 +76,7 @@ class Kind(NamedTuple):
 
     owns: Callable[[str], bool]
     make: Callable[[str, str, Task, bool], Opponent]
-    files: Callable[[str, str], dict[str, bytes]] | None = None
+    files: Callable[[str], dict[str, bytes]] | None = None
 
 
 def kind_of(name: str, key: str) -> Kind:
@@ -132,7 +123,7 @@ def _function(name: str, key: str, task: Task, allow_code: bool) -> Opponent:
 
 def _exported(name: str, key: str, task: Task, allow_code: bool) -> Opponent:
     require("onnx", f"{key}: {name}")
-    (payload,) = _exported_files(name, key).values()
+    (payload,) = _exported_files(name).values()
     agent = ExportedAgent(payload, name, task.interface)
     number = agent.facts.get("agent", "")
     return Opponent(name, lambda seats: ExportedPlayers(agent, seats), int(number) if number.isdecimal() else None)
@@ -144,11 +135,11 @@ def _run(name: str, key: str, task: Task, allow_code: bool) -> Opponent:
     return agent_opponent(loaded, name)
 
 
-def _exported_files(name: str, key: str) -> dict[str, bytes]:
+def _exported_files(name: str) -> dict[str, bytes]:
     return {EXPORTED: _read(_exported_path(name))}
 
 
-def _run_files(name: str, key: str) -> dict[str, bytes]:
+def _run_files(name: str) -> dict[str, bytes]:
     with local_run(name) as path:
         return {file: _read(path / file) for file in FILES if (path / file).exists()}
 
@@ -213,7 +204,7 @@ def keep_benchmark(config: AnyConfig, directory: RunDirectory, ranks: Ranks, tas
         if not copy.is_dir() and (read := kind_of(name, BENCHMARK).files) is not None:
             # One that cannot play is refused before there is a copy.
             opponent_of(name, BENCHMARK, task)
-            _write_copy(copy, read(name, BENCHMARK), _own_config(Path(name)))
+            _write_copy(copy, read(name), _own_config(Path(name)))
         if not copy.is_dir():
             return b""
         found = {file: _read(copy / file) for file in (*FILES, EXPORTED) if (copy / file).is_file()}
@@ -257,7 +248,7 @@ def _own_config(run: Path) -> AnyConfig | None:
     """The configuration of a run that this user launched here with code of its own, or None."""
     if not (run / CONFIG).is_file():
         return None
-    config = saved_config(read_config(run))
+    config = saved_config(saved_settings(run))
     return config if is_own(run, config) else None
 
 

@@ -37,7 +37,7 @@ from evorl.config.schema import (
 from evorl.config.yaml import ROOT, TRAINING, configuration_file, read_settings, read_yaml, substitution
 from evorl.distributed import own_world
 from evorl.runs.callbacks import Callback
-from evorl.runs.directory import from_here, read_config
+from evorl.runs.directory import from_here, saved_settings
 from evorl.runs.loaded import LoadedAgent, load
 from evorl.runs.read import RunRecord, read_run
 from evorl.runs.run import Run
@@ -91,7 +91,7 @@ class TrainedRun:
     def __repr__(self) -> str:
         task = ""
         with contextlib.suppress(UserError):  # A directory that is gone is no reason to fail at a prompt.
-            config = read_config(self.path)
+            config = saved_settings(self.path)
             task = f"{config['algorithm']['name']} on {config['environment']['id']}, "
         best = self.summary.get("best_fitness")
         fitness = "none yet" if best is None else digits(best)

@@ -18,7 +18,7 @@ from evorl.config.fields import ENVIRONMENT
 from evorl.distributed import Ranks
 from evorl.evolution.strategy import Tuner
 from evorl.population import Predecessor, check_agents, initial_population
-from evorl.runs.directory import AGENTS, CONFIG, LINEAGE, Checkpoints, load_elite, read_config, saved_config
+from evorl.runs.directory import AGENTS, CONFIG, LINEAGE, Checkpoints, load_elite, saved_config, saved_settings
 from evorl.runs.hub import local_run
 from evorl.runs.json_lines import JsonLines
 from evorl.runs.lineage import Stage, stage_of
@@ -141,7 +141,7 @@ def _check_task(config: AnyConfig, run: Path) -> None:
 
 def _config_of(run: Path) -> AnyConfig:
     """The configuration of another run. Raises UserError if it cannot be read."""
-    data = read_config(run)
+    data = saved_settings(run)
     try:
         return saved_config(data)
     except UserError as error:

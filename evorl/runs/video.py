@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 
 from evorl.config import Environment
 from evorl.config.errors import shown
+from evorl.envs.closing import close_vector
+from evorl.envs.continuation import Vector
 from evorl.envs.environments import Resets
 from evorl.envs.faults import FAULT, PLACE
-from evorl.envs.vector import Vector, by_gymnasium, close_vector, for_evaluation, make_vector, stacked_frames
+from evorl.envs.vector import by_gymnasium, for_evaluation, make_vector, stacked_frames
 from evorl.runs.loaded import LoadedAgent, load
 from evorl.seeding import numpy_generator
 from evorl.system.extras import require

@@ -14,7 +14,19 @@ from safetensors.torch import load, save
 from torch import Tensor
 from typing_extensions import TypedDict
 
-from evorl.types import ROLES, Agent, AgentState, Architecture, Mutation, Number, Roles, Tensors, UserError, message_of
+from evorl.types import (
+    ROLES,
+    Agent,
+    AgentState,
+    Architecture,
+    Mutation,
+    Number,
+    Roles,
+    Shape,
+    Tensors,
+    UserError,
+    message_of,
+)
 
 
 def _small(value: object) -> object:
@@ -45,7 +57,6 @@ DESCRIPTIONS = TypeAdapter(Annotated[list[Description], FailFast()])
 """Validator of the agent descriptions in a file."""
 
 
-Shape = tuple[int, ...]
 NUMBERS = TypeAdapter(dict[str, int])
 MAX_HEADER_BYTES = 2**23
 """Maximum header size in bytes: room for 60,000 tensors. Parsing takes 30 times the size and 0.2 s per MB."""

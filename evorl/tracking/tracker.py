@@ -5,6 +5,11 @@ Subclass `Tracker` and register the class in `trackers.py` to add one.
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import secrets
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,12 +19,14 @@ from typing import Any, NamedTuple
 from evorl.config import AnyConfig
 from evorl.config.errors import shown
 from evorl.config.removed import REMOVED
-from evorl.types import Mutation, UserError
+from evorl.system.files import read_bounded, write_json
+from evorl.types import EvorlWarning, Mutation, UserError
 
 Row = Mapping[str, Any]
 """A line of `metrics.jsonl` or `lineage.jsonl`, or the content of `summary.json`."""
 Points = Mapping[str, float]
 """Scalars by name, such as `losses/q_loss`; the part before the slash groups charts."""
+RUN_ID = re.compile(r"[a-z0-9]{1,64}")
 
 
 @dataclass(frozen=True)
@@ -186,3 +193,26 @@ def thinned(path: list[Node], most: int) -> list[Node]:
     """Return at most `most` evenly spaced nodes of a path, including the last one."""
     stride = -(-len(path) // most)
     return path[(len(path) - 1) % stride :: stride]
+
+
+def run_id(directory: Path) -> str:
+    """The id of the run in `directory` for W&B and Trackio, drawn at random once and stored in its `tracking.json`."""
+    path = directory / "tracking.json"
+    try:
+        kept = json.loads(read_bounded(path))["wandb"]
+        if RUN_ID.fullmatch(kept):
+            return str(kept)
+        reason = "its id is not 1 to 64 lowercase letters and digits"
+    except FileNotFoundError:
+        reason = None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, UserError) as error:
+        reason = f"it holds no id ({type(error).__name__})"
+    if reason:
+        warnings.warn(
+            f"{path}: {reason}; the tracker gets a new run, with the whole history", EvorlWarning, stacklevel=2
+        )
+    # A sweep agent waits for the run with the id that it passed.
+    given = os.environ.get("WANDB_RUN_ID", "") if os.environ.get("WANDB_SWEEP_ID") else ""
+    drawn = given if RUN_ID.fullmatch(given) else secrets.token_hex(8)
+    write_json(path, {"wandb": drawn})
+    return drawn

@@ -12,8 +12,7 @@ from typing import Any
 from evorl.config import AnyConfig
 from evorl.config.errors import shown
 from evorl.system.extras import install_command
-from evorl.tracking.tracker import History, Points, Record, Tracker, lineage_table, shared_settings
-from evorl.tracking.wandb import run_id
+from evorl.tracking.tracker import History, Points, Record, Tracker, lineage_table, run_id, shared_settings
 
 REMOTE = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")
 """Variables that make Trackio log to a Space or a server instead of this machine; the first one set counts."""

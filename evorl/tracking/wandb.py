@@ -8,11 +8,8 @@ labelled with its id and its last mutation.
 from __future__ import annotations
 
 import contextlib
-import json
 import netrc
 import os
-import re
-import secrets
 import shlex
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,9 +20,19 @@ from urllib.parse import urlparse
 from evorl.config import AnyConfig
 from evorl.config.errors import shown
 from evorl.config.schema import as_yaml
-from evorl.system.files import read_bounded, write_json
-from evorl.tracking.tracker import History, Node, Paths, Points, Record, Tracker, shared_settings, thinned, with_words
-from evorl.types import FINISHED, STOPPED, EvorlWarning, UserError
+from evorl.tracking.tracker import (
+    History,
+    Node,
+    Paths,
+    Points,
+    Record,
+    Tracker,
+    run_id,
+    shared_settings,
+    thinned,
+    with_words,
+)
+from evorl.types import FINISHED, STOPPED, UNCHANGED, EvorlWarning
 
 Mode = Literal["online", "offline", "disabled", "shared"]
 SERVICE = "api.wandb.ai"
@@ -33,7 +40,6 @@ LOST = ("HandleAbandonedError", "MailboxClosedError")
 """Names of W&B errors raised when its helper process dies while a reply is pending."""
 FORMERLY = ("forge.coreweave.com",)
 """New hosts of the service formerly at `SERVICE`."""
-RUN_ID = re.compile(r"[a-z0-9]{1,64}")
 INTERNALS = ("time/", "actors/")
 """Metrics hidden by default in W&B, like means over agents; charts of them can be added by hand."""
 SHOWN = ("actors/staleness", "actors/queue_depth")
@@ -206,27 +212,6 @@ class WeightsAndBiases(Tracker):
         self._run.log_artifact(artifact, aliases=["elite"])
 
 
-def run_id(directory: Path) -> str:
-    """Return the W&B id of the run in `directory`, drawn at random once and stored in its `tracking.json`."""
-    path = directory / "tracking.json"
-    try:
-        kept = json.loads(read_bounded(path))["wandb"]
-        if RUN_ID.fullmatch(kept):
-            return str(kept)
-        reason = "its id is not 1 to 64 lowercase letters and digits"
-    except FileNotFoundError:
-        reason = None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, UserError) as error:
-        reason = f"it holds no id ({type(error).__name__})"
-    if reason:
-        warnings.warn(f"{path}: {reason}; W&B gets a new run, with the whole history", EvorlWarning, stacklevel=2)
-    # A sweep agent waits for the run with the id that it passed.
-    given = os.environ.get("WANDB_RUN_ID", "") if os.environ.get("WANDB_SWEEP_ID") else ""
-    drawn = given if RUN_ID.fullmatch(given) else secrets.token_hex(8)
-    write_json(path, {"wandb": drawn})
-    return drawn
-
-
 def sent_to_wandb(config: AnyConfig) -> str:
     """Return one line on what W&B is sent, where to, and how not to; empty if nothing leaves the machine."""
     address = _address()
@@ -344,10 +329,6 @@ def cell(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     return ", ".join(f"{key}=({cell(v)})" if isinstance(v, Mapping) else f"{key}={v}" for key, v in value.items())
-
-
-UNCHANGED = ("none", "initial")
-"""The kinds of records that are no mutation."""
 
 
 def _label(path: Sequence[Node]) -> str:

@@ -181,7 +181,7 @@ def test_a_server_that_cannot_be_sent_its_context_is_ended():
     others = descendants()
     with pytest.raises(TypeError, match="not JSON serializable"):
         server.ActorServer({"config": object()}, 3.0)
-    assert descendants() == others
+    assert descendants() <= others
 
 
 def test_actors_that_wait_for_a_busy_learner_are_left_alone(monkeypatch):

@@ -13,8 +13,8 @@ from helpers.support import agent
 
 from evorl.config import Environment
 from evorl.envs import Environments
+from evorl.envs.guard import Guard
 from evorl.envs.spaces import MASK, ActionMasks, Copies
-from evorl.envs.vector import Guard
 from evorl.types import UserError
 
 P, E = 2, 3

@@ -11,9 +11,8 @@ from evorl.config import Environment
 from evorl.envs import Environments
 from evorl.envs.games import RESULT, is_game, make_game
 from evorl.envs.vector import make_vector
-from evorl.runs.directory import custom_code
 from evorl.runs.launch import check
-from evorl.runs.loaded import refuse_code
+from evorl.runs.trust import custom_code, refuse_code
 from evorl.types import UserError
 
 spiel = pytest.importorskip("pyspiel")

@@ -12,7 +12,7 @@ from helpers.support import agent, algorithm, batch, check_tensors, config, firs
 from evorl.config import Schedule, ScheduledMutation
 from evorl.evolution import MUTATIONS, Context
 from evorl.evolution.mutation import enlarge
-from evorl.evolution.selection import follow
+from evorl.evolution.schedule import follow
 from evorl.networks.parameters import activity
 from evorl.types import Architecture
 

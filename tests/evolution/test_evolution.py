@@ -469,7 +469,7 @@ def test_resampled_and_first_values_are_drawn_evenly_on_the_scale(scale):
     rng = np.random.default_rng(0)
     moves = walk(SimpleNamespace(settings=SimpleNamespace(hyperparameters={name: span})), name, start, 2000, rng)
     first = np.array(
-        [sample_hyperparameters({name: start, "other": 3.0}, {name: span}, rng)[name] for _ in range(2000)]
+        [sample_hyperparameters({name: start, "other": 3.0}, {name: span}, rng, {})[name] for _ in range(2000)]
     )
     for values in (moves, first):
         share = np.sort((place(values) - place(np.array(low))) / (place(np.array(high)) - place(np.array(low))))

@@ -7,7 +7,8 @@ import pytest
 from helpers.support import agent, algorithm, check_tensors, context
 
 from evorl.config import Schedule, ScheduledMutation
-from evorl.evolution.selection import evolve, follow
+from evorl.evolution.schedule import follow
+from evorl.evolution.selection import evolve
 from evorl.population.initial import check_description
 from evorl.types import Mutation, UserError
 

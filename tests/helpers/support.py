@@ -36,9 +36,9 @@ from evorl.replay.samplers import Agreement, SamplerSettings, UniformSampler
 from evorl.replay.storage import Storage
 from evorl.replay.transitions import ObservationStatistics, ReplayExperience, ReplaySettings
 from evorl.replay.windows import OneStep
-from evorl.runs.directory import sign_code
 from evorl.runs.launch import read_config
 from evorl.runs.program import run_program
+from evorl.runs.trust import sign_code
 from evorl.seeding import torch_generator
 from evorl.system.stopwatch import Stopwatch
 from evorl.types import Agent, AgentState, Batch, PolicyOutput, UserError

@@ -12,7 +12,8 @@ from helpers.support import lines
 
 from evorl.runs.json_lines import JsonLines, members_of, row_of
 from evorl.runs.lineage import ancestry
-from evorl.runs.read import Table, columns, read_overview, read_run
+from evorl.runs.read import read_overview, read_run
+from evorl.runs.table import Table, columns
 from evorl.system.files import read_lines, read_lines_backwards
 from evorl.types import UserError
 

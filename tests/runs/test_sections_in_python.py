@@ -15,7 +15,7 @@ from pydantic import BaseModel
 import evorl
 from evorl.algorithms import SETTINGS
 from evorl.config import AlgorithmSettings, validate
-from evorl.config.docs import section_in
+from evorl.config.errors import section_in
 from evorl.config.schema import Config, Schedule, ScheduledMutation
 from evorl.config.yaml import configuration_file, read_settings
 from evorl.runs import train

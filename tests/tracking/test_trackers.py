@@ -26,7 +26,7 @@ from tensorboard.summary.writer import event_file_writer
 from evorl.tracking import TRACKERS, Trackers
 from evorl.tracking import wandb as wandb_tracker
 from evorl.tracking.tensorboard import TensorBoard
-from evorl.tracking.tracker import AgentRecord, Node, Record
+from evorl.tracking.tracker import AgentRecord, Node, Record, run_id
 from evorl.types import EvorlWarning
 
 HISTORY = [Record(number, 10 * number, {"x": -number, "time/training": number}) for number in range(1, 8)]
@@ -158,11 +158,11 @@ def test_tensorboard_forgets_what_is_rerun_and_learns_what_it_missed(tmp_path, m
 def test_a_damaged_run_id_is_drawn_anew_and_told(tmp_path, content):
     path = tmp_path / "tracking.json"
     path.write_bytes(content)
-    with pytest.warns(EvorlWarning, match=r"tracking\.json: .*W&B gets a new run") as caught:
-        drawn = wandb_tracker.run_id(tmp_path)
+    with pytest.warns(EvorlWarning, match=r"tracking\.json: .*the tracker gets a new run") as caught:
+        drawn = run_id(tmp_path)
     assert len(caught) == 1
     assert re.fullmatch("[a-z0-9]{1,64}", drawn)
-    assert wandb_tracker.run_id(tmp_path) == drawn
+    assert run_id(tmp_path) == drawn
 
 
 def test_a_line_is_named_after_its_last_mutation():
@@ -174,7 +174,7 @@ def test_a_line_is_named_after_its_last_mutation():
 
 def test_run_ids_are_kept_and_differ(tmp_path):
     (tmp_path / "other").mkdir()
-    assert wandb_tracker.run_id(tmp_path) == wandb_tracker.run_id(tmp_path) != wandb_tracker.run_id(tmp_path / "other")
+    assert run_id(tmp_path) == run_id(tmp_path) != run_id(tmp_path / "other")
 
 
 class Server(http.server.ThreadingHTTPServer):

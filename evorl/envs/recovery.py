@@ -1,0 +1,202 @@
+"""A vector environment that survives errors: it is recreated when it raises, and running episodes can be resumed.
+
+Axes: N environment copies. An error in one copy of a `sync` or `async` environment, or of a game, concerns that copy
+alone (`Guard`, `GameVector`); an error in a native vector environment, or in a worker process, concerns all of them
+(`RecoveringVector`).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+from numpy.typing import NDArray
+
+from evorl.config import Environment
+from evorl.config.errors import shown
+from evorl.envs.closing import close_vector
+from evorl.envs.continuation import PlainEpisodes, Vector, continuation, is_plain
+from evorl.envs.envpool import EnvPool
+from evorl.envs.faults import FAILURES, FAULT, FIRST, PLACE, restart
+from evorl.envs.games import GameVector
+from evorl.envs.guard import FINDING, Start
+from evorl.envs.spaces import Copies
+from evorl.envs.vector import make_vector, stacked_frames
+from evorl.system.plugins import place, without_place
+from evorl.system.signals import held_signal
+from evorl.types import EvorlWarning, Flags, UserError
+
+FINAL = "final_info"
+"""Info key under which a same-step autoreset stores the info of episodes that ended in this step."""
+
+
+class RecoveringVector:
+    """A vector environment `env` of N `copies` that is recreated when it raises.
+
+    Each copy may raise `settings.max_restarts` times in a run. A UserError propagates: a restart does not fix the
+    user's mistake. If `continued`, it records what another process needs to replay its episodes, provided that this
+    kind of environment supports it.
+    """
+
+    def __init__(self, settings: Environment, copies: Copies, *, continued: bool = False) -> None:
+        self._settings = settings
+        self._copies = copies
+        self._seed = 0
+        self._failures = np.zeros(copies.count, dtype=np.int64)
+        self._reported_places: set[str] = set()
+        self.findings: list[str] = []
+        """Findings on the first results of the environment, each once."""
+        self.differing: list[Mapping[str, Any]] = []
+        """The keyword arguments of each copy; empty if they do not differ."""
+        self.env: Vector = make_vector(settings, copies.count)
+        atari = stacked_frames(settings) > 0
+        self.continuation = continuation(self.env, copies.count, atari) if continued else None
+
+    @property
+    def restarts(self) -> dict[str, Any]:
+        """The seed of the next restart of all copies and the failures of each, JSON-compatible."""
+        return {"seed": self._seed, "failures": self._failures.tolist()}
+
+    @restarts.setter
+    def restarts(self, told: Mapping[str, Any]) -> None:
+        """Raises UserError for values that `restarts` cannot have."""
+        try:
+            seed, failures = int(told["seed"]), np.array(told["failures"], dtype=np.int64)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise UserError("the running episodes: their restarts are missing or damaged") from error
+        if not 0 <= seed < 2**31 or failures.shape != self._failures.shape or failures.min() < 0:
+            raise UserError("the running episodes: their restarts are those of other environments")
+        self._seed, self._failures = seed, failures
+
+    def differ(self, differing: Sequence[Mapping[str, Any]]) -> bool:
+        """Set keyword arguments per copy; return whether the environments were recreated and so need a reset.
+
+        Raises UserError if an environment rejects them or if they change its spaces.
+        """
+        if list(differing) == self.differing:
+            return False
+        before = self.env
+        after = make_vector(self._settings, self._copies.count, differing)
+        close_vector(before, self._settings.id)
+        self.env, self.differing = after, list(differing)
+        if (after.single_observation_space, after.single_action_space) != (
+            before.single_observation_space,
+            before.single_action_space,
+        ):
+            raise UserError(f"environment.kwargs: {self._settings.id} has different spaces with {shown(differing[0])}")
+        return True
+
+    def reset(self, seed: int | Sequence[int]) -> Start:
+        """Reset all copies, copy i with `seed` + i or with seeds [N]; return the observations and the info."""
+        seeds = [] if isinstance(seed, int) else [number % 2**31 for number in seed]
+        self._seed = seed % 2**31 if isinstance(seed, int) else seeds[0]
+        try:
+            observation, info = self.env.reset(seed=self._seeds(seeds))
+        except UserError:
+            raise
+        except Exception as error:
+            observation, info = self._start_over(error)
+        else:
+            self._note_seeds(seeds)
+        self.faulty(info)
+        return observation, info
+
+    def step(self, actions: NDArray[Any]) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Step the vector environment; if it raised, return first observations, zero rewards and no episode ends."""
+        if self.continuation is not None and self.continuation.journal is not None:
+            self.continuation.journal.add(actions)
+        try:
+            return self.env.step(actions)
+        except UserError:
+            raise
+        except Exception as error:
+            observation, info = self._start_over(error)
+            none = np.zeros(self._copies.count)
+            return observation, none, none.astype(bool), none.astype(bool), info
+
+    def faulty(self, info: dict[str, Any]) -> Flags | None:
+        """The copies [N] that raised in a step or reset, reported once per place in the user's code; None without any.
+
+        Raises UserError if a copy raised too often, or if its first reset or step raises reproducibly.
+        """
+        # A step that ends an episode has its info under FINAL.
+        for found in (info, info.get(FINAL)):
+            if isinstance(found, Mapping) and FINDING in found:
+                told = [str(each) for each in found[FINDING] if each]
+                self.findings += [each for each in dict.fromkeys(told) if each not in self.findings]
+        if FAULT not in info:
+            return None
+        faulty = np.asarray(info[f"_{FAULT}"], dtype=bool)
+        self._failures += np.where(faulty, info[FAILURES], 0)
+        at_first = np.asarray(info.get(f"_{FIRST}", False))
+        beyond = faulty & (self._failures > self._settings.max_restarts)
+        copies = np.flatnonzero(at_first if at_first.any() else beyond if beyond.any() else faulty)
+        what, where = f"{self._copies.names(copies)} raised {info[FAULT][copies[0]]}", str(info[PLACE][copies[0]])
+        if at_first.any():
+            first = f"in its first {info[FIRST][copies[0]]}, and again when it was made anew with the same seed"
+            raise UserError(f"environment.id: {what}{where} {first}")
+        if beyond.any():
+            restarts = self._settings.max_restarts
+            raise UserError(
+                f"environment.max_restarts: {what}{where}; after {restarts} restarts, the maximum for each copy"
+            )
+        once = "" if where in self._reported_places else where
+        self._reported_places.add(where)
+        warnings.warn(f"{what}{once}; restarted; an episode that had not ended is dropped", EvorlWarning, stacklevel=3)
+        return faulty
+
+    def begin(self, copies: Flags) -> Start | None:
+        """Record where episodes started [N]; return new observations and info if copies were reset again, else None."""
+        if self.continuation is None or not np.count_nonzero(copies):
+            return None
+        return self.continuation.begin(self.env, copies)
+
+    def close(self) -> None:
+        """Close all copies within a deadline; copies that raise or hang are reported."""
+        close_vector(self.env, self._settings.id)
+
+    def _note_seeds(self, seeds: Sequence[int]) -> None:
+        """Record that all copies were reset with these seeds [N], or if empty, with consecutive seeds."""
+        # A reset may give an environment attributes that cannot be saved.
+        if isinstance(self.continuation, PlainEpisodes) and not is_plain(self.env):
+            self.continuation = None
+        if self.continuation is not None:
+            self.continuation.reset(self.env, seeds or range(self._seed, self._seed + self._copies.count))
+
+    def _seeds(self, seeds: Sequence[int]) -> Any:
+        """The seed argument of a vector environment's reset: most native ones accept only a single seed."""
+        if seeds and isinstance(self.env, SyncVectorEnv | AsyncVectorEnv | EnvPool | GameVector):
+            return list(seeds)
+        return np.array(seeds) if seeds and stacked_frames(self._settings) else self._seed
+
+    def _start_over(self, error: Exception) -> Start:
+        """Recreate all copies after an error in the whole vector environment, and start new episodes."""
+        if held_signal() is not None:
+            # A signal to the process group has ended the workers: the state of restarted copies must not be saved.
+            raise error
+        error, failures, start = restart(error, self._settings.max_restarts, self._seed, self._begin_anew)
+        if start is None:
+            self.close()
+        observation, info = (None, {}) if start is None else start
+        count = self._copies.count
+        return observation, {
+            **info,
+            FAULT: np.full(count, without_place(error), dtype=object),
+            PLACE: np.full(count, place(error), dtype=object),
+            f"_{FAULT}": np.ones(count, dtype=bool),
+            FAILURES: info.get(FAILURES, 0) + np.full(count, failures),
+        }
+
+    def _begin_anew(self, seed: int) -> Start:
+        """Recreate all copies; return the first observations of their new episodes, and the info."""
+        self._seed = seed
+        self.close()
+        before, self.env = self.env, make_vector(self._settings, self._copies.count, self.differing)
+        if isinstance(self.env, GameVector):
+            self.env.take_over(before)
+        start = self.env.reset(seed=seed)
+        self._note_seeds(())
+        return start
