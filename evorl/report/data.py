@@ -411,36 +411,21 @@ def _at(
     drawn = set(shown)
     for place in sorted(drawn | at_changes.keys()):
         row = metrics.at(offsets[place], Settings.__dataclass_fields__ if place in drawn else ["mutations"])
+        number, mutations = generations[place].generation, row["mutations"]
         start, end = (int(edge) for edge in lives.starts[place : place + 2])
-
-        def stage(
-            life: int, settings: Settings | None, row: Row = row, start: int = start, place: int = place
-        ) -> Stage:
-            origin = int(lives.origin[life])
-            kind, _, detail = str(row["mutations"][life - start]).partition(" (")
-            same = origin >= 0 and lives.id[origin] == lives.id[life]
-            value = float(lives.fitness[life])
-            return Stage(
-                generation=generations[place].generation,
-                id=int(lives.id[life]),
-                parent=int(lives.id[origin]) if origin >= 0 and not same else None,
-                parent_generation=None,
-                mutation=SAME if same else Mutation(kind, detail.removesuffix(")")),
-                hyperparameters={} if settings is None else settings.hyperparameters[life - start],
-                architectures={} if settings is None else settings.architectures[life - start],
-                fitness=None if np.isnan(value) else value,
-            )
-
         if place in at_changes:
-            found["changed"].append(stage(at_changes[place], None))
+            life = at_changes[place]
+            found["changed"].append(_stage(lives, life, number, mutations[life - start]))
         if place not in drawn:
             continue
         settings = SETTINGS.validate_python(row)
         if not len(settings.hyperparameters) == len(settings.architectures) == end - start:
-            raise ValueError(f"generation {generations[place].generation} has settings of another number of agents")
-        found["sample"] += [stage(start + int(one), settings) for one in rng.permutation(end - start)[:each]]
+            raise ValueError(f"generation {number} has settings of another number of agents")
+        members = [int(one) for one in rng.permutation(end - start)[:each]]
+        found["sample"] += [_stage(lives, start + one, number, mutations[one], settings, one) for one in members]
         if place in path:
-            found["path"].append(stage(path[place], settings))
+            one = path[place] - start
+            found["path"].append(_stage(lives, path[place], number, mutations[one], settings, one))
         values = {"fitness": lives.fitness[start:end].tolist()}
         used = [{name: use(name, value) for name, value in each.items()} for each in settings.hyperparameters]
         values |= _columns("hyperparameters", used)
@@ -451,6 +436,26 @@ def _at(
             bands[name] += [np.full(len(QUANTILES), np.nan)] * (shown.index(place) - len(bands[name]))
             bands[name].append(quantiles)
     return {**found, "bands": {name: np.array(rows) for name, rows in bands.items()}}
+
+
+def _stage(
+    lives: Lives, life: int, generation: int, mutation: object, settings: Settings | None = None, place: int = 0
+) -> Stage:
+    """A life of an agent as a stage of a lineage, with the settings at `place` of its generation's, if given."""
+    origin = int(lives.origin[life])
+    kind, _, detail = str(mutation).partition(" (")
+    same = origin >= 0 and lives.id[origin] == lives.id[life]
+    value = float(lives.fitness[life])
+    return Stage(
+        generation=generation,
+        id=int(lives.id[life]),
+        parent=int(lives.id[origin]) if origin >= 0 and not same else None,
+        parent_generation=None,
+        mutation=SAME if same else Mutation(kind, detail.removesuffix(")")),
+        hyperparameters={} if settings is None else settings.hyperparameters[place],
+        architectures={} if settings is None else settings.architectures[place],
+        fitness=None if np.isnan(value) else value,
+    )
 
 
 def units_of(architectures: Mapping[str, Architecture]) -> dict[str, float]:

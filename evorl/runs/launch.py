@@ -332,6 +332,24 @@ def check(config: AnyConfig, trains: bool = True, ranks: int | None = None) -> A
 
     Requirements of training are checked only if the run `trains`. By default, `ranks` are those of this launch.
     """
+    ranks = ranks or int(os.environ.get("WORLD_SIZE", "1"))
+    _check_names(config)
+    if trains:
+        _check_training(config, ranks)
+    size = config.population.size
+    if config.population.placement == "sharded" and size % ranks:
+        raise UserError(
+            f"population.size: {size} agents cannot be divided over {ranks} processes with population.placement: "
+            f"sharded; use a multiple of {ranks}"
+        )
+    _check_game(config, trains)
+    _check_environment_ranges(config)
+    _try_environment(config, trains, ranks)
+    return config
+
+
+def _check_names(config: AnyConfig) -> None:
+    """Raise UserError unless all names in registries are known."""
     check_name("network.name", config.network.name, NETWORKS)
     check_name("network.activation", config.network.activation, ACTIVATIONS)
     if config.network.recurrent:
@@ -343,37 +361,36 @@ def check(config: AnyConfig, trains: bool = True, ranks: int | None = None) -> A
         check_name("evolution.architecture.activations", activation, ACTIVATIONS)
     for backend in config.tracking.backends:
         check_name("tracking.backends", backend, TRACKERS)
-        if trains and backend in EXTRAS:
+
+
+def _check_training(config: AnyConfig, ranks: int) -> None:
+    """Raise UserError unless the packages, the strategy and the directory of a run are there, and deadlines fit."""
+    for backend in config.tracking.backends:
+        if backend in EXTRAS:
             require(backend, f"tracking.backends: {backend}")
-    if trains and config.evolution.strategy is not None:
+    if config.evolution.strategy is not None:
         load_strategy(config.evolution.strategy)
-    if trains:
-        check_exclusions(config)
-        _refuse_what_agents_carry(config)
-    if trains and config.tracking.video:
+    check_exclusions(config)
+    _refuse_what_agents_carry(config)
+    if config.tracking.video:
         check_encoder("tracking.video")
     try:
-        if trains and config.run.directory.exists() and not config.run.directory.is_dir():
+        if config.run.directory.exists() and not config.run.directory.is_dir():
             raise UserError(f"run.directory: {config.run.directory} is not a directory")
     except OSError as error:
         raise UserError(f"run.directory: {error.strerror}: {config.run.directory}") from error
-    ranks, size = ranks or int(os.environ.get("WORLD_SIZE", "1")), config.population.size
-    if config.population.placement == "sharded" and size % ranks:
-        raise UserError(
-            f"population.size: {size} agents cannot be divided over {ranks} processes with population.placement: "
-            f"sharded; use a multiple of {ranks}"
-        )
-    if trains and ranks > 1 and config.tracking.backends and config.tracking.timeout >= config.run.timeout:
+    if ranks > 1 and config.tracking.backends and config.tracking.timeout >= config.run.timeout:
         raise UserError(
             f"tracking.timeout: the main process may wait {config.tracking.timeout:g} s for a tracker, and the others "
             f"wait {config.run.timeout:g} s for it (run.timeout); lower tracking.timeout, or raise run.timeout"
         )
-    _check_game(config, trains)
-    _check_environment_ranges(config)
+
+
+def _try_environment(config: AnyConfig, trains: bool, ranks: int) -> None:
+    """Raise UserError unless the algorithm fits the environment, whose first step is tried; warn of its findings."""
+    copies = 1 if config.population.placement == "sharded" else ranks
     with Environments(config.environment, agents=1, num_envs=1) as one:
-        algorithm, copies = make_algorithm(config, one.interface), ranks
-        if config.population.placement == "sharded":
-            copies = 1
+        algorithm = make_algorithm(config, one.interface)
         algorithm.pace(copies)
         if trains:
             check_population_size(config, algorithm)
@@ -386,8 +403,7 @@ def check(config: AnyConfig, trains: bool = True, ranks: int | None = None) -> A
         findings = one.try_step()
     if is_first_rank():
         for finding in findings:
-            warnings.warn(f"environment.id: {finding}", EvorlWarning, stacklevel=2)
-    return config
+            warnings.warn(f"environment.id: {finding}", EvorlWarning, stacklevel=3)
 
 
 def _check_game(config: AnyConfig, trains: bool) -> None:

@@ -12,7 +12,8 @@ from helpers import faults
 from helpers.support import train
 
 from evorl.config import Environment
-from evorl.envs import Environments, closing, vector
+from evorl.envs import Environments, closing
+from evorl.envs.faults import restart
 from evorl.types import EvorlWarning, UserError
 
 AGENTS, ENVS = 2, 2
@@ -269,7 +270,7 @@ def test_a_restart_takes_a_new_seed_in_each_attempt_up_to_the_limit(failing, fai
             raise ValueError(len(seeds))
         return "observation", {}
 
-    error, count, start = vector.restart(RuntimeError("at first"), 3, 7, begin_anew)
+    error, count, start = restart(RuntimeError("at first"), 3, 7, begin_anew)
     assert (count, start) == (failures, ("observation", {}) if restarted else None)
     assert isinstance(error, ValueError if failing else RuntimeError)
     assert len({7, *seeds}) == 1 + len(seeds)
@@ -312,7 +313,7 @@ def test_a_process_that_dies_too_often_ends_the_run_and_leaves_no_process(monkey
     silently(made, 5)
     # Time for three of the four to end; the deadline comes while the last one is waited for.
     now = iter([0.0, 0.0, 0.0, 0.0])
-    monkeypatch.setattr(vector, "time", SimpleNamespace(monotonic=lambda: next(now, 1e9)))
+    monkeypatch.setattr(closing, "time", SimpleNamespace(monotonic=lambda: next(now, 1e9)))
     monkeypatch.setattr("evorl.envs.closing.END_WITHIN", 60.0)
     with pytest.raises(UserError, match=r"environment.max_restarts: environment 0 of agent 0 and 3 more"):
         made.step(ACT)
