@@ -619,7 +619,7 @@ class Tracking(Section):
     """W&B: `auto` is online where there is a key, else offline."""
     video: bool = False
     """Film an episode of each new best agent, up to 5,000 steps of it: `videos/` in the run's directory, and W&B shows
-    it. Needs `.[video]`."""
+    it. Needs the extra `video`."""
     interval: Seconds = 10.0
     """Seconds between points logged within a generation, which cover the main process's environments."""
     exclude: tuple[Text, ...] = ()
