@@ -344,7 +344,7 @@ class ActionMasks:
         for a wrong size.
         """
         final = info.get("final_info", {})
-        if not (MASK in final and final[f"_{MASK}"][copy]):
+        if MASK not in final or not final.get(f"_{MASK}", np.ones(self._copies.count, dtype=bool))[copy]:
             return np.asarray(True)
         mask = np.asarray(final[MASK][copy], dtype=bool)
         self._check_size(mask.size)

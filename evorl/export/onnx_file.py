@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from evorl.algorithms import make_algorithm
+from evorl.envs.spaces import choices
 from evorl.export.network import ActingAgent
 from evorl.runs.loaded import LoadedAgent
 from evorl.system.extras import require
@@ -127,8 +128,8 @@ def _given(
     mask = None
     if acting.masked:
         mask = rng.random((batch, acting.masked)) < 0.7
-        # At least one action must be valid.
-        mask |= ~mask.any(1, keepdims=True)
+        for choice in np.split(mask, np.cumsum(choices(loaded.action_space))[:-1], axis=1):
+            choice |= ~choice.any(1, keepdims=True)  # A view: each choice must have an allowed action.
     return observation, mask, acting.given(observation, mask, None)
 
 

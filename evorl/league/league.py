@@ -115,8 +115,9 @@ class League:
             games[fixture.second, fixture.first] += 1
         total, played = points.sum(1), games.sum(1)
         mean = np.divide(total, played, out=np.full(count, 0.5), where=played > 0)
-        # Without an archive the best agent is about to become its first member.
-        anchor = first if past else int(np.argmax(mean[:first]))
+        # Without an archive the best agent is about to become its first member, unless its numbers are not finite.
+        able = [place for place, agent in enumerate(trained) if agent.fault is None] or range(first)
+        anchor = first if past else max(able, key=lambda place: (mean[place], -place))
         elo, errors = ratings(points, games, anchor)
         here = slice(0, first + past)
         self.standings = Standings(

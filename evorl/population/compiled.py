@@ -110,9 +110,11 @@ class Compiler:
         except Exception as error:  # Compilers may raise anything.
             self.enabled = False
             reason = message_of(error, 200)
-            if self._speaks and not self._is_auto:
+            has_compiled = any(known is not None for known in self._functions.values())
+            if self._speaks and (has_compiled or not self._is_auto):
                 message = f"training.compile: this machine cannot compile, so updates run without it ({reason})"
-                warnings.warn(message, EvorlWarning, stacklevel=2)
+                later = "; a resume that can compile will not be bit-exact" if has_compiled else ""
+                warnings.warn(message + later, EvorlWarning, stacklevel=2)
             return None
         if self._speaks and is_new:
             agents, seconds = len(batch.weight), time.perf_counter() - started

@@ -170,6 +170,7 @@ def test_a_last_mask_that_allows_no_action_allows_all():
     given = np.array([[1, 0, 0, 1], [1, 1, 0, 0], [0, 0, 0, 0]])
     info = {"final_info": {MASK: given, f"_{MASK}": np.array([True, True, False])}}
     assert [masks.last(info, copy).tolist() for copy in range(3)] == [[True, False, False, True], True, True]
+    assert masks.last({"final_info": {MASK: given}}, 0).tolist() == [True, False, False, True], "given for all copies"
     with pytest.raises(UserError, match="masks of 3 actions; its space has 4"):
         masks.last({"final_info": {MASK: given[:, :3], f"_{MASK}": np.ones(3, dtype=bool)}}, 0)
 

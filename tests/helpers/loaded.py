@@ -18,6 +18,7 @@ SPACES = {
     "choices": ("Done-v0", "{kind: choices}"),
     "continuous": ("Done-v0", "{kind: continuous}"),
     "masks": ("Masked-v0", "{}"),
+    "masked choices": ("helpers.probes:MaskedChoices-v0", "{}"),
     "memory": ("Recall-v0", "{}"),
 }
 A2C = "algorithm={name: a2c, rollout_steps: 16}"
@@ -47,7 +48,8 @@ def fresh_run(path, file, *overrides):
 def spaces_run(path, kind):
     """The same for each kind of space."""
     id, kwargs = SPACES[kind]
-    environment = f"environment={{id: 'helpers.spaces:{id}', kwargs: {kwargs}}}"
+    id = id if ":" in id else f"helpers.spaces:{id}"
+    environment = f"environment={{id: '{id}', kwargs: {kwargs}}}"
     recurrent = ("network.recurrent=lstm", "network.recurrent_size=8") if kind == "memory" else ()
     recurrent += ("network.convolutions=[{channels: 4, kernel: 3}]",)
     return fresh_run(path, SMALL, "replay={}", A2C, environment, *recurrent)

@@ -224,6 +224,18 @@ def test_all_pairs_play_the_same_seeds_from_both_seats(monkeypatch):
     assert {*seeds} == {each.seed for each in fixtures}
 
 
+def test_the_first_archived_agent_is_rated_0_where_the_best_one_learns_no_more(monkeypatch):
+    """Ratings are compared with it in all later generations."""
+    here, agents = league()
+    wins = {(0, 1): 1.0, (1, 0): 0.25, (0, 2): 1.0, (2, 0): 0.0, (1, 2): 1.0, (2, 1): 0.5}
+    monkeypatch.setattr(here, "_results", lambda entrants, fixtures, _: [wins[each[:2]] for each in fixtures])
+    agents[0].fault = "its loss is not finite"
+    here.evaluate(agents, 1)
+    assert here.admit(agents, 1)
+    assert here.standings.archive == (agents[1].id,)
+    assert here.standings.ratings[1] == here.standings.ratings[3] == 0.0
+
+
 def test_matches_of_new_agents_end_as_chance_has_it_and_can_be_repeated():
     """Of random moves the first seat wins a sixth: by c = b, where b is neither a nor the right reply."""
     here, agents = league(size=2)

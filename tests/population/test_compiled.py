@@ -92,6 +92,33 @@ def test_where_a_machine_cannot_compile_it_says_so_once_and_goes_on(monkeypatch)
     assert torch.equal(found, trained(None, dqn))
 
 
+@pytest.mark.parametrize("mode", [True, "auto"])
+def test_a_machine_that_can_no_longer_compile_says_that_a_resume_will_differ(mode, monkeypatch):
+    compiled = []
+
+    def once(traced, inputs):
+        if compiled:
+            raise OSError("No space left on device")
+        compiled.append(inputs)
+        return traced
+
+    monkeypatch.setattr("evorl.population.compiled._optimised", once)
+    dqn, compiler = with_objective(algorithm(), report_every=100), Compiler(mode, any_widths=False)
+
+    def train_some(size):
+        agents = [agent(id=id, dqn=dqn) for id in range(size)]
+        for each in agents:
+            each.state.updates = dict.fromkeys(each.state.updates, AUTO_UPDATES)
+        learner = population(agents, dqn, compiler=compiler)
+        for _ in range(2):  # The first reports metrics, and so is not compiled.
+            learner.update(batch(agents))
+
+    train_some(1)
+    assert compiled
+    with pytest.warns(EvorlWarning, match=r"No space left on device\); a resume that can compile will not be"):
+        train_some(2)
+
+
 def test_a_batch_that_lies_otherwise_in_memory_has_a_function_of_its_own(compilations):
     dqn = with_objective(algorithm(), report_every=100)
     agents = [agent(id=id, dqn=dqn) for id in range(2)]
