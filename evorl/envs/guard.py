@@ -13,12 +13,7 @@ from numpy.typing import NDArray
 
 from evorl.envs.closing import close_in_time
 from evorl.envs.continuation import generator_state, set_generator_state
-from evorl.envs.diagnosis import (
-    check_start,
-    check_step,
-    overwritten,
-    refuse_old_interface,
-)
+from evorl.envs.diagnosis import check_start, check_step, overwritten, refuse_old_interface
 from evorl.envs.faults import FIRST, fault, restart
 from evorl.envs.spaces import MASK
 from evorl.system.plugins import place

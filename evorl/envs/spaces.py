@@ -346,7 +346,7 @@ class ActionMasks:
         final = info.get("final_info", {})
         if MASK not in final or not final.get(f"_{MASK}", np.ones(self._copies.count, dtype=bool))[copy]:
             return np.asarray(True)
-        mask = np.asarray(final[MASK][copy], dtype=bool)
+        mask = np.asarray(final[MASK][copy], dtype=bool).reshape(-1)
         self._check_size(mask.size)
         allowed = allows_each_choice(mask, self._sizes)
         return mask if allowed else np.asarray(True)

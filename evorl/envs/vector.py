@@ -20,12 +20,7 @@ from numpy.typing import NDArray
 from evorl.config import Environment
 from evorl.config.errors import shown
 from evorl.envs.continuation import Vector
-from evorl.envs.diagnosis import (
-    NOT_GYMNASIUM,
-    check_spaces,
-    why_not_gymnasium,
-    why_unknown,
-)
+from evorl.envs.diagnosis import NOT_GYMNASIUM, check_spaces, why_not_gymnasium, why_unknown
 from evorl.envs.envpool import THREADS, EnvPool
 from evorl.envs.games import GameVector, is_game
 from evorl.envs.guard import Guard

@@ -215,10 +215,7 @@ def sample_hyperparameters(
 
 
 def sample_sizes(
-    shape: Architecture,
-    limits: ArchitectureLimits,
-    rng: np.random.Generator,
-    center: Mapping[str, int],
+    shape: Architecture, limits: ArchitectureLimits, rng: np.random.Generator, center: Mapping[str, int]
 ) -> Architecture:
     """Draw units and channels, for the same number of layers.
 

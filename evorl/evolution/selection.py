@@ -10,10 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evorl.config import Evolution, Selection
-from evorl.evolution.mutation import (
-    Context,
-    mutate,
-)
+from evorl.evolution.mutation import Context, mutate
 from evorl.evolution.schedule import follow
 from evorl.types import MIGRATED, MIGRATION, RESTORED, Agent, Mutation
 

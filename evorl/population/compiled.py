@@ -69,7 +69,7 @@ class Compiler:
     """
 
     def __init__(self, mode: Literal["auto"] | bool, speaks: bool = True, any_widths: bool = True) -> None:
-        """With `auto`, compile only where it pays off, and do not warn if the machine cannot compile."""
+        """With `auto`, compile only where it pays off, and warn only if the machine could compile before."""
         self.enabled = mode is not False
         self._is_auto = mode == "auto"
         self._speaks = speaks

@@ -1,4 +1,4 @@
-"""Whether to trust the code that a run names: its owner launched it here, or allows it."""
+"""Which code a run names, and whether to execute it: only if this user launched the run here, or allows its code."""
 
 from __future__ import annotations
 

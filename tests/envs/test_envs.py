@@ -171,6 +171,8 @@ def test_a_last_mask_that_allows_no_action_allows_all():
     info = {"final_info": {MASK: given, f"_{MASK}": np.array([True, True, False])}}
     assert [masks.last(info, copy).tolist() for copy in range(3)] == [[True, False, False, True], True, True]
     assert masks.last({"final_info": {MASK: given}}, 0).tolist() == [True, False, False, True], "given for all copies"
+    in_rows = masks.last({"final_info": {MASK: given.reshape(3, 2, 2)}}, 0)
+    assert in_rows.tolist() == [True, False, False, True], "a row for each choice"
     with pytest.raises(UserError, match="masks of 3 actions; its space has 4"):
         masks.last({"final_info": {MASK: given[:, :3], f"_{MASK}": np.ones(3, dtype=bool)}}, 0)
 

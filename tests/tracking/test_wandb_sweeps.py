@@ -11,7 +11,7 @@ from helpers.support import ROOT, SMALL
 
 from evorl.__main__ import main
 from evorl.config.yaml import configuration_file, plain_assignments, read_settings
-from evorl.tracking.wandb import run_id
+from evorl.tracking.tracker import run_id
 
 CHOSEN = {"algorithm.learning_rate": {"value": 0.002}, "evolution.mutation.hyperparameters": {"value": 0.0}}
 
