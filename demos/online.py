@@ -29,6 +29,7 @@ from evorl.runs.launch import load_config
 from evorl.runs.metrics import gather_metrics
 from evorl.runs.program import run_program
 from evorl.runs.run import Run
+from evorl.seeding import seed_process
 from evorl.system.stopwatch import Stopwatch
 
 DEFAULT_CONFIG = Path(__file__).parent.parent / "configs" / "training" / "dqn.yaml"
@@ -38,6 +39,7 @@ def main(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Run:
     config = load_config(arguments, DEFAULT_CONFIG, asynchronous=False)
     ranks = Ranks(config.run.timeout)
     announce(config, ranks)
+    seed_process(config.seed, ranks.rank)
     placement = Placement(ranks, config.population.placement, config.population.size)
     stopwatch = Stopwatch()
 

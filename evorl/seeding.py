@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import zlib
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -29,6 +32,33 @@ def torch_generator(
 def numpy_generator(seed: int, *, generation: int, rank: int, purpose: str) -> np.random.Generator:
     """Return a NumPy generator for one purpose in one generation on one rank."""
     return np.random.default_rng(derive_seed(seed, generation=generation, rank=rank, purpose=purpose))
+
+
+def seed_global_generators(seed: int) -> None:
+    """Seed this process's global generators of Python, NumPy and torch (on the CPU), from which environments may draw.
+
+    Processes are forked with equal states of these, so copies of such an environment would repeat each other.
+    """
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed takes 670 us instead of 4.
+
+
+def seed_process(seed: int, rank: int, process: str = "rank") -> None:
+    """Seed the global generators of a process that is about to create environments, whose constructors may draw."""
+    seed_global_generators(derive_seed(seed, generation=0, rank=rank, purpose=f"process: {process}"))
+
+
+@contextlib.contextmanager
+def global_generators_restored() -> Iterator[None]:
+    """Restore the states of the global generators after a block that seeds them."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+        torch.set_rng_state(states[2])
 
 
 def numpy_state(generator: np.random.Generator) -> Tensor:

@@ -22,7 +22,7 @@ from evorl.envs import Environments
 from evorl.envs.vector import for_actor
 from evorl.population import Policy
 from evorl.population.learner import split_states
-from evorl.seeding import derive_seed
+from evorl.seeding import derive_seed, seed_process
 from evorl.system.closing import Closing
 from evorl.system.console import warnings_on_one_line
 from evorl.system.formats import decode_tensors, encode_tensors
@@ -127,6 +127,7 @@ class Actor(Closing):
         self._mine = range(index * self._settings.queue, (index + 1) * self._settings.queue)
         self._board = Board(self._settings.count, SharedMemory(board), lock)
         self._memory = SharedMemory(memory)
+        seed_process(config.seed, self._rank, f"actor {index}, attempt {attempt}")
         environment = for_actor(config.environment, self._settings.count)
         # Only lockstep saves episodes; those of a pool end with the generation, and actors are not resumed within one.
         continued = self._settings.lockstep and environment.vectorization != "envpool"

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from evorl.algorithms import make_algorithm
+from evorl.config import AnyConfig
 from evorl.config.errors import on_one_line
 from evorl.config.fields import RETURN
 from evorl.envs import Environments
 from evorl.envs.games import is_game
 from evorl.envs.vector import for_evaluation
 from evorl.population import Policy, check_agents
-from evorl.population.evaluation import MAX_COPIES, evaluate, reported_keys
+from evorl.population.evaluation import MAX_COPIES, EpisodeResults, evaluate, reported_keys
 from evorl.runs.champion import Score
 from evorl.runs.directory import load_elite, saved_config
 from evorl.runs.hub import local_run
@@ -25,6 +26,7 @@ from evorl.runs.opponents import Task, kept_benchmark
 from evorl.runs.trust import is_own, refuse_code
 from evorl.seeding import numpy_generator, torch_generator
 from evorl.system.console import digits
+from evorl.types import Agent
 
 PURPOSE = "evaluation of the elite"
 """A separate purpose makes these episodes differ from all episodes of the run, even with the run's seed."""
@@ -39,8 +41,9 @@ def evaluate_run(parsed: argparse.Namespace) -> None:
     ends = f"min {digits(result['min'])}, max {digits(result['max'])}"
     spread = "" if result["std"] is None else f" (standard deviation {digits(result['std'])}, {ends})"
     score = Score(result["episodes"], result["mean"], result["std"])
+    described = score.described(repeats=result["episodes_repeat"])
     print(
-        f"agent {result['agent']} of {on_one_line(str(result['run']))}: mean return {score.described()}{spread}"
+        f"agent {result['agent']} of {on_one_line(str(result['run']))}: mean return {described}{spread}"
         + "".join(f"; mean {name} {mean:.3g}" for name, mean in result.get("terms", {}).items() if name != RETURN)
     )
 
@@ -49,8 +52,9 @@ def evaluate_elite(run: Path, episodes: int, seed: int, allow_code: bool = False
     """Evaluate a run's best agent on fresh episodes, without exploration. Raises UserError.
 
     In the result, `returns` are in the order of `seeds_of`, and `std` is their sample standard deviation; it and the
-    standard error are None for one episode. If fitness is more than the return, `terms` has the mean of the return and
-    of each other term.
+    standard error are None for one episode. `episodes_repeat` is True if episodes that began together in several copies
+    were identical; those of the result were then played one after another in one copy. If fitness is more than the
+    return, `terms` has the mean of the return and of each other term.
     """
     with local_run(run) as path:
         return {"run": str(run), **_evaluated(path, episodes, seed, allow_code)}
@@ -62,19 +66,13 @@ def _evaluated(run: Path, episodes: int, seed: int, allow_code: bool) -> dict[st
     config = saved_config(data)
     refuse_code(config, allow_code or is_own(run, config))
     check(config, trains=False)
-    with Environments(
-        for_evaluation(config.environment), 1, min(episodes, MAX_COPIES), whole_games=True
-    ) as environments:
-        if is_game(config.environment.id):
-            benchmark = kept_benchmark(config, run, Task(config.environment, environments.interface), allow_code)
-            environments.invite(benchmark.seat(environments.num_envs))
-        algorithm = make_algorithm(config, environments.interface)
-        check_agents([agent], algorithm, str(run / "elite"))
-        use_threads(config.run.threads, environments.interface.parts, ranks=1)
-        policy = Policy([agent], algorithm, torch_generator(seed, generation=0, rank=0, purpose=PURPOSE))
-        keys = reported_keys(config.evolution.fitness)
-        results = evaluate(policy, environments, seeds_of(seed, episodes), config.evaluation.max_steps, keys)
+    results = _played(run, config, agent, episodes, seed, allow_code)
+    repeats = bool(results.repeat_each_other(MAX_COPIES))
+    if repeats:
+        # Copies that repeat each other would count one episode many times.
+        results = _played(run, config, agent, episodes, seed, allow_code, copies=1)
     returns = results.returns[0]
+    means = {name: float(values.mean()) for name, values in results.terms().items()}
     score = Score.of(returns)
     return {
         "agent": agent.id,
@@ -86,8 +84,25 @@ def _evaluated(run: Path, episodes: int, seed: int, allow_code: bool) -> dict[st
         "min": float(np.min(returns)),
         "max": float(np.max(returns)),
         "returns": [float(value) for value in returns],
-        **({"terms": {name: float(values.mean()) for name, values in results.terms().items()}} if keys else {}),
+        "episodes_repeat": repeats,
+        **({"terms": means} if results.reports else {}),
     }
+
+
+def _played(
+    run: Path, config: AnyConfig, agent: Agent, episodes: int, seed: int, allow_code: bool, copies: int = MAX_COPIES
+) -> EpisodeResults:
+    """The results of fresh episodes of an agent, in at most this many copies of its environment."""
+    with Environments(for_evaluation(config.environment), 1, min(episodes, copies), whole_games=True) as environments:
+        if is_game(config.environment.id):
+            benchmark = kept_benchmark(config, run, Task(config.environment, environments.interface), allow_code)
+            environments.invite(benchmark.seat(environments.num_envs))
+        algorithm = make_algorithm(config, environments.interface)
+        check_agents([agent], algorithm, str(run / "elite"))
+        use_threads(config.run.threads, environments.interface.parts, ranks=1)
+        policy = Policy([agent], algorithm, torch_generator(seed, generation=0, rank=0, purpose=PURPOSE))
+        keys = reported_keys(config.evolution.fitness)
+        return evaluate(policy, environments, seeds_of(seed, episodes), config.evaluation.max_steps, keys)
 
 
 def seeds_of(seed: int, episodes: int) -> list[int]:

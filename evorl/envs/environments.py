@@ -41,6 +41,7 @@ from evorl.envs.spaces import (
     refuse_late_masks,
 )
 from evorl.envs.vector import serving_action, stacked_frames
+from evorl.seeding import seed_global_generators
 from evorl.system.formats import check_tensors
 from evorl.types import Agent, EvorlWarning, Flags, Observation, Tensors, Transition, UserError
 
@@ -234,6 +235,7 @@ class Environments(Continued):
         Where environment settings are hyperparameters, each agent gets environments with its own values; if that
         recreates them, all episodes start anew. Raises UserError if an environment rejects the values.
         """
+        seed_global_generators(seed)
         self._episodes.hand_over([agent.id for agent in agents])
         own = [own_kwargs(agent, self._kwargs) for agent in agents]
         changed = any(own) and self._vector.differ([kwargs for kwargs in own for _ in range(self.num_envs)])

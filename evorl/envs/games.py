@@ -37,6 +37,7 @@ from evorl.envs.faults import FAILURES, fault, restart
 from evorl.envs.open_spiel import OPENSPIEL, make_open_spiel
 from evorl.envs.spaces import MASK, choices
 from evorl.envs.turns import Game, Spaces, Turn
+from evorl.seeding import seed_global_generators
 from evorl.system.extras import install_command
 from evorl.system.plugins import described, import_from_here, imported, place, without_place
 from evorl.types import Flags, UserError
@@ -135,6 +136,7 @@ class TurnBased(_Seats):
 
     def reset(self, seed: int) -> None:
         self.seen, self._received = {}, [0.0, 0.0]
+        seed_global_generators(seed)
         self.env.reset(seed=seed)
         self._settle()
 
@@ -168,6 +170,7 @@ class Simultaneous(_Seats):
 
     def reset(self, seed: int) -> None:
         self.seen, self._received = {}, [0.0, 0.0]
+        seed_global_generators(seed)
         observations, infos = self._given("reset", self.env.reset(seed=seed), ("observations", "infos"))
         for name in self.env.agents:
             self._note(name, observations[name], 0.0, False, False, infos.get(name, {}))

@@ -16,6 +16,7 @@ from evorl.envs.continuation import generator_state, set_generator_state
 from evorl.envs.diagnosis import check_start, check_step, overwritten, refuse_old_interface
 from evorl.envs.faults import FIRST, fault, restart
 from evorl.envs.spaces import MASK
+from evorl.seeding import seed_global_generators
 from evorl.system.plugins import place
 from evorl.types import UserError
 
@@ -102,9 +103,8 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
         self._seed = self._seed if seed is None else seed
         inner = self.env.unwrapped
         self._generator = generator_state(inner) if seed is None else None
-        _renew_world(inner)
         try:
-            start = self.env.reset(seed=seed, options=options)
+            start = self._reset(seed, options)
             finding = None if self._has_reset else self._checked_start(start)
             observation, info = start
             if self._is_suspect(observation):
@@ -120,6 +120,14 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
             return self._refused(error, "reset") if first else self._another(error)
         self._shown = observation
         return observation, info
+
+    def _reset(self, seed: int | None, options: dict[str, Any] | None = None) -> Start:
+        """Reset the environment, and with a seed also the global generators of this process."""
+        if seed is not None:
+            seed_global_generators(seed)
+        _renew_world(self.env.unwrapped)
+        start: Start = self.env.reset(seed=seed, options=options)
+        return start
 
     def _checked_start(self, start: Start) -> str:
         """A finding about the result of the first reset, or "". Raises UserError if it cannot be used."""
@@ -152,7 +160,7 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
         self.env = self._make()
         self._is_open = True
         self._generator = self._before = None
-        self._shown, info = self.env.reset(seed=seed)
+        self._shown, info = self._reset(seed)
         return self._shown, batchable(info)
 
     def _is_raised_again(self, error: Exception, action: Any = None) -> bool:
@@ -188,8 +196,7 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
         try:
             if self._generator is not None:
                 set_generator_state(self.env.unwrapped, self._generator)
-            _renew_world(self.env.unwrapped)
-            shown, _ = self.env.reset(seed=self._seed if self._generator is None else None)
+            shown, _ = self._reset(self._seed if self._generator is None else None)
             for action in actions:
                 shown = self.env.step(action)[0]
             if origin.get("now") in (None, generator_state(self.env.unwrapped)):

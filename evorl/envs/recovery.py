@@ -25,6 +25,7 @@ from evorl.envs.games import GameVector
 from evorl.envs.guard import FINDING, Start
 from evorl.envs.spaces import Copies
 from evorl.envs.vector import make_vector, stacked_frames
+from evorl.seeding import seed_global_generators
 from evorl.system.plugins import place, without_place
 from evorl.system.signals import held_signal
 from evorl.types import EvorlWarning, Flags, UserError
@@ -94,7 +95,7 @@ class RecoveringVector:
         seeds = [] if isinstance(seed, int) else [number % 2**31 for number in seed]
         self._seed = seed % 2**31 if isinstance(seed, int) else seeds[0]
         try:
-            observation, info = self.env.reset(seed=self._seeds(seeds))
+            observation, info = self._reset(seeds)
         except UserError:
             raise
         except Exception as error:
@@ -158,6 +159,12 @@ class RecoveringVector:
         """Close all copies within a deadline; copies that raise or hang are reported."""
         close_vector(self.env, self._settings.id)
 
+    def _reset(self, seeds: Sequence[int] = ()) -> Start:
+        """Reset all copies with these seeds [N], or with consecutive ones, and this process's global generators."""
+        seed_global_generators(self._seed)
+        start: Start = self.env.reset(seed=self._seeds(seeds))
+        return start
+
     def _note_seeds(self, seeds: Sequence[int]) -> None:
         """Record that all copies were reset with these seeds [N], or if empty, with consecutive seeds."""
         # A reset may give an environment attributes that cannot be saved.
@@ -197,6 +204,6 @@ class RecoveringVector:
         before, self.env = self.env, make_vector(self._settings, self._copies.count, self.differing)
         if isinstance(self.env, GameVector):
             self.env.take_over(before)
-        start = self.env.reset(seed=seed)
+        start = self._reset()
         self._note_seeds(())
         return start

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import gymnasium as gym
 import numpy as np
+import torch
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ from evorl.envs.envpool import THREADS, EnvPool
 from evorl.envs.games import GameVector, is_game
 from evorl.envs.guard import Guard
 from evorl.envs.suites import ATARI, register_suite
+from evorl.seeding import derive_seed, seed_global_generators
 from evorl.system.plugins import SCRIPT, defined_in, described, import_from_here, place
 from evorl.system.processes import die_with_parent, usable_cores
 from evorl.system.signals import signals_wait
@@ -152,8 +154,8 @@ def _guarded_vector(settings: Environment, name: str, mode: str, differing: Sequ
     # Guard makes the checks of Gymnasium's wrapper itself, and reports by name and in one line what they find.
     unchecked = {"disable_env_checker": True, **settings.kwargs}
     makers = [
-        partial(_guarded, partial(gym.make, gym.spec(name), **{**unchecked, **own}), settings, os.getpid(), made)
-        for own in differing
+        partial(_guarded, partial(gym.make, gym.spec(name), **{**unchecked, **own}), settings, os.getpid(), copy, made)
+        for copy, own in enumerate(differing)
     ]
     try:
         if mode == "async":
@@ -192,13 +194,17 @@ def _register(module: ModuleType, name: str) -> None:
         gym.registry[name] = EnvSpec(name, entry_point=entry)
 
 
-def _guarded(make: Callable[[], gym.Env[Any, Any]], settings: Environment, parent: int, made: list[Guard]) -> Guard:
+def _guarded(
+    make: Callable[[], gym.Env[Any, Any]], settings: Environment, parent: int, copy: int, made: list[Guard]
+) -> Guard:
     """Create a guarded environment; in a worker process, close it on SIGTERM and exit when `parent` dies.
 
-    Ctrl-C reaches workers too, and is left to `parent`, which saves their episodes first.
+    Ctrl-C reaches workers too, and is left to `parent`, which saves their episodes first. A worker's global generators
+    are seeded here for the environment's constructor, and by each seeded reset.
     """
     if os.getpid() != parent and os.getppid() == parent:
         die_with_parent(parent)
+        seed_global_generators(derive_seed(torch.initial_seed(), generation=0, rank=copy, purpose="worker"))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) != signal.SIG_IGN:

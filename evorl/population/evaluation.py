@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
@@ -20,12 +22,14 @@ from evorl.envs.vector import for_evaluation
 from evorl.population import Policy
 from evorl.seeding import numpy_generator
 from evorl.system.closing import Closing
-from evorl.types import Agent
+from evorl.types import Agent, EvorlWarning, Flags, Observation
 
 RANDOM = "random"
 """The `league.benchmark` that plays uniformly random moves."""
 MAX_COPIES = 32
 """Maximum number of environments per agent that an evaluation steps in parallel."""
+ENOUGH_ALIKE = 8
+"""Identical episodes, begun together with different seeds, from which episodes are taken to repeat each other."""
 ENDLESS = 100_000
 """Steps after which a warning names an episode without a limit."""
 Purpose = Literal["generation", "confirmation", "measurement"]
@@ -35,22 +39,37 @@ performance."""
 
 @dataclass(frozen=True)
 class EpisodeResults:
-    """Results of every agent's episodes: returns, steps and reported values, each [P, episodes]."""
+    """Results of every agent's episodes: returns, steps, checksums and reported values, each [P, episodes]."""
 
     returns: NDArray[np.float64]
     steps: NDArray[np.float64]
+    checksums: NDArray[np.float64]
+    """Checksums of the first and the last observation, the rewards and the length of an episode."""
     reports: Mapping[str, NDArray[np.float64]]
     """Values reported by the environment, by info key."""
 
     @classmethod
     def of(cls, values: NDArray[np.float64], keys: Sequence[str]) -> Self:
         """Unpack the output of `stacked`."""
-        returns, steps, *reports = values
-        return cls(returns, steps, dict(zip(keys, reports, strict=True)))
+        returns, steps, checksums, *reports = values
+        return cls(returns, steps, checksums, dict(zip(keys, reports, strict=True)))
 
     def stacked(self) -> NDArray[np.float64]:
-        """All values in one array [2 + keys, P, episodes], to be gathered in one collective."""
-        return np.stack([self.returns, self.steps, *self.reports.values()])
+        """All values in one array [3 + keys, P, episodes], to be gathered in one collective."""
+        return np.stack([self.returns, self.steps, self.checksums, *self.reports.values()])
+
+    def repeat_each_other(self, width: int) -> bool | None:
+        """Return True if the episodes of every `width` copies that began together are identical, False if any differ.
+
+        None if none differ and fewer than ENOUGH_ALIKE began together: a few may be identical by chance.
+        """
+        enough = False
+        for first in range(0, self.checksums.shape[1], width):
+            together = self.checksums[:, first : first + width]
+            if (together != together[:, :1]).any():
+                return False
+            enough |= together.shape[1] >= ENOUGH_ALIKE
+        return True if enough else None
 
     def terms(self) -> dict[str, NDArray[np.float64]]:
         """The possible fitness terms [P, episodes] by their names in the configuration."""
@@ -87,7 +106,7 @@ def evaluate(
     UserError if one is missing.
     """
     width = environments.num_envs
-    rounds = [np.zeros((2 + len(keys), environments.agents, 0))]
+    rounds = [np.zeros((3 + len(keys), environments.agents, 0))]
     for first in range(0, len(seeds), width):
         chosen = list(seeds[first : first + width])
         # The last round may have fewer episodes than environments; surplus environments repeat one that is not counted.
@@ -99,17 +118,21 @@ def evaluate(
 def _one_episode_each(
     policy: Policy, environments: Environments, counted: int, max_steps: int | None, keys: Sequence[str]
 ) -> NDArray[np.float64]:
-    """Stacked results [2 + keys, P, E] of one episode per environment; columns beyond `counted` are zero."""
-    results = np.zeros((2 + len(keys), environments.agents, environments.num_envs))
-    returns, steps = results[:2]
+    """Stacked results [3 + keys, P, E] of one episode per environment; columns beyond `counted` are zero."""
+    results = np.zeros((3 + len(keys), environments.agents, environments.num_envs))
+    returns, steps, checksums = results[:3]
+    weighted_rewards = np.zeros_like(returns)
     state = policy.initial_state(environments.num_envs)
     playing = np.ones_like(returns, dtype=bool)
     playing[:, counted:] = False
+    _add_to_checksums(checksums, environments.observation, playing)
     taken = 0
     while playing.any():
         output, state = policy.act(environments.observation, environments.started, state, deterministic=True)
         transition = environments.step(output.action)
-        returns += np.where(playing, transition.reward.cpu().numpy(), 0.0)
+        reward = np.where(playing, transition.reward.cpu().numpy(), 0.0)
+        returns += reward
+        weighted_rewards += reward / (1 + taken)
         steps += playing
         if not transition.all_valid:
             # If an error cut an episode off, the next one counts instead.
@@ -122,9 +145,22 @@ def _one_episode_each(
         playing = playing & ~(transition.terminated | transition.truncated).cpu().numpy()
         if max_steps is not None:
             playing &= steps < max_steps
-        if keys and (ended := played & ~playing).any():
-            results[2:, ended] = environments.reports(keys, ended)
+        if (ended := played & ~playing).any():
+            _add_to_checksums(checksums, transition.next_observation, ended)
+            if keys:
+                results[3:, ended] = environments.reports(keys, ended)
+    for episode in np.ndindex(checksums.shape):
+        checksums[episode] = zlib.crc32(results[:2, *episode].tobytes(), int(checksums[episode]))
+        checksums[episode] = zlib.crc32(weighted_rewards[episode].tobytes(), int(checksums[episode]))
     return results
+
+
+def _add_to_checksums(checksums: NDArray[np.float64], observation: Observation, chosen: Flags) -> None:
+    """Update the CRC-32 [P, E] of the `chosen` environments [P, E] with their observation, in place."""
+    for part in observation.values():
+        array = part.numpy(force=True)
+        for index in zip(*chosen.nonzero(), strict=True):
+            checksums[index] = zlib.crc32(array[index].tobytes(), int(checksums[index]))
 
 
 class Evaluator(Closing):
@@ -145,6 +181,9 @@ class Evaluator(Closing):
         self._weights = config.evolution.fitness
         self._keys = reported_keys(self._weights)
         self._steps = 0
+        self.repeats: bool | None = None
+        """True if many episodes that began together in several copies, with different seeds, were identical, and none
+        has ever differed; False once any differed; None before either. Returns that repeat are not independent."""
 
     def face(self, seat: Seat) -> None:
         """Let the opponents that `seat` constructs play the other seat of a game; until then it plays at random."""
@@ -176,9 +215,11 @@ class Evaluator(Closing):
         seeds = self._seeds(generation, "generation", 0, episodes)
         results = self._play(policy, self._population(episodes), seeds[self._mine])
         everyones = self._gathered(results, len(seeds), self._placement.copies)
-        if self._placement.is_sharded:
-            return EpisodeResults.of(np.concatenate(list(everyones), axis=1), self._keys)
-        return EpisodeResults.of(_interleaved(everyones, len(seeds)), self._keys)
+        sharded = self._placement.is_sharded
+        values = np.concatenate(list(everyones), axis=1) if sharded else _interleaved(everyones, len(seeds))
+        results = EpisodeResults.of(values, self._keys)
+        self._compare(results, self._placement.copies)
+        return results
 
     def remeasure(
         self, agents: Sequence[Agent], generation: int, purpose: Purpose, first: int, episodes: int
@@ -186,19 +227,38 @@ class Evaluator(Closing):
         """Fitness [P, episodes] of one or two agents that every rank holds; all ranks share the episodes.
 
         The agents play the generation's episodes, or fresh ones for another purpose, starting at episode number
-        `first`.
+        `first`. Fresh episodes are independent: if those of several copies repeat each other, one copy of the main
+        process plays them one after another.
         """
         ranks = self._placement.ranks
         seeds = self._seeds(generation, purpose, first, episodes)
-        mine = seeds[ranks.rank :: ranks.size]
-        width = max(1, min(len(mine), MAX_COPIES))
+        in_turn = bool(self.repeats) and purpose != "generation"
+        mine = seeds if in_turn else seeds[ranks.rank :: ranks.size]
+        width = 1 if in_turn else max(1, min(len(mine), MAX_COPIES))
         environments = self._few.get((len(agents), width))
         if environments is None:
             environments = self._few[len(agents), width] = self._make(len(agents), width)
         generator = torch.Generator(device=ranks.device)  # Never sampled from: agents act without exploration.
         results = self._play(Policy(agents, self.algorithm, generator), environments, mine)
-        everyones = _interleaved(self._gathered(results, len(seeds), ranks.size), len(seeds))
-        return EpisodeResults.of(everyones, self._keys).fitness(self._weights)
+        everyones = self._gathered(results, len(seeds), 1 if in_turn else ranks.size)
+        results = EpisodeResults.of(everyones[0] if in_turn else _interleaved(everyones, len(seeds)), self._keys)
+        if not in_turn:
+            self._compare(results, ranks.size)
+        return results.fitness(self._weights)
+
+    def _compare(self, results: EpisodeResults, shares: int) -> None:
+        """Note whether episodes repeat each other, played by at most MAX_COPIES copies on each of `shares` ranks."""
+        if self.repeats is False or (repeats := results.repeat_each_other(shares * MAX_COPIES)) is None:
+            return
+        if repeats and self.repeats is None and self._placement.ranks.is_main:
+            warnings.warn(
+                f"environment.id: evaluation episodes of {self._settings.id} with different seeds were identical: "
+                "either it is deterministic, or `reset` ignores its seed and copies repeat each other, also in "
+                "training; the best agent is now measured in one copy, one episode after another",
+                EvorlWarning,
+                stacklevel=3,
+            )
+        self.repeats = repeats
 
     def _population(self, episodes: int) -> Environments:
         """The environments of this rank's agents for its share of this many episodes."""
@@ -217,7 +277,7 @@ class Evaluator(Closing):
         return evaluate(policy, environments, seeds, self._config.evaluation.max_steps, self._keys)
 
     def _gathered(self, results: EpisodeResults, episodes: int, shares: int) -> NDArray[np.float64]:
-        """Gather all ranks' stacked results [R, 2 + keys, P, most episodes of a rank], and count their steps.
+        """Gather all ranks' stacked results [R, 3 + keys, P, most episodes of a rank], and count their steps.
 
         A rank with one episode fewer is padded with NaN.
         """

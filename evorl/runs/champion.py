@@ -65,11 +65,15 @@ class Score(NamedTuple):
     def standard_error(self) -> float | None:
         return None if self.std is None or self.episodes == 1 else self.std / math.sqrt(self.episodes)
 
-    def described(self, *, fresh: bool = True) -> str:
-        """Format as mean ± standard error over the number of episodes. Every ± in the output is a standard error."""
+    def described(self, *, fresh: bool = True, repeats: bool = False) -> str:
+        """Format as mean ± standard error over the number of episodes. Every ± in the output is a standard error.
+
+        `repeats` says that episodes which begin together in several copies are identical.
+        """
         episodes = f"{'fresh ' if fresh else ''}episode{'' if self.episodes == 1 else 's'}"
         error = "" if self.standard_error is None else f" ± {digits(self.standard_error)}"
-        return f"{digits(self.mean)}{error} over {self.episodes} {episodes}"
+        same = " (seeds make no difference)" if repeats else ""
+        return f"{digits(self.mean)}{error} over {self.episodes} {episodes}{same}"
 
 
 def lower_bound(returns: Sequence[float] | Returns, worst: float, error: float) -> float:
@@ -131,7 +135,8 @@ class Champion:
     `returns` come from episodes that only measure it: none of them selected it or decided a challenge. `worst` is the
     worst return of any agent in the run's evaluations, or a lower mean of training episodes. `tests` counts the elites
     tested for the target, including this one if it `is_tested`; `lower_bound` is then the lower confidence bound on its
-    mean. These fields are in every checkpoint's state; the agent has a file of its own there.
+    mean. `repeats` is that of `Evaluator`. These fields are in every checkpoint's state; the agent has a file of its
+    own there.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -143,6 +148,7 @@ class Champion:
     tests: Number = 0
     is_tested: bool = False
     lower_bound: FiniteFloat | None = None
+    repeats: bool | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError for inconsistent fields, since they are read from files."""
@@ -292,7 +298,7 @@ class Champion:
         note_ranks(agents, config.evolution)
         self.see(fitness.seen)
         solved = self._compete(config, agents, fitness, evaluator, generation)
-        self.evaluation_steps = evaluator.pop_steps()
+        self.evaluation_steps, self.repeats = evaluator.pop_steps(), evaluator.repeats
         return solved
 
     def competing(self, config: AnyConfig, generation: int) -> list[Agent]:
@@ -342,9 +348,17 @@ class Champion:
         confirms = settings.confirmation_episodes
         play = self._play(evaluator, [agent], generation, "measurement") if confirms else None
         # Play all episodes when the target is tested: stopping after a bad start would bias those means low.
-        count = self.measure(play, confirms if seems_reached else settings.episodes, confirms)
-        solved = target is not None and self.reaches(
-            target, settings.error, seems_reached, play, confirms, count, len(agents)
+        wanted, repeated = confirms if seems_reached else settings.episodes, evaluator.repeats
+        count = self.measure(play, wanted, confirms)
+        if evaluator.repeats and not repeated:
+            # These episodes were the first to show it.
+            self.forget()
+            count = self.measure(play, wanted, confirms)
+        independent = play is not None or not evaluator.repeats
+        solved = (
+            target is not None
+            and independent
+            and self.reaches(target, settings.error, seems_reached, play, confirms, count, len(agents))
         )
         if won and self.score:
             # Store the measured mean: the mean over the episodes that selected it is biased upwards. Later episodes do

@@ -316,7 +316,8 @@ def _best(summary: Row, config: AnyConfig) -> str:
     if summary["best_fitness"] is None:
         return "no agent yet"
     score = Score(summary["best_fitness_episodes"], summary["best_fitness"], summary["best_fitness_std"])
-    described = score.described(fresh=config.evaluation.confirmation_episodes > 0)
+    fresh, repeats = config.evaluation.confirmation_episodes > 0, summary["episodes_repeat"]
+    described = score.described(fresh=fresh, repeats=repeats)
     return f"a mean {_measure(config)} of {described}"
 
 

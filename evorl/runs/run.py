@@ -376,11 +376,12 @@ class Run:
             policy = Policy(trained, self.algorithm, self.generator("evaluation"))
         if self._benchmark is not None:
             evaluator.face(self._benchmark.seat)
+        elite = self.progress.elite
+        evaluator.repeats = elite.repeats
         rated = self._rate(trained)
         fitness = rated or generation_fitness(
             self.config, policy, trained, evaluator, self.generation, counts.train_return, counts.train_episodes
         )
-        elite = self.progress.elite
         self.progress.solved = elite.compete(self.config, trained, fitness, evaluator, self.generation)
         if self.league is not None:
             elite.evaluation_steps += self.league.pop_steps()
@@ -601,6 +602,7 @@ def summary_of(progress: Progress, config: AnyConfig, ranks: int, ended: str, be
         "best_fitness_std": score.std if score else None,
         "best_fitness_episodes": score.episodes if score else 0,
         "best_fitness_lower_bound": progress.elite.lower_bound,
+        "episodes_repeat": bool(progress.elite.repeats),
         "generations": progress.generation,
         "global_steps": progress.global_steps,
         "agent_steps": progress.agent_steps,

@@ -41,6 +41,7 @@ from evorl.runs.directory import from_here, saved_settings
 from evorl.runs.loaded import LoadedAgent, load
 from evorl.runs.read import RunRecord, read_run
 from evorl.runs.run import Run
+from evorl.seeding import global_generators_restored
 from evorl.system.background import end_background, limit_end
 from evorl.system.console import digits, say, warnings_on_one_line
 from evorl.system.plugins import SCRIPT, name_of
@@ -171,7 +172,7 @@ def train(
         _refuse_script_for_actors(settings)
         main = main_of(program_for(settings))
         try:
-            with _signals(), warnings_on_one_line(), own_world():
+            with _signals(), warnings_on_one_line(), own_world(), global_generators_restored():
                 trained = main(["--config", str(path), *told], callbacks)
         finally:
             limit_end(None)

@@ -1,7 +1,11 @@
 """Environments whose right answers are known."""
 
+import random
+from pathlib import Path
+
 import gymnasium as gym
 import numpy as np
+import torch
 
 
 class Counter(gym.Env):
@@ -121,3 +125,47 @@ gym.register("Counter-v0", entry_point=Counter)
 gym.register("Probe-v0", entry_point=Probe)
 gym.register("LateMask-v0", entry_point=LateMask, disable_env_checker=True)
 gym.register("MaskedChoices-v0", entry_point=MaskedChoices, disable_env_checker=True)
+
+
+class Coin(gym.Env):
+    """Gives a reward of 1 in half of the episodes, by generators that ignore the seed of `reset`.
+
+    With `shows` it observes the draws of its constructor and of its last reset, else zeros; with `log` it writes the
+    latter to a file.
+    """
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, source="numpy", shows=False, log=None):
+        self.source, self.shows, self.log = source, shows, log
+        self.own = np.random.default_rng(0)
+        self.draws = [self.draw(), 0.0]
+
+    def draw(self):
+        return GLOBAL_DRAWS[self.source]() if self.source in GLOBAL_DRAWS else self.own.random()
+
+    def seen(self):
+        return np.array(self.draws if self.shows else [0, 0], np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if self.source == "fixed":
+            self.own = np.random.default_rng(0)
+        self.age, self.draws[1] = 0, self.draw()
+        if self.log is not None:
+            with Path(self.log).open("a") as file:
+                file.write(f"{self.draws[1]}\n")
+        return self.seen(), {}
+
+    def step(self, action):
+        self.age += 1
+        return self.seen(), float(self.draws[1] < 0.5) / 4, False, self.age == 4, {}
+
+
+GLOBAL_DRAWS = {
+    "numpy": lambda: np.random.random(),  # noqa: NPY002
+    "python": random.random,
+    "torch": lambda: torch.rand(1).item(),
+}
+"""Draws from the global generators by name; other sources of a Coin are a generator of its own."""

@@ -107,6 +107,8 @@ def test_each_seat_keeps_its_recurrent_state_until_its_next_episode():
 class Level:
     """An evaluator in which every episode is drawn."""
 
+    repeats = False
+
     def remeasure(self, agents, generation, purpose, first, episodes):
         return np.full((len(agents), episodes), 0.5)
 

@@ -22,6 +22,7 @@ ROW = {
 SUMMARY = {
     "ended": "finished", "solved": None, "generations": 5, "agent_steps": 80_000, "best_fitness": 231.6,
     "best_fitness_std": 72.2, "best_fitness_episodes": 120, "best_fitness_lower_bound": None,
+    "episodes_repeat": False,
 }  # fmt: skip
 
 

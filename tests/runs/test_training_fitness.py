@@ -65,7 +65,7 @@ class Evaluating:
     def evaluate(self, policy, generation, episodes=None):
         self.asked.append(episodes)
         returns = np.repeat(100.0 + np.arange(3.0)[:, None], episodes or 10, axis=1)
-        return EpisodeResults(returns, returns, {})
+        return EpisodeResults(returns, returns, returns, {})
 
 
 def fitness_of(evaluator, *episodes, faults=(None,) * 3, settings=(TRAINING,)):
@@ -108,6 +108,8 @@ def test_which_algorithms_explore_by_noise():
 
 class Duels:
     """An evaluator in which each agent always has the return of its id, in `means`."""
+
+    repeats = False
 
     def __init__(self, **means):
         self.means, self.asked = {int(name[1:]): value for name, value in means.items()}, []
