@@ -119,7 +119,8 @@ class Head:
     """An output head of a network, with `outputs` numbers per observation.
 
     A `constant` head is a learned vector independent of the observation. `near_zero` initialises small weights, so that
-    the initial outputs are almost the same for all observations. A `per_feature` head is a learned matrix [N, outputs]
+    the initial outputs are almost the same for all observations. `bias` is the initial bias, or a constant head's
+    initial output. A `per_feature` head is a learned matrix [N, outputs]
     independent of the observation, with a row for each of the N features that the first head reads. With a head named
     `FEATURES`, which has no parameters and no `outputs` of its own, a network also gives those features [P, B, N].
     """
@@ -128,6 +129,7 @@ class Head:
     outputs: int
     constant: bool = False
     near_zero: bool = False
+    bias: float = 0.0
     per_feature: bool = False
 
     @property

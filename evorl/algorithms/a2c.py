@@ -6,10 +6,11 @@ Axes: P agents, E environments, B batch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import gymnasium as gym
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from evorl.algorithms.base import ActInput, ActOutput, Algorithm
@@ -42,7 +43,7 @@ from evorl.config.fields import (
 )
 from evorl.distributed import Placement
 from evorl.envs.spaces import EnvSpec, known_kind, wrong_actions
-from evorl.networks.distributions import BOX_DISTRIBUTIONS, DISTRIBUTIONS, Distribution, Likelihood
+from evorl.networks.distributions import BOX_DISTRIBUTIONS, DISTRIBUTIONS, LOG_SCALES, Distribution, Likelihood
 from evorl.networks.stack import Architectures, Stack, TargetRule
 from evorl.replay import Experience, Pace
 from evorl.replay.rollouts import RolloutExperience, RolloutSettings, check_rollout
@@ -80,6 +81,9 @@ class A2CSettings(AlgorithmSettings):
     distribution: Literal["gaussian", "squashed"] = "gaussian"
     """The policy for a `Box`: `gaussian` has a learned, state-independent scale, and actions are clipped to the bounds;
     `squashed` is a tanh-squashed Gaussian with a state-dependent scale, as in SAC."""
+    initial_log_std: Annotated[float, Field(ge=LOG_SCALES[0], le=LOG_SCALES[1])] = 0.0
+    """The initial log standard deviation of actions in a `Box`, whose bounds count as -1 and 1 (with `squashed`, of
+    actions before the tanh). `state_dependent_noise` has an initial scale of its own instead."""
     critic: Literal["separate", "shared"] = "separate"
     """`separate` gives the value its own hidden layers; image encoders are always shared."""
     state_dependent_noise: OnPolicyNoiseSettings | None = None
@@ -155,8 +159,9 @@ class A2C(Algorithm):
                 f"algorithm.distribution: squashed is for a Box between bounds, and {interface.environment} has "
                 f"{space}; leave it out"
             )
-        kinds = {**DISTRIBUTIONS, gym.spaces.Box: BOX_DISTRIBUTIONS[wanted]}
-        return kinds[kind](space)
+        if kind is gym.spaces.Box:
+            return BOX_DISTRIBUTIONS[wanted](space, self.settings.initial_log_std)
+        return DISTRIBUTIONS[kind](space)
 
     def noise_shape(self, architectures: Architectures) -> tuple[int, int]:
         return (0, 0) if self.noise is None else self.noise.noise.shape(architectures["policy"])

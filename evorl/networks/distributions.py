@@ -37,8 +37,8 @@ def allowed(scores: Tensor, mask: Tensor | None) -> Tensor:
 
 
 LOG_SCALES = (-5.0, 2.0)
-"""Bounds of a squashed Gaussian's log-scale. The authors' code uses a lower bound of -20, where the density loses all
-precision."""
+"""Bounds of a squashed Gaussian's log-scale, and of the initial one of both Gaussians. The authors' code uses a lower
+bound of -20, where the density loses all precision."""
 NORMAL_ENTROPY = 0.5 * math.log(2 * math.pi * math.e)
 """Entropy of a standard normal distribution."""
 QUADRATURE = 16
@@ -232,10 +232,11 @@ class Gaussian(BoxDistribution):
     so they are exact.
     """
 
-    def __init__(self, space: gym.spaces.Box) -> None:
+    def __init__(self, space: gym.spaces.Box, initial_log_std: float = 0.0) -> None:
         self._bounds = ActionBounds(space)
         size = self._bounds.size
-        self.heads = (Head("action", size, near_zero=True), Head("log_scale", size, constant=True))
+        log_scale = Head("log_scale", size, constant=True, bias=initial_log_std)
+        self.heads = (Head("action", size, near_zero=True), log_scale)
 
     def moved(self, outputs: Tensors, noise: Tensor) -> Tensor:
         return outputs["action"] + outputs["log_scale"].exp() * noise
@@ -271,12 +272,13 @@ class SquashedGaussian(BoxDistribution):
     otherwise a network whose log-scale is too low could never raise it again.
     """
 
-    def __init__(self, space: gym.Space[Any]) -> None:
+    def __init__(self, space: gym.Space[Any], initial_log_std: float = 0.0) -> None:
         self.bounds = ActionBounds(space)
         nodes, weights = np.polynomial.hermite_e.hermegauss(QUADRATURE)
         self._quadrature = Constants(nodes, weights / weights.sum())
         size = self.bounds.size
-        self.heads = (Head("action", size, near_zero=True), Head("log_scale", size, near_zero=True))
+        log_scale = Head("log_scale", size, near_zero=True, bias=initial_log_std)
+        self.heads = (Head("action", size, near_zero=True), log_scale)
 
     def bounded(self, outputs: Tensors) -> Tensors:
         """Clamp the log-scales among the outputs to `LOG_SCALES`.
@@ -370,7 +372,7 @@ DISTRIBUTIONS: Mapping[type, Callable[[Any], Distribution]] = {
 }
 """Default distribution of each kind of action space."""
 
-BOX_DISTRIBUTIONS: Mapping[str, Callable[[Any], BoxDistribution]] = {
+BOX_DISTRIBUTIONS: Mapping[str, Callable[..., BoxDistribution]] = {
     "gaussian": Gaussian,
     "squashed": SquashedGaussian,
 }

@@ -49,13 +49,16 @@ class ModuleNetwork(Network):
             for name, shape in self._shapes.items()
         }
         constants = (head for head in self.heads if head.constant)
-        return specs | {_constant(head): ParameterSpec((1,), (head.outputs,), "zeros") for head in constants}
+        return specs | {
+            _constant(head): ParameterSpec((1,), (head.outputs,), "ones", gain=head.bias) for head in constants
+        }
 
     def initialise(self, architecture: Architecture, generator: torch.Generator) -> Tensors:
         """The parameters of a new instance of the module."""
         module = self._make(seed=int(torch.randint(2**62, (), generator=generator)))
         values = {name: value.detach().float() for name, value in module.named_parameters()}
-        return values | {_constant(head): torch.zeros(1, head.outputs) for head in self.heads if head.constant}
+        constants = (head for head in self.heads if head.constant)
+        return values | {_constant(head): torch.full((1, head.outputs), head.bias) for head in constants}
 
     def forward(
         self, layout: Layout, p: Tensors, x: Observation, recurrent: RecurrentInput | None, tape: Tape | None
@@ -121,6 +124,11 @@ def module_network(
         raise UserError(
             "algorithm.state_dependent_noise: a module does not show the features of its last layer, which this noise "
             "depends on; leave it out, or use network.name=standard"
+        )
+    if any(head.bias for head in heads if not head.constant):
+        raise UserError(
+            "algorithm.initial_log_std: a module initialises its outputs itself; leave it out, or use "
+            "algorithm.distribution=gaussian"
         )
     factory = settings.factory or ""
     make = load_factory(factory)

@@ -270,7 +270,7 @@ def _head_specs(heads: Sequence[Head], source: Axes, fill: Fill) -> Specs:
             gain = NEAR_ZERO_GAIN if head.near_zero else 1.0
             specs[f"{head.name}.weight"] = ParameterSpec(source, (head.outputs,), fill, gain=gain, stream=stream)
             stream += 1
-        specs[f"{head.name}.bias"] = ParameterSpec((1,), (head.outputs,), "zeros")
+        specs[f"{head.name}.bias"] = ParameterSpec((1,), (head.outputs,), "ones", gain=head.bias)
     return specs
 
 

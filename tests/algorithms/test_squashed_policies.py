@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 import torch
 from helpers.kinds import rollout_batch
-from helpers.support import agent, algorithm, population, seen
+from helpers.support import agent, algorithm, config, population, seen
 from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
 
+from evorl.population import initial_population
 from evorl.types import UserError
 
 BOX = gym.spaces.Box(np.array([0.0, -2.0], np.float32), np.array([4.0, 2.0], np.float32))
@@ -69,3 +70,32 @@ def test_the_loss_is_that_of_its_density_and_entropy(name):
 def test_it_needs_bounds(space):
     with pytest.raises(UserError, match=r"algorithm.distribution: squashed is for a Box between bounds, and Some-v0"):
         made("ppo", actions=space)
+
+
+MODULE = "network={name: module, factory: 'helpers.support:probe_network'}"
+
+
+@pytest.mark.parametrize("name", [*SIZES, "appo"])
+@pytest.mark.parametrize(
+    ("distribution", "network"), [("gaussian", "network={}"), ("gaussian", MODULE), ("squashed", "network={}")]
+)
+def test_exploration_begins_with_the_configured_standard_deviation(name, distribution, network):
+    settings = f"algorithm={{name: {name}, distribution: {distribution}, initial_log_std: -2}}"
+    chosen = algorithm(settings, network, actions=BOX)
+    new = initial_population(config(settings, network, "population.size=1"), chosen)
+    policy = population(new, chosen).policy
+    look, started = seen(torch.randn(1, 4000, 5)), torch.zeros(1, 4000, dtype=torch.bool)
+    output, _ = policy.act(look, started, policy.initial_state(4000))
+    noise = output.extras["unclipped_action"] - policy.stacks[0].networks["policy"](look)["action"]
+    torch.testing.assert_close(noise.std((0, 1)), torch.full((2,), -2.0).exp(), rtol=0.05, atol=0)
+
+
+def test_a_module_that_gives_the_standard_deviation_begins_with_its_own():
+    with pytest.raises(UserError, match=r"algorithm.initial_log_std: a module .*; leave it out, or use "):
+        algorithm("algorithm={name: ppo, distribution: squashed, initial_log_std: -1}", MODULE, actions=BOX)
+
+
+@pytest.mark.parametrize("value", ["-6", "3", ".nan", "low"])
+def test_a_standard_deviation_that_cannot_be_is_refused(value):
+    with pytest.raises(UserError, match=r"algorithm.initial_log_std"):
+        config(f"algorithm={{name: ppo, initial_log_std: {value}}}")

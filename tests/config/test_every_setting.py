@@ -109,6 +109,7 @@ ACTS = {
     "algorithm.annealing": Trains("a2c", "true"),
     "algorithm.normalize_advantage": Trains("ppo", "false"),
     "algorithm.distribution": Trains("dqn", "quantile"),
+    "algorithm.initial_log_std": Trains("a2c_box", "-1.0"),
     "algorithm.critic": Trains("a2c", "shared"),
     "algorithm.normalize_observations": Trains("a2c", "true"),
     "algorithm.normalize_rewards": Trains("a2c", "true"),
