@@ -28,6 +28,25 @@ def test_every_shipped_configuration_is_valid(path):
     load_config([], path)
 
 
+ADAM_1E_5 = {"adam_epsilon": 1e-5, "max_grad_norm": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("rainbow_atari", {"adam_epsilon": 1.5e-4, "max_grad_norm": None}),  # Dopamine's rainbow.gin
+        ("dqn_minatar", {"adam_epsilon": 3.125e-4, "learning_rate": 2.5e-4}),  # dqn_breakout.gin of arXiv 2011.14826
+        ("ppo_minatar", {"learning_rate": 5e-3, **ADAM_1E_5}),  # PureJaxRL
+        ("ppo_mujoco", {"learning_rate": 3e-4, "initial_log_std": 0, **ADAM_1E_5}),  # CleanRL
+        ("sac_mujoco", {"learning_rate": 1e-3, "adam_epsilon": 1e-8, "max_grad_norm": None}),  # Tianshou
+        ("td3_mujoco", {"learning_rate": 3e-4, "adam_epsilon": 1e-8, "max_grad_norm": None}),  # the authors' code
+    ],
+)
+def test_optimisers_are_those_of_the_sources(name, settings):
+    shipped = validate(read_yaml(ROOT / "configs" / "training" / f"{name}.yaml"), SETTINGS).algorithm
+    assert {key: getattr(shipped, key) for key in settings} == settings
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [
