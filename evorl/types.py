@@ -120,9 +120,9 @@ class Head:
 
     A `constant` head is a learned vector independent of the observation. `near_zero` initialises small weights, so that
     the initial outputs are almost the same for all observations. `bias` is the initial bias, or a constant head's
-    initial output. A `per_feature` head is a learned matrix [N, outputs]
-    independent of the observation, with a row for each of the N features that the first head reads. With a head named
-    `FEATURES`, which has no parameters and no `outputs` of its own, a network also gives those features [P, B, N].
+    initial output. A `per_feature` head is a learned matrix [N, outputs] independent of the observation, with a row for
+    each of the N features that the first head reads. With a head named `FEATURES`, which has no parameters and no
+    `outputs` of its own, a network also gives those features [P, B, N].
     """
 
     name: str

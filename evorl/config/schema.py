@@ -542,7 +542,7 @@ class Evaluation(Section):
     error: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
     """The probability, over a whole run, of stopping at an agent whose true mean return is below the target. It holds
     for every distribution of returns that are not below the worst return of the run, or 0 if that is lower, unless
-    `confirmation_episodes` is 0."""
+    `confirmation_episodes` is 0. Of training episodes that give the fitness, only the mean of each agent is seen."""
 
     @model_validator(mode="after")
     def _confirms_by_more(self) -> Self:
