@@ -247,9 +247,7 @@ def _evaluate(parser: argparse.ArgumentParser) -> None:
 
 def _match(parser: argparse.ArgumentParser) -> None:
     _run(parser)
-    parser.add_argument(
-        "opponent", help="the directory of another run, an exported agent.onnx, package.module:player, or `random`"
-    )
+    parser.add_argument("opponent", help="the directory of another run, package.module:player, or `random`")
     parser.add_argument("--games", type=count, default=200, metavar="N", help="number of games (default: 200)")
     parser.add_argument("--seed", type=seed, default=0, metavar="N", help="random seed of the games (default: 0)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -261,7 +259,6 @@ def _play(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--games", type=count, metavar="N", help="number of games (default: until you enter q)")
     parser.add_argument("--sample", action="store_true", help="let the agent sample its moves, as in training")
     parser.add_argument("--seed", type=seed, default=0, metavar="N", help="random seed of the games (default: 0)")
-    parser.add_argument("--window", action="store_true", help="open the game's own window, if it has one")
 
 
 def _watch(parser: argparse.ArgumentParser) -> None:
@@ -397,13 +394,13 @@ COMMANDS: Mapping[str, Command] = {
         "play games between the best agent of a run and an opponent, from both seats",
         "match:match",
         _match,
-        ("evorl match runs/a runs/b --games 200", "evorl match runs/a random", "evorl match runs/a b/agent.onnx"),
+        ("evorl match runs/a runs/b --games 200", "evorl match runs/a random", "evorl match runs/a my_module:player"),
     ),
     "play": Command(
         "play against the best agent of a run, in the terminal",
         "play:play",
         _play,
-        ("evorl play runs/my-run", "evorl play runs/my-run --seat 2 --games 3 --window"),
+        ("evorl play runs/my-run", "evorl play runs/my-run --seat 2 --games 3"),
     ),
     "watch": Command(
         "watch an agent play, in a window or as a video",

@@ -83,9 +83,9 @@ def compact(number: float) -> str:
     return f"{number:.3g}"
 
 
-def has_display(*also: str) -> bool:
-    """True if a window can be opened: on Linux if the environment names a display, or sets a variable of `also`."""
-    names = ("DISPLAY", "WAYLAND_DISPLAY", *also)
+def has_display() -> bool:
+    """True if a window can be opened: on Linux if the environment names a display."""
+    names = ("DISPLAY", "WAYLAND_DISPLAY")
     return not sys.platform.startswith("linux") or any(os.environ.get(name) for name in names)
 
 
