@@ -29,8 +29,8 @@ from evorl import LoadedAgent, load
 from evorl.commands.evaluate import evaluate_elite, seeds_of
 from evorl.config.yaml import configuration_file, shipped_names
 from evorl.envs.vector import for_evaluation, make_vector
+from evorl.export.network import STATE
 from evorl.export.onnx_file import in_float32, write_onnx
-from evorl.system.inference import STATE
 
 DATA = Path(__file__).parent / "data" / "agreement.jsonl"
 SHORT = ("evaluation.episodes=2", "evaluation.confirmation_episodes=2", "tracking.backends=[]")

@@ -12,7 +12,7 @@ import numpy as np
 from evorl.algorithms import make_algorithm
 from evorl.config import AnyConfig
 from evorl.config.errors import on_one_line
-from evorl.config.fields import RETURN
+from evorl.config.fields import BENCHMARK, RETURN
 from evorl.envs import Environments
 from evorl.envs.games import is_game
 from evorl.envs.vector import for_evaluation
@@ -22,7 +22,7 @@ from evorl.runs.champion import Score
 from evorl.runs.directory import load_elite, saved_config
 from evorl.runs.hub import local_run
 from evorl.runs.launch import check, use_threads
-from evorl.runs.opponents import Task, kept_benchmark
+from evorl.runs.opponents import Task, benchmark_of, opponent_of
 from evorl.runs.trust import is_own, refuse_code
 from evorl.seeding import numpy_generator, torch_generator
 from evorl.system.console import digits
@@ -95,7 +95,8 @@ def _played(
     """The results of fresh episodes of an agent, in at most this many copies of its environment."""
     with Environments(for_evaluation(config.environment), 1, min(episodes, copies), whole_games=True) as environments:
         if is_game(config.environment.id):
-            benchmark = kept_benchmark(config, run, Task(config.environment, environments.interface), allow_code)
+            task = Task(config.environment, environments.interface)
+            benchmark = opponent_of(benchmark_of(config), BENCHMARK, task, allow_code)
             environments.invite(benchmark.seat(environments.num_envs))
         algorithm = make_algorithm(config, environments.interface)
         check_agents([agent], algorithm, str(run / "elite"))

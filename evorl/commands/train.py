@@ -33,7 +33,6 @@ from evorl.runs.directory import (
 )
 from evorl.runs.launch import asked_for_bf16, check, launched, read_config
 from evorl.runs.lineage import ancestry, replayed
-from evorl.runs.opponents import with_copy
 from evorl.runs.progress import progress_of
 from evorl.runs.read import read_overview
 from evorl.runs.train import ASYNCHRONOUS, ONLINE, main_of, program_for
@@ -161,7 +160,7 @@ def retrain_command(
     allowed = allow_code or is_own(run, config)
     refuse_code(config, allowed)
     path = run / ("retrain-constant.yaml" if constant else "retrain.yaml")
-    write_atomically(path, with_copy(replayed(config, run, ancestry(run), constant), run).to_yaml().encode())
+    write_atomically(path, replayed(config, run, ancestry(run), constant).to_yaml().encode())
     # An agent of a sharded run trained on one process, whatever the number of these.
     is_sharded = config.population.placement == "sharded"
     ranks = processes_for(run, 1 if is_sharded and processes is None else processes)

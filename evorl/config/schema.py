@@ -579,11 +579,10 @@ class LeagueSettings(Section):
     past agents matters, and the newest may well lose to some."""
     benchmark: Annotated[Plain, AfterValidator(from_home)] = "random"
     """The opponent in evaluation episodes; with `evolution.fitness: rating` the elite's score and the target are mean
-    results against it. `random`; the directory of a run, whose best agent samples its moves; an exported agent,
-    FILE.onnx, which moves greedily, so that its games are all alike in a game without chance; or
+    results against it. `random`; the directory of a run, whose best agent samples its moves; or
     `package.module:player`, a function that takes an observation and its action mask (or None) and returns a move.
-    Such a function should be deterministic, or runs cannot be repeated. A run or a file is copied when training begins;
-    later changes to it have no effect. `evorl evaluate` uses the same opponent."""
+    Such a function should be deterministic, or runs cannot be repeated. A run's agent is read when training begins or
+    resumes; a resumed run warns if it has changed since. `evorl evaluate` uses the same opponent."""
     games: Annotated[int, Field(ge=2, le=10_000, multiple_of=2)] = 8
     """Games of each pair of agents in a generation's evaluation, on the same seeds for all pairs, half from either
     seat. Agents act in them as in training, not greedily."""

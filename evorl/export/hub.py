@@ -12,7 +12,6 @@ from typing import Any
 
 import yaml
 
-from evorl.config import read_yaml
 from evorl.config.errors import shown
 from evorl.config.schema import as_yaml
 from evorl.envs.suites import SUITES
@@ -21,7 +20,6 @@ from evorl.report.facts import effect_rows, environment_facts, path_rows, run_fa
 from evorl.report.picture import draw
 from evorl.report.statistics import effects
 from evorl.runs.directory import (
-    BENCHMARK_COPY,
     CONFIG,
     ELITE_AGENT,
     ELITE_FACTS,
@@ -32,7 +30,7 @@ from evorl.runs.directory import (
     SUMMARY,
     saved_config,
 )
-from evorl.runs.hub import BENCHMARK_FILES, HUB
+from evorl.runs.hub import HUB
 from evorl.system.extras import missing, require
 from evorl.system.files import read_bounded, reason
 from evorl.tracking.tracker import shared_settings
@@ -110,17 +108,16 @@ def evaluation_results(run: Drawn, benchmark: str) -> list[dict[str, Any]]:
     return [{"dataset": task, "value": run.best.mean, "notes": f"{run.score_name}: {run.described_best}"}]
 
 
-def extras_of(environment: str, files: Sequence[str] = ()) -> list[str]:
+def extras_of(environment: str) -> list[str]:
     """Return the extras of evorl needed to load a page and play in its environment."""
     extras = ["hub", *(suite.extra for suite in SUITES if suite.owns(environment))]
-    extras += [extra for kind, extra in GAME_EXTRAS.items() if environment.startswith(kind)]
-    return extras + ["onnx"] * (f"{BENCHMARK_COPY}/{EXPORTED}" in files)
+    return extras + [extra for kind, extra in GAME_EXTRAS.items() if environment.startswith(kind)]
 
 
 def _use(name: str, environment: str, files: Sequence[str]) -> str:
     lines = [
         f"In a clone of evorl, with Python 3.11 or later (`evorl` on PyPI is another project): `pip install "
-        f'".[{",".join(extras_of(environment, files))}]"`. Then',
+        f'".[{",".join(extras_of(environment))}]"`. Then',
         "",
         "```python",
         "import evorl",
@@ -150,7 +147,7 @@ def _plain(text: str) -> str:
 
 FILES = (ELITE_AGENT, ELITE_FACTS, METRICS, LINEAGE, SUMMARY, INTERFACE)
 VIDEO = "replay.mp4"
-OWNED = (*FILES, EXPORTED, f"{BENCHMARK_COPY}/*", RESULTS, VIDEO, PICTURE)
+OWNED = (*FILES, EXPORTED, RESULTS, VIDEO, PICTURE)
 """Files that a push deletes from the page if it no longer uploads them; all other files there are kept."""
 
 
@@ -178,16 +175,13 @@ def write_page(run: Path, folder: Path, name: str, video: Path | None, benchmark
         raise UserError(f"{run}: the run has no elite yet; its first generation has not ended")
     config = saved_config(drawn.config)
     settings = shared_settings(config)
-    for file in (*FILES, *_exported(run), *BENCHMARK_FILES):
+    for file in (*FILES, *_exported(run)):
         if (run / file).is_file():
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             try:
                 (folder / file).write_bytes(read_bounded(run / file))
             except OSError as error:
                 raise UserError(reason(error, run / file)) from error
-    if (copied := folder / BENCHMARK_COPY / CONFIG).is_file():
-        own = saved_config(read_yaml(copied))
-        copied.write_text(as_yaml(shared_settings(own, also=config.tracking.exclude)), encoding="utf-8")
     if benchmark is not None:
         (folder / RESULTS).parent.mkdir()
         results = yaml.safe_dump(evaluation_results(drawn, benchmark), sort_keys=False)

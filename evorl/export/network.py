@@ -20,8 +20,10 @@ from evorl.algorithms.base import ActInput
 from evorl.envs.spaces import MASK, TYPES, WHOLE, ObservationSpecs, flattened, input_name
 from evorl.networks.dense import shares
 from evorl.networks.stack import Layout, Shapes, Stack, StackedNetwork
-from evorl.system.inference import ACTION, NEXT_STATE, STATE
 from evorl.types import Agent, RecurrentInput
+
+STATE, NEXT_STATE, ACTION = "state", "next_state", "action"
+"""Names of an exported agent's recurrent state, before and after a step, and of its action."""
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 
 from evorl.algorithms import make_algorithm
 from evorl.envs.spaces import choices
-from evorl.export.network import ActingAgent
+from evorl.export.network import ACTION, NEXT_STATE, ActingAgent
 from evorl.runs.loaded import LoadedAgent
 from evorl.system.extras import require
 from evorl.system.files import write_atomically
-from evorl.system.inference import ACTION, NEXT_STATE, session_of
 from evorl.system.plugins import described
 from evorl.types import UserError
 
@@ -97,7 +96,12 @@ def compare(acting: ActingAgent, loaded: LoadedAgent, payload: bytes) -> float:
 
     Observations are sampled from the space, with batch sizes 1 and 16; a recurrent agent plays 4 steps.
     """
-    session, largest = session_of(payload), 0.0
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(payload, options, providers=["CPUExecutionProvider"])
+    largest = 0.0
     for batch in (1, BATCH):
         state: NDArray[np.float32] | None = None
         own: NDArray[np.float32] | None = None

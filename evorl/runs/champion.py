@@ -171,7 +171,7 @@ class Champion:
         return Score.of(self.returns) if self.returns else None
 
     def forget(self) -> None:
-        """Discard its returns, since the limit on episodes has changed; it stays the elite."""
+        """Discard its returns, since the limit on episodes, or the opponent, has changed; it stays the elite."""
         self.returns, self.is_tested, self.lower_bound = (), False, None
 
     def see(self, returns: Returns) -> None:

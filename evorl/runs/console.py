@@ -293,7 +293,7 @@ def _measure(config: AnyConfig) -> str:
     terms = config.evolution.fitness
     if RATING in terms:
         player = (config.league or LeagueSettings()).benchmark
-        return f"result against {'random moves' if player == RANDOM else on_one_line(player, 80)}"
+        return f"result against {'random moves' if player == RANDOM else on_one_line(from_here(player), 80)}"
     return next(iter(terms)) if list(terms.values()) == [1.0] else "fitness"
 
 

@@ -255,8 +255,6 @@ SUMMARY = "summary.json"
 """The file that says how the run ended."""
 EXPORTED = "agent.onnx"
 """The file with the exported agent, by `evorl export`."""
-BENCHMARK_COPY = "benchmark"
-"""The subdirectory of a run that holds the copy of its `league.benchmark`, made when training begins."""
 INTERFACE = "environment.json"
 """The file that describes the observation and action spaces."""
 RESUMES = "resumes.json"
@@ -402,10 +400,8 @@ class RunDirectory:
         if there and CONFIG in there:
             self._refuse_another(config, restarted)
             self._check_checkpoints()
-        elif any(not name.startswith(".") and name != BENCHMARK_COPY for name in there):
+        elif any(not name.startswith(".") for name in there):
             raise UserError(f"run.name: {self.path} is not empty and holds no run; choose another name")
-        else:
-            remove(self.path / BENCHMARK_COPY)  # Of a start that failed.
         self.checkpoints.discard()
 
     def _refuse_another(self, config: AnyConfig, restarted: bool) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from evorl.config.errors import shown
-from evorl.runs.directory import BENCHMARK_COPY, CONFIG, ELITE_AGENT, ELITE_FACTS, EXPORTED, INTERFACE
+from evorl.runs.directory import CONFIG, ELITE_AGENT, ELITE_FACTS, INTERFACE
 from evorl.system.extras import require
 from evorl.types import UserError, message_of
 
@@ -19,8 +19,6 @@ HUB = "hf:"
 PAGE = re.compile(rf"{HUB}(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?", re.ASCII)
 FILES = (CONFIG, INTERFACE, ELITE_AGENT, ELITE_FACTS)
 """The files of a run's best agent."""
-BENCHMARK_FILES = tuple(f"{BENCHMARK_COPY}/{file}" for file in (*FILES, EXPORTED))
-"""Those of the copy of its `league.benchmark`, which is a run or an exported agent."""
 
 
 def is_on_hub(run: str | Path) -> bool:
@@ -49,7 +47,6 @@ def local_run(run: str | Path) -> Iterator[Path]:
 
 def _download(run: str, folder: Path) -> None:
     """Copy the files of a page that are read into an empty folder. Raises UserError."""
-    files = (*FILES, *BENCHMARK_FILES)
     page = PAGE.fullmatch(run)
     if page is None:
         raise UserError(f"{shown(run)}: a run on the Hub has the form {HUB}OWNER/NAME or {HUB}OWNER/NAME@REVISION")
@@ -58,9 +55,9 @@ def _download(run: str, folder: Path) -> None:
 
     try:
         cached = huggingface_hub.snapshot_download(
-            page["name"], revision=page["revision"], allow_patterns=list(files), repo_type="model"
+            page["name"], revision=page["revision"], allow_patterns=list(FILES), repo_type="model"
         )
-        for name in files:
+        for name in FILES:
             source = Path(cached) / name
             if source.is_file():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)

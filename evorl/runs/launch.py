@@ -21,7 +21,7 @@ import yaml
 from evorl.actors.actors import max_staleness
 from evorl.algorithms import ALGORITHMS, SETTINGS, make_algorithm
 from evorl.config import AnyConfig, check_name, override, validate
-from evorl.config.fields import ENVIRONMENT, RATING, RETURN, as_configured
+from evorl.config.fields import BENCHMARK, ENVIRONMENT, RATING, RETURN, as_configured
 from evorl.config.schema import LeagueSettings, Network, with_dotted_names
 from evorl.config.task import TARGET
 from evorl.config.yaml import RANGES, VERBOSE, plain_assignments, read_settings, settings_and_origins
@@ -35,8 +35,9 @@ from evorl.evolution.strategy import load_strategy
 from evorl.league.rating import MATCHMAKING
 from evorl.networks import ACTIVATIONS, CELLS, NETWORKS
 from evorl.population import check_population_size
+from evorl.runs.directory import from_here
 from evorl.runs.hub import is_on_hub
-from evorl.runs.opponents import check_benchmark
+from evorl.runs.opponents import Task, benchmark_of, is_run, opponent_of
 from evorl.runs.program import Parser, parse
 from evorl.runs.video import check_encoder
 from evorl.system.extras import EXTRAS, require
@@ -303,13 +304,16 @@ def launched(config: AnyConfig, bf16: bool) -> AnyConfig:
     if bf16 and config.network.bf16 is False:
         raise UserError("network.bf16: false, and accelerate's mixed_precision is 'bf16'; leave one of them out")
     run, network, population, evolution = config.run, config.network, config.population, config.evolution
+    league = config.league
     run = run.model_copy(update={"directory": run.directory.absolute()})
     network = network.model_copy(update={"bf16": bf16 if network.bf16 is None else network.bf16})
     if population.from_ is not None and not is_on_hub(population.from_):
         population = population.model_copy(update={"from_": population.from_.absolute()})
     if evolution.earlier_runs:
         evolution = evolution.model_copy(update={"initial": tuple(path.absolute() for path in evolution.earlier_runs)})
-    update = {"run": run, "network": network, "population": population, "evolution": evolution}
+    if league is not None and is_run(league.benchmark):
+        league = league.model_copy(update={"benchmark": str(Path(league.benchmark).absolute())})
+    update = {"run": run, "network": network, "population": population, "evolution": evolution, "league": league}
     return config.model_copy(update=update)
 
 
@@ -395,7 +399,7 @@ def _try_environment(config: AnyConfig, trains: bool, ranks: int) -> None:
         if trains:
             check_population_size(config, algorithm)
             if config.league is not None:
-                check_benchmark(config, one.interface)
+                opponent_of(benchmark_of(config), BENCHMARK, Task(config.environment, one.interface))
                 if config.league.learn_from == "both":
                     one.play_both_seats()
         if config.actors is not None:
@@ -464,7 +468,7 @@ def _check_ratings(league: LeagueSettings, target: float | None) -> None:
     if target is not None and not 0 < target < 1:
         raise UserError(
             f"training.target_fitness: with evolution.fitness=rating the target is a mean result against "
-            f"{league.benchmark}, above 0 and below 1, and this is {target:g}"
+            f"{from_here(league.benchmark)}, above 0 and below 1, and this is {target:g}"
         )
 
 

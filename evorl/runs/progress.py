@@ -49,6 +49,8 @@ class Progress:
     """The correlation of the agents' ranks in the last generation with those in the one before, where it is used."""
     drifts: Number = 0
     """The number of generations after which replicas differed between ranks and took the agents of rank 0."""
+    benchmark: Words = ""
+    """The SHA-256 of the agent of `league.benchmark`, or "" if that is no run."""
     league: Standings | None = None
     """Of a game: payoff matrix, ratings and archive, whose agents have a file of their own."""
     made_with: Annotated[dict[Words, Words], Field(max_length=100)] = field(default_factory=dict)

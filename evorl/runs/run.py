@@ -18,7 +18,7 @@ import torch
 from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig
 from evorl.config.errors import on_one_line
-from evorl.config.fields import RATING
+from evorl.config.fields import BENCHMARK, RATING
 from evorl.distributed import Peer, Placement, Ranks
 from evorl.distributed.rendezvous import SAVE, Pauses
 from evorl.envs import Environments
@@ -34,13 +34,13 @@ from evorl.replay import Experience
 from evorl.runs.callbacks import Callback
 from evorl.runs.checkpoint import CheckpointManager, InterimCheckpoints, Part
 from evorl.runs.console import details, header
-from evorl.runs.directory import RunDirectory
+from evorl.runs.directory import RunDirectory, from_here
 from evorl.runs.fitness import Fitness, generation_fitness
 from evorl.runs.launch import use_threads
 from evorl.runs.lineage import stage_of
 from evorl.runs.logger import EVALUATION, Logger, NullLogger
 from evorl.runs.metrics import Counts, RecentEpisodes
-from evorl.runs.opponents import Opponent, Task, keep_benchmark
+from evorl.runs.opponents import Opponent, Task, load_benchmark
 from evorl.runs.progress import Progress
 from evorl.runs.transfer import first_agents
 from evorl.seeding import derive_seed, numpy_generator, torch_generator
@@ -147,7 +147,7 @@ class Run:
         self._benchmark = None
         if self.league is not None:
             task = Task(config.environment, algorithm.interface)
-            self._benchmark = keep_benchmark(config, directory, self.ranks, task)
+            self._benchmark = load_benchmark(config, self.ranks, task)
         self._on_main(self._make_tuner)
         restored = self._checkpoints.restore()
         if restored is None:
@@ -169,6 +169,15 @@ class Run:
             self._note_resume()
         self.generation = self.progress.generation + 1
         measured_otherwise = self.progress.measured_otherwise(config)
+        if self._benchmark is not None:
+            if is_resumed and not self.finished and self.progress.benchmark != self._benchmark.digest:
+                measured_otherwise = True
+                self._warn_once(
+                    BENCHMARK,
+                    f"{BENCHMARK}: {from_here(self._benchmark.name)} has another best agent than when this run was "
+                    "saved, so the elite is measured again and later scores are not comparable with earlier ones",
+                )
+            self.progress.benchmark = self._benchmark.digest
         self.progress.note_setup(config, placement)
         self._recorded = self.progress.copy()
         self._logger = NullLogger()

@@ -11,7 +11,7 @@ import re
 import secrets
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -82,11 +82,11 @@ class Tracker(ABC):
         """Log the summary and the newest lines of the lineage, and close the tracker."""
 
 
-def shared_settings(config: AnyConfig, also: Collection[str] = ()) -> dict[str, Any]:
-    """Return all settings except those in `tracking.exclude` and `also`."""
+def shared_settings(config: AnyConfig) -> dict[str, Any]:
+    """Return all settings except those in `tracking.exclude`."""
     settings: dict[str, Any] = config.model_dump(mode="json")
     # One entry may name a setting within the section that another names, and a published run lacks what it excludes.
-    for path in (*config.tracking.exclude, *also):
+    for path in config.tracking.exclude:
         _section_of(path, settings).pop(path.rpartition(".")[2], None)
     return settings
 

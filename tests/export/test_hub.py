@@ -39,7 +39,7 @@ def run(tmp_path):
     return path
 
 
-EARLIER = ("agent.onnx", "benchmark/elite/agent.json", "elite/agent.safetensors", "mine.txt", "README.md")
+EARLIER = ("agent.onnx", "elite/agent.safetensors", "mine.txt", "README.md")
 """What an earlier push and a person have left on the page."""
 
 
@@ -113,7 +113,7 @@ def test_a_page_is_a_run_that_can_be_loaded(run, tmp_path):
 def test_the_install_line_names_the_extra_of_the_environment():
     assert hub.extras_of("ALE/Pong-v5") == ["hub", "atari"]
     assert hub.extras_of("CartPole-v1") == ["hub"]
-    assert hub.extras_of("pettingzoo:chess_v6", ["benchmark/agent.onnx"]) == ["hub", "games", "onnx"]
+    assert hub.extras_of("pettingzoo:chess_v6") == ["hub", "games"]
     assert hub.extras_of("openspiel:kuhn_poker") == ["hub", "openspiel"]
 
 
@@ -206,7 +206,7 @@ def test_a_push_sends_the_page_with_the_key(run):
     assert running.files["replay.mp4"] == b"film"
     assert running.files["elite/agent.safetensors"] == (run / "elite" / "agent.safetensors").read_bytes()
     assert b'<video src="replay.mp4"' in running.files["README.md"]
-    assert running.deleted == ["agent.onnx", "benchmark/elite/agent.json"], "the page no longer has them"
+    assert running.deleted == ["agent.onnx"], "the page no longer has it"
     assert all(key == "Bearer hf_key" for path, key in running.calls if path.startswith("/api/"))
     assert f"http://127.0.0.1:{running.server_port}/me/x" in done.stdout
 
