@@ -1,7 +1,6 @@
 """The YAML schema, its parser, and error messages."""
 
 from evorl.config.fields import AlgorithmSettings, HyperparameterRange
-from evorl.config.removed import without_removed
 from evorl.config.schema import (
     AnyConfig,
     ArchitectureLimits,
@@ -35,5 +34,4 @@ __all__ = [
     "override",
     "read_yaml",
     "validate",
-    "without_removed",
 ]

@@ -12,7 +12,6 @@ from annotated_types import Ge, Gt, Interval, Le, Lt
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from evorl.config.removed import REMOVED
 from evorl.config.suggestions import keys_of, suggested
 
 MAX_LETTERS = 450
@@ -98,8 +97,6 @@ def _alone(model: type[BaseModel], problem: ErrorDetails, known: Sequence[str], 
     location = tuple(str(part) for part in problem["loc"])
     path, kind, value = ".".join(location), problem["type"], problem.get("input")
     if kind == "extra_forbidden":
-        if path in REMOVED:
-            return f"{path}: {REMOVED[path].advice(path)}"
         return f"{path}: unknown key" + _nearest_path(model, location, known, texts.get(path))
     if kind in ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number"):
         return f"{path}: {shown(value)} is out of range; it must be {_range_at(model, location)}"

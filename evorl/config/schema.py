@@ -55,7 +55,6 @@ from evorl.config.fields import (
     from_home,
     without_booleans,
 )
-from evorl.config.removed import without_removed
 from evorl.types import Architecture, UserError
 
 YOURS = "your setting"
@@ -889,10 +888,8 @@ def validate(
 
     `given` are the settings from the command line, as `key.path=value`.
 
-    Removed settings of earlier revisions are dropped if they have their former default, as in a run's `config.yaml`.
     Raises UserError with the path of each invalid key and what would be valid.
     """
-    data = without_removed(data, if_unset=True)
     section = data.get("algorithm", {})
     name = section.get("name", DEFAULT_ALGORITHM) if isinstance(section, dict) else DEFAULT_ALGORITHM
     if not isinstance(name, str) or name not in algorithms:

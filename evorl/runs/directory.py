@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evorl.config import AnyConfig, read_yaml, validate, without_removed
+from evorl.config import AnyConfig, read_yaml, validate
 from evorl.config.fields import leaves
 from evorl.config.yaml import parse_settings
 from evorl.runs.json_lines import JsonLines
@@ -72,10 +72,10 @@ def saved_settings(run: Path) -> dict[str, Any]:
 
 
 def saved_config(data: Mapping[str, Any]) -> AnyConfig:
-    """Validate the configuration of a run, also of an earlier revision. Raises UserError."""
+    """Validate the configuration of a run. Raises UserError."""
     from evorl.algorithms import SETTINGS
 
-    return validate(without_removed(data), SETTINGS)
+    return validate(data, SETTINGS)
 
 
 def plain_name(config: AnyConfig) -> str:

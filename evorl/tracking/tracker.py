@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 from evorl.config import AnyConfig
 from evorl.config.errors import shown
-from evorl.config.removed import REMOVED
 from evorl.system.files import read_bounded, write_json
 from evorl.types import EvorlWarning, Mutation, UserError
 
@@ -95,7 +94,7 @@ def check_exclusions(config: AnyConfig) -> None:
     """Raise UserError if `tracking.exclude` names an unknown setting."""
     settings: dict[str, Any] = config.model_dump(mode="json")
     for path in config.tracking.exclude:
-        if path not in REMOVED and path.rpartition(".")[2] not in _section_of(path, settings):
+        if path.rpartition(".")[2] not in _section_of(path, settings):
             raise UserError(f"tracking.exclude: there is no setting {shown(path)} to leave out")
 
 

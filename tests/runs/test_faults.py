@@ -414,6 +414,12 @@ def test_a_resumed_run_may_have_a_name_that_yaml_reads_otherwise(name, tmp_path)
     assert (resumed.directory, resumed.name, resumed.resume) == (run.parent, name, "auto")
 
 
+@pytest.mark.parametrize("moved", ["run.name=other", "run={name: other}", "--run.resume=never"])
+def test_a_resumed_run_stays_in_its_directory(moved, trained_run):
+    with pytest.raises(UserError, match=r"a resumed run stays in its directory, .* with population\.from="):
+        resume_command(trained_run, [moved], None, None)
+
+
 def test_more_processes_than_cores_are_only_started_when_asked_for(trained_run, monkeypatch):
     monkeypatch.setattr(train_commands, "_ranks_of", lambda run: 1_000_000)
     with pytest.raises(UserError, match="--processes: the run had 1000000"):
