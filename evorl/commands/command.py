@@ -76,8 +76,6 @@ def mistake_in(name: str) -> str | None:
     """Say what is wrong with the name of a command, or None if the command exists."""
     if name in COMMANDS:
         return None
-    if name in RENAMED:
-        return f"evorl: {name!r} is now `{RENAMED[name]}`"
     quoted = name if len(name) <= 80 else f"{name[:80]}…"
     nearest = difflib.get_close_matches(quoted, COMMANDS, n=1, cutoff=0.5)
     known = f"; did you mean {nearest[0]!r}?" if nearest else f"; the commands are {', '.join(COMMANDS)}"
@@ -485,12 +483,6 @@ COMMANDS: Mapping[str, Command] = {
     ),
 }
 """All commands, in the order of `evorl --help`."""
-RENAMED: Mapping[str, str] = {
-    "tune": "evorl train --seeds 1 2 3",
-    "schedule": "evorl lineage RUN --settings",
-    "replay": "evorl retrain RUN",
-}
-"""Former names of commands, and what to type instead."""
 EXAMPLES = (
     "evorl train ppo environment=CartPole-v1 training.target_fitness=475 --name first",
     "evorl watch runs/first --video best.mp4",

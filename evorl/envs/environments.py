@@ -398,8 +398,7 @@ class Environments(Continued):
         names = self._copies.names(np.flatnonzero(failed)) if failed.any() else ""
         if names:
             self._begin_anew(kept, failed, parts, seed)
-        if told["restarts"] is not None:
-            self._vector.restarts = told["restarts"]
+        self._vector.restarts = told["restarts"]
         self._resets.go_on(arrays, failed)
         self._started = self._flags(arrays["started"].reshape(-1) | failed)
         self._steps = arrays["made"].copy()
@@ -517,9 +516,8 @@ def _number(value: Any, name: str, id: str) -> float:
 def _described(tensors: Tensors) -> dict[str, Any]:
     """The decoded start states of the running episodes. Raises UserError if they are missing or malformed."""
     try:
-        told = json.loads(tensors[ORIGINS].numpy().tobytes())
-        # Checkpoints of earlier revisions have no restarts.
-        return {name: told[name] for name in ("kind", "origins", "differing")} | {"restarts": told.get("restarts")}
+        starts = json.loads(tensors[ORIGINS].numpy().tobytes())
+        return {name: starts[name] for name in ("kind", "origins", "differing", "restarts")}
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise UserError("the running episodes: their start states are missing or damaged") from error
 

@@ -116,8 +116,8 @@ def _multi_discrete_from(data: Any) -> gym.Space[Any]:
 
 
 def _integers(data: Any) -> np.dtype[Any]:
-    """The dtype of a discrete space; descriptions of earlier versions have none. Raises ValueError for another kind."""
-    kind = np.dtype(str(data.get("dtype", "int64")))
+    """The dtype of a discrete space. Raises ValueError for another kind."""
+    kind = np.dtype(str(data["dtype"]))
     if not np.issubdtype(kind, np.integer):
         raise ValueError("not a dtype of integers")
     return kind

@@ -88,9 +88,7 @@ class Generation:
 
 
 GENERATION = TypeAdapter(Generation)
-# Lines of earlier revisions lack these; to need them would decode such lines whole.
-SINCE = ("selection_began", "rank_correlation")
-NEEDED = (*(name for name in Generation.__dataclass_fields__ if name not in SINCE), *LISTS)
+NEEDED = (*Generation.__dataclass_fields__, *LISTS)
 
 
 @dataclass(frozen=True)

@@ -35,9 +35,8 @@ from evorl.runs.directory import (
     Checkpoints,
     RunDirectory,
     part_file,
-    saved_settings,
 )
-from evorl.runs.progress import LIMIT, Progress, progress_of
+from evorl.runs.progress import Progress, progress_of
 from evorl.seeding import derive_seed
 from evorl.system.console import WarnOnce, say
 from evorl.system.files import digest, json_bytes, read_bounded
@@ -569,15 +568,9 @@ class CheckpointManager:
         progress = progress_of(state, str(where))
         agents = ranks.from_main(lambda: self._read_agents(progress, AGENTS, size), "the checkpoint's agents")
         progress.elite.payload = ranks.from_main(lambda: self._read_elite(progress), "the checkpoint's elite")
-        if LIMIT not in progress.made_with:
-            progress.made_with[LIMIT] = ranks.from_main(self._limit_before, "the run's configuration").decode()
         if progress.league is not None and progress.league.archive:
             progress.archive = ranks.from_main(lambda: self._read_archive(progress), "the checkpoint's archive")
         return progress, decode_agents(agents, str(where))
-
-    def _limit_before(self) -> bytes:
-        """`evaluation.max_steps` of a run whose checkpoints do not have it, from its configuration."""
-        return json_bytes(saved_settings(self._directory.path).get("evaluation", {}).get("max_steps"))
 
     def _read_state(self, generation: int) -> bytes:
         """The contents of `state.json`. Raises UserError if it belongs to another generation."""

@@ -31,8 +31,8 @@ class Progress:
     generation: Number = 0
     agent_steps: Number = 0
     global_steps: Number = 0
-    evaluation_steps: Number | None = 0
-    """The steps of all agents in evaluation, matches included; None in a run that began before they were kept."""
+    evaluation_steps: Number = 0
+    """The steps of all agents in evaluation, matches included."""
     next_id: Number = 0
     elite: Champion = field(default_factory=Champion)
     solved: bool = False
@@ -137,8 +137,6 @@ def _made_with(config: AnyConfig, placement: Placement) -> dict[str, str]:
 LIMIT = "evaluation.max_steps"
 """The setting, recorded in `made_with`, that limits the episodes from which the elite's returns come."""
 PROGRESS = TypeAdapter(Progress)
-SINCE = ("league", "evaluation_steps", "training_fitness")
-"""Fields that checkpoints of earlier revisions lack."""
 
 
 def progress_of(payload: bytes, where: str) -> Progress:
@@ -150,12 +148,10 @@ def progress_of(payload: bytes, where: str) -> Progress:
         place = on_one_line(".".join(map(str, first["loc"])), 200)
         raise UserError(f"{where}: {place}: {on_one_line(first['msg'], 200)}") from error
     given = json.loads(payload)
-    if "evaluation_steps" not in given:
-        progress.evaluation_steps = None
     for place, section, kind in (("", given, Progress), ("elite.", given.get("elite", {}), Champion)):
         for each in fields(kind):
             # Defaults describe a new run, and would be wrong for one that has been trained.
-            if each.name not in section and each.name not in SINCE:
+            if each.name not in section:
                 raise UserError(f"{where}: lacks {place}{each.name}, which every checkpoint of this version has")
     if problem := progress.contradiction():
         raise UserError(f"{where}: {problem}")

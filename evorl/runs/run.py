@@ -431,8 +431,7 @@ class Run:
         progress.shortened_by = self.config.training.max_steps if shortened else None
         progress.agent_steps += counted
         progress.global_steps += int(counts.steps.sum())
-        if progress.evaluation_steps is not None:
-            progress.evaluation_steps += progress.elite.evaluation_steps
+        progress.evaluation_steps += progress.elite.evaluation_steps
         progress.wall_clock_seconds = self._wall_clock_seconds()
         progress.rank_correlation = rank_correlation(trained)
         spent = progress.agent_steps / self.config.training.max_steps

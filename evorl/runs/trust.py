@@ -34,10 +34,7 @@ def is_own(run: Path, config: AnyConfig) -> bool:
     """True if this user launched the run here, with the code that its `config` names (`evorl.system.proof`)."""
     if not custom_code(config, trains=True):
         return False
-    code = _signed(config)
-    # Proofs of earlier revisions also named benchmarks that are no code but have a colon in their name.
-    benchmark = {} if config.league is None else {BENCHMARK: config.league.benchmark}
-    return is_signed(run, code) or is_signed(run, benchmark | code)
+    return is_signed(run, _signed(config))
 
 
 def sign_code(run: Path, config: AnyConfig) -> None:
@@ -49,8 +46,8 @@ def sign_code(run: Path, config: AnyConfig) -> None:
 def _signed(config: AnyConfig) -> dict[str, Any]:
     """The settings that may name code, and what they pass to it."""
     benchmark = "" if config.league is None else config.league.benchmark
-    # Proofs from before there were benchmarks do not name one.
-    return ({BENCHMARK: benchmark} if is_function(benchmark) else {}) | {
+    return {
+        BENCHMARK: benchmark if is_function(benchmark) else "",
         "environment.id": config.environment.id,
         "environment.kwargs": config.model_dump(mode="json", include={"environment"})["environment"]["kwargs"],
         "network.factory": config.network.factory,

@@ -12,7 +12,7 @@ from helpers.support import ROOT, error_line
 
 import evorl
 from evorl import __main__ as cli
-from evorl.commands.command import COMMANDS, EXAMPLES, RENAMED, parser_of, run_command
+from evorl.commands.command import COMMANDS, EXAMPLES, parser_of, run_command
 from evorl.runs.program import Answered, Parser, run_program
 
 
@@ -53,7 +53,7 @@ def test_help_the_version_and_a_mistyped_command_do_not_wait_for_torch():
     code = """
 import contextlib, io, sys
 from evorl.__main__ import main
-for words in (["--help"], ["--version"], ["-V"], ["trian"], ["tune"], ["clean", "--help"]):
+for words in (["--help"], ["--version"], ["-V"], ["trian"], ["clean", "--help"]):
     sys.argv = ["evorl", *words]
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
         code = main()
@@ -66,7 +66,6 @@ print([name for name in ("torch", "numpy", "pydantic", "yaml") if name in sys.mo
         f"0 evorl {evorl.__version__}",
         f"0 evorl {evorl.__version__}",
         "2 error: evorl: there is no command 'trian'; did you mean 'train'?",
-        "2 error: evorl: 'tune' is now `evorl train --seeds 1 2 3`",
         "0 usage: evorl clean [-h] [--yes] RUN [RUN ...]",
         "[]",
     ]
@@ -83,15 +82,6 @@ for words in {list(expected)}:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert {f"{words} {code} False" for words, code in expected.items()} <= {*done.stdout.splitlines()}
-
-
-@pytest.mark.parametrize("name", RENAMED)
-def test_a_former_name_says_the_new_one(name, capsys):
-    assert run_program(run_command, [name, "runs/a"]) == 2
-    assert f"{name!r} is now `{RENAMED[name]}`" in error_line(capsys)
-    program, command, *arguments = RENAMED[name].split()
-    assert program == "evorl"
-    parser_of(command, Parser).parse_intermixed_args(arguments)
 
 
 @pytest.mark.parametrize("line", ["--help", "train --help", "list .", "config", "config --markdown"])

@@ -413,23 +413,6 @@ def test_the_elite_is_measured_anew_under_another_limit_of_episodes(in_directory
     assert json.loads((in_directory / "runs" / "a" / "summary.json").read_text())["best_fitness"] == 9.0
 
 
-@pytest.mark.usefixtures("in_directory")
-def test_the_limit_of_a_run_whose_checkpoints_do_not_tell_it_is_that_of_its_configuration(monkeypatch):
-    from evorl.runs import progress
-
-    settings = "run.name=a", "evaluation.episodes=2", "evaluation.confirmation_episodes=4"
-    made_with = progress._made_with
-
-    def earlier(*given):
-        return {name: value for name, value in made_with(*given).items() if name != progress.LIMIT}
-
-    with monkeypatch.context() as patch:
-        patch.setattr(progress, "_made_with", earlier)
-        assert train(*settings, "training.max_steps=80", "evaluation.max_steps=5") == 0
-    with pytest.warns(EvorlWarning, match="not bit-exact: evaluation.max_steps changed from 5"):
-        assert train(*settings, "training.max_steps=120", "run.resume=auto") == 0
-
-
 def test_what_a_run_was_made_with_is_compared_when_it_goes_on(in_directory, monkeypatch):
     assert train("run.name=a", "training.max_steps=40") == 0
     newest = max((in_directory / "runs" / "a" / "checkpoints").iterdir())
