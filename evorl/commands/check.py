@@ -32,7 +32,7 @@ from evorl.envs.closing import close_vector
 from evorl.envs.diagnosis import check_start, check_step, overwritten
 from evorl.envs.games import is_game
 from evorl.envs.guard import flat_mask
-from evorl.envs.spaces import MASK, EnvSpec, choices
+from evorl.envs.spaces import MASK, EnvSpec, choices, finite_bounds
 from evorl.envs.suites import SeededGame
 from evorl.envs.vector import by_gymnasium, make_vector, stacked_frames, vectorization_of
 from evorl.seeding import numpy_generator
@@ -386,8 +386,7 @@ def _actions(interface: EnvSpec, mask: Tensor | None, copies: int, rng: np.rando
         return torch.from_numpy(np.stack(best, axis=-1).reshape(1, copies, *(space.shape or ())))
     if not isinstance(space, gym.spaces.Box):
         raise UserError(f"environment.id: no algorithm acts in {space}")
-    low, high = np.clip(space.low, -1e3, 1e3), np.clip(space.high, -1e3, 1e3)
-    return torch.from_numpy(rng.uniform(low, high, (1, copies, *space.shape)).astype(np.float32))
+    return torch.from_numpy(rng.uniform(*finite_bounds(space), (1, copies, *space.shape)).astype(np.float32))
 
 
 def _sample(space: gym.Space[Any], mask: Any) -> Any:

@@ -75,7 +75,8 @@ class Journal:
         if choices(space):
             low, high = _bounds(space)
             kinds = [np.iinfo(kind) for kind in ("int8", "int16", "int32", "int64")]
-            self._type = next(kind.dtype for kind in kinds if kind.min <= low.min() and high.max() <= kind.max)
+            fitting = (kind.dtype for kind in kinds if kind.min <= low.min() and high.max() <= kind.max)
+            self._type = next(fitting, self._type)
         self._rows = np.empty((256, copies, *(space.shape or ())), self._type)
         self._count = 0
         self._began = np.zeros(copies, dtype=np.int64)

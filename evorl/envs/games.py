@@ -35,7 +35,7 @@ from evorl.envs.continuation import another_seed
 from evorl.envs.diagnosis import check_spaces, check_start, has_agents
 from evorl.envs.faults import FAILURES, fault, restart
 from evorl.envs.open_spiel import OPENSPIEL, make_open_spiel
-from evorl.envs.spaces import MASK, choices
+from evorl.envs.spaces import MASK, choices, finite_bounds, from_zero, to_zero
 from evorl.envs.turns import Game, Spaces, Turn
 from evorl.seeding import seed_global_generators
 from evorl.system.extras import install_command
@@ -236,15 +236,14 @@ class RandomPlayers:
             size = (count, *space.shape)
             return self._rng.integers(space.low, space.high, size, dtype=space.dtype.type, endpoint=True)
         if isinstance(space, gym.spaces.Box):
-            low, high = np.clip(space.low, -1e3, 1e3), np.clip(space.high, -1e3, 1e3)
-            return self._rng.uniform(low, high, (count, *space.shape)).astype(space.dtype)
+            return self._rng.uniform(*finite_bounds(space), (count, *space.shape)).astype(space.dtype)
         sizes = choices(space)
         drawn = self._rng.random((count, sum(sizes)))
         if asked.mask is not None:
             drawn *= asked.mask
         parts = np.split(drawn, np.cumsum(sizes)[:-1], axis=1)
         moves = np.stack([part.argmax(1) for part in parts], axis=-1).reshape(count, *(space.shape or ()))
-        return np.asarray(moves + space.start)  # type: ignore[attr-defined]
+        return from_zero(moves, space)
 
 
 class FunctionPlayers:
@@ -568,8 +567,7 @@ def is_allowed(move: Any, mask: Flags | None, space: gym.Space[Any]) -> bool:
     if mask is None or isinstance(space, gym.spaces.Box):
         return True
     ends = np.cumsum(choices(space))
-    start = space.start  # type: ignore[attr-defined]
-    return bool(mask[np.reshape(move - start, -1) + np.append(0, ends[:-1])].all())
+    return bool(mask[to_zero(move, space).reshape(-1) + np.append(0, ends[:-1])].all())
 
 
 def batched(space: gym.Space[Any], observations: Sequence[Any]) -> Any:

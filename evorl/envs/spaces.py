@@ -141,7 +141,7 @@ def split(space: gym.Space[Any], batched: Any, name: str = "") -> dict[str, NDAr
         return parts
     array = np.asarray(batched)
     if isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
-        array = array - space.start
+        array = to_zero(array, space)
     return {name or WHOLE: array}
 
 
@@ -380,7 +380,7 @@ def action_reader(space: gym.Space[Any], num_envs: int) -> ActionReader:
 
 def _box_reader(space: gym.spaces.Box) -> ActionReader:
     whole = space.dtype.kind in "iub"
-    low, high = _within(space) if whole else (space.low, space.high)
+    low, high = float_bounds(space) if whole else (space.low, space.high)
 
     def read(values: NDArray[Any]) -> NDArray[Any]:
         # A diverged agent is stopped at its next update; until then NaN actions must not crash its environment.
@@ -392,8 +392,8 @@ def _box_reader(space: gym.spaces.Box) -> ActionReader:
     return read
 
 
-def _within(space: gym.spaces.Box) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Integer bounds as float64, rounded inward: float64 cannot represent 2**63 - 1 and would round it up."""
+def float_bounds(space: gym.spaces.Box) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return a Box's bounds as float64, rounded inward: float64 cannot represent 2**63 - 1 and would round it up."""
     low, high = space.low.astype(np.float64), space.high.astype(np.float64)
     # As objects, integers and floats are compared exactly.
     below, above = low.astype(object) < space.low.astype(object), high.astype(object) > space.high.astype(object)
@@ -402,7 +402,7 @@ def _within(space: gym.spaces.Box) -> tuple[NDArray[np.float64], NDArray[np.floa
 
 def _choice_reader(space: Any, num_envs: int) -> ActionReader:
     """The converter for Discrete and MultiDiscrete; it raises ValueError for an out-of-range action."""
-    sizes, start = np.array(choices(space)).reshape(space.shape), space.start
+    sizes = np.array(choices(space)).reshape(space.shape)
 
     def read(values: NDArray[Any]) -> NDArray[Any]:
         # Atari environments hang on an out-of-range action.
@@ -413,9 +413,28 @@ def _choice_reader(space: Any, num_envs: int) -> ActionReader:
                 f"agent {wrong // num_envs} chose action {values[wrong]} in environment "
                 f"{wrong % num_envs}; the space has actions 0 to {(sizes - 1).tolist()}"
             )
-        return np.asarray(values + start)
+        return from_zero(values, space)
 
     return read
+
+
+def from_zero(values: NDArray[Any], space: Any) -> NDArray[Any]:
+    """Convert choices [..., *shape], counted from 0, to a discrete space's own: from its `start`, in its dtype."""
+    # Integers wrap around, so the sum is right even where `values` alone do not fit the type.
+    return np.asarray(values.astype(space.dtype) + np.asarray(space.start).astype(space.dtype))
+
+
+def to_zero(values: NDArray[Any], space: Any) -> NDArray[np.int64]:
+    """Count choices [..., *shape] of a discrete space from 0; the inverse of `from_zero`."""
+    # In a narrow type, the difference may not fit; in uint64, not the number itself.
+    return np.asarray(values).astype(np.int64, copy=False) - np.asarray(space.start).astype(np.int64)
+
+
+def finite_bounds(space: gym.spaces.Box) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return bounds within those of a Box and at most 2,000 apart, from which actions can be drawn uniformly."""
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    low = np.maximum(low, np.minimum(high, 1e3) - 2e3)
+    return low, np.minimum(high, low + 2e3)
 
 
 RESERVED = (ACTION, MASK, "state", "next_state")

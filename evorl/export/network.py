@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from evorl.algorithms import Algorithm
 from evorl.algorithms.base import ActInput
-from evorl.envs.spaces import MASK, TYPES, WHOLE, ObservationSpecs, flattened, input_name
+from evorl.envs.spaces import MASK, TYPES, WHOLE, ObservationSpecs, flattened, float_bounds, input_name
 from evorl.networks.dense import shares
 from evorl.networks.stack import Layout, Shapes, Stack, StackedNetwork
 from evorl.types import Agent, RecurrentInput
@@ -38,8 +38,8 @@ class ActingAgent(nn.Module):
     """An agent that acts deterministically, with its networks unpadded.
 
     Inputs are the parts of an observation [B, ...], the action mask [B, A] if actions can be masked, and for recurrent
-    agents the state [B, K, N], zero at the start of an episode. Outputs are the actions [B, ...] and, for recurrent
-    agents, the next state.
+    agents the state [B, K, N], zero at the start of an episode. Outputs are the actions [B, ...], in float64 or int64
+    whatever the dtype of their space, and for recurrent agents the next state.
     """
 
     def __init__(
@@ -108,12 +108,10 @@ class ActingAgent(nn.Module):
     def _to_environment(self, action: Tensor) -> Tensor:
         space = self._action
         if isinstance(space, gym.spaces.Box):
-            if np.issubdtype(space.dtype, np.integer):
-                return action.round().to(torch.int64)
-            low, high = (torch.from_numpy(np.asarray(end, dtype=np.float32)) for end in (space.low, space.high))
+            low, high = map(torch.from_numpy, float_bounds(space))
+            action = action.double() if space.dtype.kind == "f" else action.double().round()
             return torch.minimum(torch.maximum(action, low), high)
-        start = torch.from_numpy(np.asarray(getattr(space, "start", 0), dtype=np.int64))
-        return action + start if bool((start != 0).any()) else action
+        return action + torch.from_numpy(np.asarray(space.start).astype(np.int64))  # type: ignore[attr-defined]
 
 
 def unpadded(agent: Agent, algorithm: Algorithm) -> Stack:

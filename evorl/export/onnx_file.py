@@ -56,7 +56,8 @@ def write_onnx(loaded: LoadedAgent, output: Path, facts: Mapping[str, str]) -> f
     check_packages()
     indices = loaded.config.environment.observation_indices
     acting = ActingAgent(loaded.agent, loaded.algorithm, loaded.observation_space, indices)
-    payload = _exported(acting, _given(acting, loaded, 2, np.random.default_rng(0)), facts)
+    example = _given(acting, loaded, 2, np.random.default_rng(0))
+    payload = _exported(acting, example, facts, loaded.action_space.dtype)
     difference = compare(acting, loaded, payload)
     if not difference <= TOLERANCE:
         raise UserError(f"{output}: is not written, since it would differ by {difference:.2g} from what the agent does")
@@ -64,7 +65,13 @@ def write_onnx(loaded: LoadedAgent, output: Path, facts: Mapping[str, str]) -> f
     return difference
 
 
-def _exported(acting: ActingAgent, example: tuple[Any, Any, list[torch.Tensor]], facts: Mapping[str, str]) -> bytes:
+def _exported(
+    acting: ActingAgent,
+    example: tuple[Any, Any, list[torch.Tensor]],
+    facts: Mapping[str, str],
+    dtype: np.dtype[Any] | None,
+) -> bytes:
+    """Return the ONNX model, whose actions have this dtype."""
     import onnx
 
     buffer, names = io.BytesIO(), (*acting.inputs, *acting.outputs)
@@ -85,10 +92,24 @@ def _exported(acting: ActingAgent, example: tuple[Any, Any, list[torch.Tensor]],
         except Exception as error:  # A module of the user's own may raise anything, in torch's exporter too.
             raise UserError(f"export: ONNX cannot express this agent's network: {described(error)}") from error
     model = onnx.load_from_string(buffer.getvalue())
+    _cast_actions(model.graph, onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
     onnx.helper.set_model_props(model, dict(facts))
     onnx.checker.check_model(model)
     payload: bytes = model.SerializeToString()
     return payload
+
+
+def _cast_actions(graph: Any, dtype: int) -> None:
+    """Append a cast of the actions to an ONNX type; torch's exporter does not know all unsigned ones."""
+    import onnx
+
+    (output,) = (value for value in graph.output if value.name == ACTION)
+    uncast = f"{ACTION}.uncast"
+    for node in graph.node:
+        for names in (node.input, node.output):
+            names[:] = [uncast if name == ACTION else name for name in names]
+    graph.node.append(onnx.helper.make_node("Cast", [uncast], [ACTION], to=dtype))
+    output.type.tensor_type.elem_type = dtype
 
 
 def compare(acting: ActingAgent, loaded: LoadedAgent, payload: bytes) -> float:
@@ -161,7 +182,7 @@ def _together(space: gym.Space[Any], samples: list[Any]) -> Any:
 
 
 def _difference(wanted: NDArray[Any], got: NDArray[Any]) -> float:
-    if wanted.shape != got.shape:
+    if (wanted.shape, wanted.dtype) != (got.shape, got.dtype):
         return float("inf")
     scale = np.maximum(1.0, np.abs(wanted.astype(np.float64)))
     return float((np.abs(wanted.astype(np.float64) - got) / scale).max(initial=0.0))

@@ -161,7 +161,9 @@ class Constants:
     """Tensors copied to each device only once, because every copy from host memory makes the host wait for the GPU."""
 
     def __init__(self, *values: NDArray[np.float64]) -> None:
-        self._values = tuple(torch.from_numpy(value.astype(np.float32)) for value in values)
+        # The bounds of a float64 Box may be beyond float32, as which they are infinite.
+        with np.errstate(over="ignore"):
+            self._values = tuple(torch.from_numpy(value.astype(np.float32)) for value in values)
         self._copies = {(torch.device("cpu"), torch.float32): self._values}
 
     def like(self, tensor: Tensor) -> tuple[Tensor, ...]:

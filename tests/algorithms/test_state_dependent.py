@@ -304,7 +304,7 @@ def test_agents_are_evaluated_and_exported_without_noise(name):
     torch.testing.assert_close(best, 2 * (mean.clamp(-1, 1) if name == "ppo" else torch.tanh(mean)))
     exported = ActingAgent(member, chosen, gym.spaces.Box(-1.0, 1.0, (5,)))
     assert exported.inputs == ("observation",)
-    torch.testing.assert_close(exported(look[0])[0], best)
+    torch.testing.assert_close(exported(look[0])[0].float(), best)
 
 
 def test_noise_is_not_stored_with_rollouts():
