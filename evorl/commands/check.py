@@ -160,6 +160,12 @@ def _note_step(
     for name, value in (("terminated", step[2]), ("truncated", step[3])):
         if not isinstance(value, bool | np.bool_):
             played.note("end flags", "fail", f"{name} is {value!r}, not a bool")
+    if (MASK in info) != (MASK in step[4]) and not (step[2] or step[3]):
+        one, other = ("reset", "step") if MASK in info else ("step", "reset")
+        text = (
+            f"{one} gives info['{MASK}'], but {other} does not; give one in both, all 1 where every action is allowed"
+        )
+        played.note("action masks", "fail", text)
     if overwrites:
         played.note("returned data", "warn", "two steps return the same array; return a copy")
     elif info is step[4] and step[4]:

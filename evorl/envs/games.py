@@ -518,16 +518,15 @@ class GameVector(VectorEnv[Any, Any, Any]):
         return batched(self.single_observation_space, [turn.observation for turn in turns])
 
     def _masks(self, turns: Sequence[Turn]) -> Flags | None:
-        """The masks of turns [N', A]; None if the game has none."""
-        if not self._is_masked:
-            if any(turn.mask is not None for turn in turns):
-                raise UserError(
-                    f"environment.id: {self._id} gives an action mask in some turns, but none in its first; it must "
-                    "give one in each, or in none"
-                )
-            return None
-        size = sum(choices(self.single_action_space))
-        return np.stack([np.ones(size, dtype=bool) if turn.mask is None else turn.mask for turn in turns])
+        """The masks of turns [N', A]; None if the game has none. Raises UserError if only some turns have one."""
+        masks = [turn.mask for turn in turns if turn.mask is not None]
+        if len(masks) != len(turns) * self._is_masked:
+            first = "one" if self._is_masked else "none"
+            raise UserError(
+                f"environment.id: {self._id} gives an action mask in some turns, but {first} in its first; it must "
+                "give one in each, or in none"
+            )
+        return np.stack(masks) if masks else None
 
     def _shown(self) -> tuple[Any, dict[str, Any]]:
         """The learner's observations [N, ...], and the info with its masks."""

@@ -307,24 +307,32 @@ MASK = "action_mask"
 
 
 class ActionMasks:
-    """Reads the action masks of N environment copies. A copy without a mask at a step allows every action."""
+    """Reads the action masks of N environment copies, each of which gives one in every reset and step."""
 
     def __init__(self, space: gym.Space[Any], copies: Copies) -> None:
         self._copies = copies
         self._sizes = choices(space)
 
     def read(self, info: dict[str, Any], ended: NDArray[np.bool_] | None = None) -> NDArray[np.bool_]:
-        """Read the masks [N, A] of allowed actions. Raises UserError for a wrong size, or if no action is allowed.
+        """Read the masks [N, A] of allowed actions.
 
-        Copies [N] that have `ended`, and are reset by their next action whatever it is, may allow none.
+        Copies [N] that have `ended`, and are reset by their next action whatever it is, may allow none or give no mask.
+        Raises UserError for a missing mask or one of a wrong size, and where no action is allowed.
         """
         copies, actions = self._copies.count, sum(self._sizes)
+        gives = np.array(info.get(f"_{MASK}", np.full(copies, MASK in info)), dtype=bool)
+        missing = ~gives if ended is None else ~gives & ~ended
+        if missing.any():
+            raise UserError(
+                f"environment.id: {self._copies.names(np.flatnonzero(missing))} gave no info['{MASK}'], which an "
+                "earlier `reset` gave; give one in every `reset` and `step`, all 1 where every action is allowed"
+            )
         if MASK not in info:
             return np.ones((copies, actions), dtype=bool)
         if np.asarray(info[MASK]).dtype == object:
             raise UserError(f"environment.id: {self._copies.id} gives info['{MASK}'] as objects; give one array")
         mask = np.array(info[MASK], dtype=bool).reshape(copies, -1)
-        mask = mask | ~info.get(f"_{MASK}", np.ones(copies, dtype=bool))[:, None]
+        mask |= ~gives[:, None]
         self._check_size(mask.shape[1])
         allowed = allows_each_choice(mask, self._sizes)
         if ended is not None:

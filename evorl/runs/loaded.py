@@ -93,9 +93,9 @@ class LoadedAgent:
 
         `state` is the one that the previous call returned, or None at the start of episodes; it is always None for
         feed-forward agents, unless their exploration noise persists across steps. `episode_start` [B] marks the
-        entries at which a new episode starts. `action_mask` [A] or [B, A] is 1 for valid actions; that of one
-        observation may also be a tuple with an array for each choice. Raises UserError for observations outside the
-        agent's space, and for other arguments that do not fit them.
+        entries at which a new episode starts. `action_mask` [A] or [B, A] is 1 for valid actions; agents that were
+        trained with masks need one. That of one observation may also be a tuple with an array for each choice. Raises
+        UserError for observations outside the agent's space, and for other arguments that do not fit them.
         """
         space = self.observation_space
         is_pair = isinstance(observation, tuple) and len(observation) == 2
@@ -135,10 +135,15 @@ class LoadedAgent:
     def _mask(self, given: Any, batch: int, single: bool) -> torch.Tensor:
         """The action masks [1, B, A] given to `predict`; that of a single observation may have one array per choice.
 
-        None allows all actions. Raises UserError.
+        Raises UserError for a missing mask, too.
         """
+        if given is None:
+            raise UserError(
+                f"action_mask: this agent was trained with masks; call predict(observation, {MASK}=info['{MASK}']), or "
+                f"give {self._masked} ones where every action is allowed"
+            )
         try:
-            mask = np.ones((batch, self._masked)) if given is None else flat_mask(given) if single else np.array(given)
+            mask = flat_mask(given) if single else np.array(given)
         except ValueError as error:
             raise UserError(f"action_mask: {error}") from error
         fitting = _fitting("action_mask", mask.astype(bool), batch, self._masked)

@@ -137,6 +137,14 @@ class Masked(Good):
         return *super().step(action)[:4], self.info()
 
 
+class MaskedAtFirst(Masked):
+    def info(self):
+        return super().info() if self.number < 3 else {}
+
+    def step(self, action):
+        return *Good.step(self, action)[:4], self.info()
+
+
 class MaskedInParts(Masked):
     def info(self):
         return {"action_mask": (np.array([0, 1], np.int8), np.array([0, 0, 1], np.int8))}
@@ -202,6 +210,7 @@ def test_what_is_right_passes_with_figures(capsys):
         ("Limited-v0", {}),
         ("Windows", {}),
         ("MaskedInParts", {}),
+        ("MaskedAtFirst", {"action masks": "fail", "resuming": "fail"}),
         ("Buffered", {"gymnasium": "fail", "returned data": "fail"}),
         ("SameInfo", {"gymnasium": "fail", "returned data": "warn"}),
         ("Hidden", {"gymnasium": "fail", "resuming": "warn"}),

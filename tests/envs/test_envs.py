@@ -129,13 +129,14 @@ def test_an_action_outside_the_space_is_refused_by_name(action):
         environments.step(actions)
 
 
-def test_an_environment_that_gives_no_mask_allows_everything_also_at_the_end_of_an_episode():
+def test_a_last_observation_without_a_mask_allows_everything():
     environments = Environments(Environment(id="helpers.spaces:SometimesMasked-v0"), 1, 2)
     environments.reset(0)
-    assert environments.observation["action_mask"].tolist() == [[[True, False, True], [True, True, True]]]
+    assert environments.observation["action_mask"].tolist() == [[[True, False, True]] * 2]
     transition = environments.step(torch.zeros(1, 2, dtype=torch.int64))
     assert transition.truncated.all()
     assert transition.next_observation["action_mask"].tolist() == [[[False, False, True], [True, True, True]]]
+    assert environments.observation["action_mask"].tolist() == [[[True, False, True]] * 2]
 
 
 @pytest.mark.parametrize(
@@ -213,6 +214,24 @@ def test_a_mask_that_only_steps_give_is_refused(length):
     environments.reset(0)
     with pytest.raises(UserError, match=r"gives info\['action_mask'\] in `step` but not in `reset`; .*both"):
         environments.step(torch.zeros(1, 2, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_a_mask_that_only_resets_give_is_refused(vectorization):
+    """Also where another copy has one, because an episode has just begun there."""
+    settings = Environment(id="helpers.probes:EarlyMask-v0", vectorization=vectorization, kwargs={"length": 3})
+    with Environments(settings, 1, 2) as environments:
+        environments.reset(0)
+        with pytest.raises(
+            UserError, match=r"environment 0 of agent 0 and 1 more .*step 1 .* gave no info\['action_ma"
+        ):
+            environments.step(torch.zeros(1, 2, dtype=torch.int64))
+    masks = ActionMasks(gym.spaces.Discrete(2), Copies("x", 2, 1))
+    given = {MASK: np.ones((2, 2)), f"_{MASK}": np.array([True, False])}
+    with pytest.raises(UserError, match=r"environment 0 of agent 1 .*; give one in every `reset` and `step`, all 1 wh"):
+        masks.read(given)
+    for info in (given, {}):
+        assert masks.read(info, np.array([True, True])).all(), "the next action only resets these"
 
 
 @pytest.mark.parametrize(

@@ -309,10 +309,10 @@ def test_the_last_observation_is_not_that_of_the_next_episode(plays_both):
     assert info["final_obs"][0][:3].tolist() == [2, 1, 2]
 
 
-def test_masks_that_come_late_are_refused():
-    made, _ = vector("LateMask", 1, lambda seen: 0)
-    with pytest.raises(UserError, match="gives an action mask in some turns, but none in its first"):
-        made.step([1])
+@pytest.mark.parametrize(("name", "first"), [("LateMask", "none"), ("EarlyMask", "one")])
+def test_masks_of_some_turns_are_refused(name, first):
+    with pytest.raises(UserError, match=f"gives an action mask in some turns, but {first} in its first"):
+        vector(name, 1, lambda seen: 0)[0].step([1])
 
 
 @pytest.mark.parametrize(

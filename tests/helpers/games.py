@@ -195,6 +195,14 @@ class LateMask(OpponentFirst):
         return *rest, {"action_mask": np.ones(3, np.int8)} if self.count else {}
 
 
+class EarlyMask(OpponentFirst):
+    """Only its first turn has a mask."""
+
+    def last(self):
+        *rest, _ = super().last()
+        return *rest, {} if self.count else {"action_mask": np.ones(3, np.int8)}
+
+
 class Buffered(Duel):
     """All its observations are one array."""
 

@@ -120,10 +120,21 @@ class LateMask(gym.Env):
         return np.zeros(1, np.float32), 1.0, self.steps == self.length, False, {"action_mask": mask}
 
 
+class EarlyMask(LateMask):
+    """Gives its mask in `reset` only."""
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0], {"action_mask": np.array([1, 0], np.int8)}
+
+    def step(self, action):
+        return *super().step(action)[:4], {}
+
+
 gym.register("Unseeded-v0", entry_point=Unseeded, disable_env_checker=True)
 gym.register("Counter-v0", entry_point=Counter)
 gym.register("Probe-v0", entry_point=Probe)
 gym.register("LateMask-v0", entry_point=LateMask, disable_env_checker=True)
+gym.register("EarlyMask-v0", entry_point=EarlyMask, disable_env_checker=True)
 gym.register("MaskedChoices-v0", entry_point=MaskedChoices, disable_env_checker=True)
 
 

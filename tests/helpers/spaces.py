@@ -147,7 +147,7 @@ class Endless(gym.Env):
 
 
 class SometimesMasked(gym.Env):
-    """Cut after one step; every second environment gives a mask then, the others never do."""
+    """Cut after one step; only every second environment gives a mask with its last observation."""
 
     observation_space = gym.spaces.Box(-1, 1, (1,))
     action_space = gym.spaces.Discrete(3)
@@ -155,7 +155,7 @@ class SometimesMasked(gym.Env):
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.gives = seed is None or seed % 2 == 0
-        return np.zeros(1, np.float32), {"action_mask": np.array([1, 0, 1], np.int8)} if self.gives else {}
+        return np.zeros(1, np.float32), {"action_mask": np.array([1, 0, 1], np.int8)}
 
     def step(self, action):
         info = {"action_mask": np.array([0, 0, 1], np.int8)} if self.gives else {}

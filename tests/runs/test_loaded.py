@@ -69,7 +69,8 @@ def test_every_kind_of_space_is_read_and_acted_in(kind, tmp_path):
     agent = evorl.load(tmp_path / "a")
     returns = returns_of(agent, config, seeds_of(0, 6))
     assert returns == pytest.approx(evaluated["returns"], abs=1e-5)
-    assert agent.action_space.contains(agent.predict(agent.observation_space.sample())[0])
+    mask = {"action_mask": np.ones(sum(choices(agent.action_space)))} if "mask" in kind else {}
+    assert agent.action_space.contains(agent.predict(agent.observation_space.sample(), **mask)[0])
 
 
 def test_a_batch_is_as_its_observations_one_by_one(tmp_path):
@@ -227,6 +228,10 @@ def test_a_mask_that_an_agent_cannot_heed_is_refused(trained_run, tmp_path):
     chosen = agent.predict(observation, action_mask=parts)[0]
     assert np.array_equal(chosen, agent.predict(observation, action_mask=np.concatenate(parts))[0])
     assert np.array_equal(np.ravel(chosen) - np.ravel(agent.action_space.start), np.array(sizes) - 1)
+    with pytest.raises(
+        UserError, match=r"^action_mask: .* call predict\(observation, action_mask=info\['action_mask'\]\)"
+    ):
+        agent.predict(observation)
     with pytest.raises(UserError, match=r"^action_mask: forbids every action"):
         agent.predict(observation, action_mask=np.zeros(sum(sizes)))
 
