@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from gymnasium.utils.env_checker import check_env
 from gymnasium.utils.passive_env_checker import env_render_passive_checker
+from numpy.typing import NDArray
 from torch import Tensor
 
 from evorl.algorithms import ALGORITHMS, SETTINGS, make_algorithm
@@ -29,10 +30,10 @@ from evorl.config.errors import on_one_line
 from evorl.config.yaml import OF_ALGORITHM, assignment, configuration_file, override, read_yaml
 from evorl.envs import Environments
 from evorl.envs.closing import close_vector
-from evorl.envs.diagnosis import check_start, check_step, overwritten
+from evorl.envs.diagnosis import check_start, check_step, overwritten, wide_bounds
 from evorl.envs.games import is_game
 from evorl.envs.guard import flat_mask
-from evorl.envs.spaces import MASK, EnvSpec, choices, finite_bounds
+from evorl.envs.spaces import LARGEST, MASK, EnvSpec, ObservationSpecs, choices, finite_bounds, observation_specs
 from evorl.envs.suites import SeededGame
 from evorl.envs.vector import by_gymnasium, make_vector, stacked_frames, vectorization_of
 from evorl.seeding import numpy_generator
@@ -74,6 +75,9 @@ class Played:
     longest: int = 0
     rewards: list[float] = field(default_factory=list)
     found: dict[str, Verdict] = field(default_factory=dict)
+    changes: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+    """For each part of the observation, [2, ...]: how often each entry has changed within an episode, and how often
+    that is lost in single precision."""
 
     def note(self, subject: str, level: Level, text: str) -> None:
         """Record a finding, unless one at least as severe is already known."""
@@ -108,6 +112,7 @@ class Subject:
     def played(self) -> Played:
         """Play random episodes of `steps` steps in all, and note what is wrong in them."""
         env, id, played = self.env, self.settings.id, Played()
+        parts = observation_specs(env.observation_space)
         env.action_space.seed(SEED)
         last: tuple[Any, dict[str, Any]] | None = None
         copied: Any = None
@@ -124,12 +129,40 @@ class Subject:
             assert last is not None
             step = env.step(_sample(env.action_space, last[1].get(MASK)))
             played.steps, length = played.steps + 1, length + 1
+            _count_changes(played, parts, env.observation_space, copied, step[0])
             _note_step(played, step, last[1], overwritten(last[0], copied), env.observation_space, id)
             last, copied, ended = (step[0], step[4]), deepcopy(step[0]), bool(step[2]) or bool(step[3])
             played.ended += ended
             played.truncated += bool(step[3]) and not step[2]
             played.longest = max(played.longest, length)
+        self._note_precision(played)
         return played
+
+    def _note_precision(self, played: Played) -> None:
+        """Note an observed number of which most changes are lost in single precision, if there is one."""
+        indices = self.settings.observation_indices
+        for name, (changed, lost) in played.changes.items():
+            for entry in np.argwhere(2 * lost > changed).tolist():
+                if indices is None or entry[0] in indices:
+                    played.found["precision"] = Verdict(
+                        "warn",
+                        f"entry {entry} of part {name!r} of the observation changes in {changed[tuple(entry)]} steps, "
+                        f"but in {lost[tuple(entry)]} of them not in single precision, in which networks compute; give "
+                        "it relative to the start of the episode",
+                    )
+                    return
+
+
+def _count_changes(played: Played, parts: ObservationSpecs, space: gym.Space[Any], before: Any, after: Any) -> None:
+    """Count the entries that change from one observation to the next, before and after their conversion to float32."""
+    for (name, part), (one, _), (other, _) in zip(
+        parts.items(), _leaves(space, before), _leaves(space, after), strict=True
+    ):
+        if part.dtype == torch.float32:
+            first, second = np.asarray(one), np.asarray(other)
+            changed = first != second
+            lost = changed & (first.astype(np.float32) == second.astype(np.float32))
+            played.changes[name] = played.changes.get(name, np.int64(0)) + np.stack([changed, lost])
 
 
 def _note_step(
@@ -147,8 +180,10 @@ def _note_step(
     check_step((*step[:2], bool(step[2]), bool(step[3]), step[4]), space, id)
     for part, inner in _leaves(space, step[0]):
         array = np.asarray(part)
-        if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
-            played.note("observations", "fail", "an observation is not finite")
+        if np.issubdtype(array.dtype, np.floating) and not (np.abs(array) < LARGEST).all():
+            wrong = array[~(np.abs(array) < LARGEST)][0]
+            text = f"an observation holds {wrong}; it must be finite, and of a size below {LARGEST:.2g}"
+            played.note("observations", "fail", text)
         elif part not in inner:
             same = array.dtype == inner.dtype
             wrong = "has values outside" if same else f"is of {array.dtype}, not the {inner.dtype} of"
@@ -269,7 +304,9 @@ def _spaces(subject: Subject) -> list[Named]:
         raise UserError(f"no algorithm takes it: {refusal}")
     parts = ", ".join(f"{name} ({part.kind} {list(part.shape)})" for name, part in interface.parts.items())
     masked = " with masks" if interface.masked else ""
-    return [("spaces", Verdict("pass", f"{parts}; {interface.action}{masked}; for {', '.join(able)}"))]
+    verdict = Verdict("pass", f"{parts}; {interface.action}{masked}; for {', '.join(able)}")
+    wide = wide_bounds(interface.action, subject.settings.id)
+    return [("spaces", verdict), *([("spaces", Verdict("warn", wide))] if wide else [])]
 
 
 def _seeding(subject: Subject) -> list[Named]:

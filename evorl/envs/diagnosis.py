@@ -74,6 +74,24 @@ def check_spaces(env: Any, id: str) -> None:
             raise UserError(f"environment.id: the {name} of {id}: {message_of(error)}") from error
 
 
+WIDE = 1e9
+"""Bounds of actions beyond this are more likely those of their type than the environment's own."""
+
+
+def wide_bounds(space: gym.Space[Any], id: str) -> str:
+    """Return a remark on an action space with bounds like those of its type, or an empty string."""
+    if not isinstance(space, gym.spaces.Box):
+        return ""
+    both = space.bounded_below & space.bounded_above
+    if not (wide := both & ((np.abs(space.low) > WIDE) | (np.abs(space.high) > WIDE))).any():
+        return ""
+    low, high = space.low[wide][0], space.high[wide][0]
+    return (
+        f"the action_space of {id} is bounded by {low:.3g} and {high:.3g}, and actions are scaled to these bounds; "
+        "give those between which actions are useful"
+    )
+
+
 def check_start(start: Any, space: gym.Space[Any], id: str) -> str:
     """Return a remark on the result of a reset, or an empty string. Raises UserError if it cannot be used."""
     if not isinstance(start, tuple):

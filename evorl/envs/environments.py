@@ -26,6 +26,7 @@ from evorl.config import Environment
 from evorl.config.errors import nearest, shown
 from evorl.config.fields import ENVIRONMENT, as_configured
 from evorl.envs.continuation import Continuation, Continued
+from evorl.envs.diagnosis import wide_bounds
 from evorl.envs.episodes import Collected, Episodes, Recent
 from evorl.envs.games import GameVector, Opponents
 from evorl.envs.generation import longest_episode
@@ -316,7 +317,7 @@ class Environments(Continued):
             allowed = self.observation[MASK].split(choices(space), dim=-1)
             action = torch.stack([each.int().argmax(-1) for each in allowed], dim=-1).reshape(whole)
         self.step(action)
-        return self._vector.findings
+        return [*self._vector.findings, *filter(None, [wide_bounds(space, self._id)])]
 
     def reports(self, names: Sequence[str], chosen: Flags) -> NDArray[np.float64]:
         """The info values `names` of the last step in the `chosen` environments [P, E], as [names, chosen].

@@ -22,6 +22,8 @@ WHOLE = "observation"
 """Name of the part if the space has only one."""
 CHANNELS_FIRST = ("openspiel:",)
 """Prefixes of the ids of environments whose images are known to be channels-first."""
+LARGEST = math.sqrt(float(np.finfo(np.float32).max))
+"""Observations must be smaller in absolute value, 1.8e19: networks and their statistics square them in float32."""
 ACTION = "action"
 """Name of the extra input part of Q-functions of continuous actions."""
 
@@ -255,20 +257,22 @@ class Copies:
     def steps(self, steps: NDArray[np.int64]) -> None:
         self._began = self._clock - steps
 
-    def check_finite(self, values: NDArray[Any], what: str, copy: int | None = None) -> None:
-        """Raise UserError if any of the values [N, ...], or [...] of one `copy`, is NaN or infinite."""
+    def check_finite(self, values: NDArray[Any], what: str, copy: int | None = None, below: float = np.inf) -> None:
+        """Raise UserError unless all values [N, ...], or [...] of one `copy`, are finite and of a size `below` this."""
         # Squares cannot cancel, and their sum takes a fifth of the time of an elementwise check. If it overflows, the
         # elementwise check decides.
         if math.isfinite(np.vdot(values, values)):
             return
-        finite = np.isfinite(values)
-        if finite.all():
+        fits = np.abs(values) < below
+        if fits.all():
             return
-        if copy is None:
-            copy = int(np.flatnonzero(~finite.reshape(len(values), -1).all(1))[0])
+        index = [int(number) for number in np.argwhere(~fits)[0]]
+        copy, entry = (index[0], index[1:]) if copy is None else (copy, index)
+        where = f"{what}, entry {entry}" if entry else what
+        limit = f", and observations of a size below {below:.2g}" if below < np.inf else ""
         raise UserError(
-            f"{self.source(copy)} {values[~finite][0]} {what}; rewards and observations must be finite in single "
-            "precision"
+            f"{self.source(copy)} {values[~fits][0]:.3g} {where}; rewards and observations must be finite in single "
+            f"precision{limit}"
         )
 
     def check_choices(self, values: NDArray[Any], sizes: Sequence[int], what: str, copy: int | None = None) -> None:
@@ -487,7 +491,7 @@ class ObservationReader:
         """Copies of the parts [N, ...] of batched observations, or [...] of one `copy`'s final observation.
 
         They are copied because vector environments may reuse the returned array, and some return it transposed. Raises
-        UserError for non-finite values and for categories out of range.
+        UserError for values that are not finite or too large, and for categories out of range.
         """
         parts = split(self._space, observation)
         if self._indices is not None:
@@ -496,7 +500,7 @@ class ObservationReader:
         which = "the observation" if copy is None else "the last observation"
         for name, array in read.items():
             if array.dtype == np.float32:
-                self._copies.check_finite(array, f"in part {name!r} of {which}", copy)
+                self._copies.check_finite(array, f"in part {name!r} of {which}", copy, LARGEST)
             elif sizes := self.parts[name].sizes:
                 self._copies.check_choices(array, sizes, f"in part {name!r} of {which}", copy)
         return read

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 import torch
 
 from evorl.algorithms import Algorithm
@@ -51,6 +52,9 @@ from evorl.system.plugins import described
 from evorl.system.signals import Interrupted, defer_signals, heed_signals, held_signal, signals_wait
 from evorl.system.stopwatch import Stopwatch
 from evorl.types import FINISHED, STOPPED, Agent, EvorlWarning, RunFailed, UserError
+
+LARGE_REWARD = 1e3
+"""Mean rewards of a step above this may be what makes agents diverge."""
 
 
 class Run:
@@ -95,6 +99,8 @@ class Run:
     """The environment steps of each agent in the current generation, until `record` counts them."""
     _within: str
     """The position of the newest interim checkpoint of this generation, in words."""
+    _reward: float
+    """The size of the mean reward of a step in the last generation recorded; 0 if no episode counts."""
     _unsaved: str
     """The reason why the newest checkpoint was not saved, or ""."""
     _stopped: str
@@ -426,6 +432,7 @@ class Run:
             # An interim checkpoint counts resets as steps, which `agent_steps` does not: correct the saved count.
             self._saved_steps += counted - self._steps_within
         self._steps_within = 0
+        self._reward = mean_reward(counts)
         progress.generation = self.generation
         shortened = self.generation_length.steps < self._whole_length.steps
         progress.shortened_by = self.config.training.max_steps if shortened else None
@@ -461,8 +468,7 @@ class Run:
         if all(agent.fault for agent in trained):
             faults = "; ".join(f"agent {agent.id}: {agent.fault}" for agent in trained[:4])
             raise UserError(
-                f"all agents were lost in generation {self.generation} ({faults}); lower "
-                "algorithm.learning_rate, or set algorithm.max_grad_norm",
+                f"all agents were lost in generation {self.generation} ({faults}); {remedy(self.config, self._reward)}",
                 reported_elsewhere=not self.ranks.is_main,
             )
         evolved: list[Agent] = []
@@ -586,6 +592,21 @@ class Run:
 
     def _wall_clock_seconds(self) -> float:
         return self._before + time.perf_counter() - self._began
+
+
+def mean_reward(counts: Counts) -> float:
+    """Return the size of the mean reward of a step: that of the agent with the largest, or 0 if no episode counts."""
+    sizes = np.abs(counts.train_return / counts.train_length)
+    return float(np.max(sizes[~np.isnan(sizes)], initial=0.0))
+
+
+def remedy(config: AnyConfig, reward: float) -> str:
+    """Return advice for a run whose agents are all lost, where steps gave a mean `reward` of this size."""
+    algorithm = config.algorithm
+    if reward > LARGE_REWARD and algorithm.reward_clip is None:
+        return f"rewards average {reward:.2g} a step: scale them to about 1, or set algorithm.reward_clip"
+    clips = "" if algorithm.max_grad_norm is not None else ", or set algorithm.max_grad_norm"
+    return f"lower algorithm.learning_rate{clips}"
 
 
 def drift_warning(peers: Sequence[Peer], drifted: Sequence[int], generation: int) -> str:

@@ -183,14 +183,17 @@ def _rendered(id: str, vector: Vector, observation: Any) -> Image | None:
         return None
     try:
         image = np.asarray(images[0])
-        if image.ndim == 3 and image.shape[2] == 3 and min(image.shape) >= 2:
+        # Floats from 0 to 1 would be filmed black, and larger integers would wrap around.
+        is_whole = image.dtype.kind in "iu" and image.size > 0 and image.min() >= 0 and image.max() <= 255
+        if is_whole and image.ndim == 3 and image.shape[2] == 3 and min(image.shape) >= 2:
             return np.asarray(image, dtype=np.uint8)
         found = f"an array {list(image.shape)} of {image.dtype}"
+        found += f" from {image.min():g} to {image.max():g}" if image.dtype.kind in "iuf" and image.size else ""
     except (TypeError, ValueError):
         found = shown(images[0])
     raise UserError(
-        f"environment.id: render() of {id} gave {found}; a picture is an array [rows, columns, 3] of bytes, with at "
-        "least 2 rows and columns"
+        f"environment.id: render() of {id} gave {found}; a picture is an array [rows, columns, 3] of bytes, 0 to 255, "
+        "with at least 2 rows and columns"
     )
 
 

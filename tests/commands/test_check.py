@@ -137,6 +137,28 @@ class Masked(Good):
         return *super().step(action)[:4], self.info()
 
 
+class Dated(Good):
+    """Gives the seconds since 1970, and a small angle."""
+
+    observation_space = gym.spaces.Dict(
+        angle=gym.spaces.Box(-1.0, 1.0, (1,)), clock=gym.spaces.Box(0.0, 1e10, (2,), np.float64)
+    )
+
+    def observe(self):
+        return {"angle": super().observe()[:1], "clock": np.array([self.number, 1.7e9 + self.number])}
+
+
+class Unbounded(Good):
+    action_space = gym.spaces.Box(-np.finfo(np.float32).max, np.finfo(np.float32).max, (2,))
+
+
+class Sentinel(Good):
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,))
+
+    def observe(self):
+        return np.array([0.0, np.finfo(np.float32).max if self.number == 3 else 0.0], np.float32)
+
+
 class MaskedAtFirst(Masked):
     def info(self):
         return super().info() if self.number < 3 else {}
@@ -210,6 +232,9 @@ def test_what_is_right_passes_with_figures(capsys):
         ("Limited-v0", {}),
         ("Windows", {}),
         ("MaskedInParts", {}),
+        ("Dated", {"precision": "warn"}),
+        ("Unbounded", {"spaces": "warn"}),
+        ("Sentinel", {"gymnasium": "warn", "observations": "fail", "resuming": "fail"}),
         ("MaskedAtFirst", {"action masks": "fail", "resuming": "fail"}),
         ("Buffered", {"gymnasium": "fail", "returned data": "fail"}),
         ("SameInfo", {"gymnasium": "fail", "returned data": "warn"}),

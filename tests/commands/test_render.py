@@ -75,10 +75,28 @@ def broken():
     ("attribute", "value", "message"),
     [
         ("render", lambda self: broken(), "CartPole-v1 raised RuntimeError: no GPU (.*test_render.py:.* in broken"),
-        ("render", lambda self: np.zeros((4, 4)), "render() of CartPole-v1 gave an array [4, 4] of float64; a picture"),
-        ("render", lambda self: np.zeros((4, 4, 4), np.uint8), "gave an array [4, 4, 4] of uint8; a picture is"),
-        ("render", lambda self: np.zeros((1, 4, 3), np.uint8), "gave an array [1, 4, 3] of uint8; a picture is"),
-        ("render", lambda self: np.full((4, 4, 3), "x", object), "gave array(.*; a picture is"),
+        (
+            "render",
+            lambda self: np.zeros((4, 4)),
+            "render() of CartPole-v1 gave an array [4, 4] of float64 from 0 to 0; a pic",
+        ),
+        (
+            "render",
+            lambda self: np.full((4, 4, 3), 0.5),
+            "gave an array [4, 4, 3] of float64 from 0.5 to 0.5; a picture",
+        ),
+        ("render", lambda self: np.full((4, 4, 3), 256), "gave an array [4, 4, 3] of int64 from 256 to 256; a picture"),
+        (
+            "render",
+            lambda self: np.zeros((4, 4, 4), np.uint8),
+            "gave an array [4, 4, 4] of uint8 from 0 to 0; a picture is",
+        ),
+        (
+            "render",
+            lambda self: np.zeros((1, 4, 3), np.uint8),
+            "gave an array [1, 4, 3] of uint8 from 0 to 0; a picture is",
+        ),
+        ("render", lambda self: np.full((4, 4, 3), "x", object), "gave an array [4, 4, 3] of object; a picture is"),
         ("render", lambda self: [[1], [1, 2]], "gave [[1], [1, 2]]; a picture is"),
         ("render", lambda self: None, "no frame was rendered"),
         ("metadata", {"render_fps": "fast"}, "metadata['render_fps'] of CartPole-v1 is 'fast'; give a number from 1"),

@@ -344,6 +344,11 @@ def test_neither_an_interruption_nor_our_own_mistake_counts_as_a_failure():
         ("reward", (1, 2), "step 2 of the episode) gave nan as its reward"),
         ("huge reward", (1, 2), "step 2 of the episode) gave inf as its reward"),
         ("inf", (1, 2), "step 2 of the episode) gave inf in part 'observation' of the observation"),
+        (
+            "sentinel",
+            (1, 2),
+            "step 2 of the episode) gave -3.4e+38 in part 'observation' of the observation, entry [2",
+        ),
         ("nan", (0, 4), "step 4 of the episode) gave nan in part 'observation' of the last observation"),
         ("nan", (1, 0), "step 0 of the episode) gave nan in part 'observation' of the observation"),
     ],

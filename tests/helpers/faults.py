@@ -74,8 +74,8 @@ class Failing(gym.Env):
 
     def _observation(self):
         shown = np.array([self.seed % 1000, self.episode, self.step_number], dtype=np.float32)
-        if self.how in ("nan", "inf") and self._now():
-            shown[2] = float(self.how)
+        if self.how in ("nan", "inf", "sentinel") and self._now():
+            shown[2] = np.finfo(np.float32).min if self.how == "sentinel" else float(self.how)
         return shown
 
 

@@ -24,6 +24,7 @@ from evorl.distributed import Ranks
 from evorl.population import check_agents
 from evorl.runs.directory import Checkpoints, RunDirectory
 from evorl.runs.json_lines import JsonLines
+from evorl.runs.run import remedy
 from evorl.system.files import Lock, is_locked, read_owner, settle
 from evorl.system.signals import Interrupted
 from evorl.types import EvorlWarning, RewardStats, UserError
@@ -106,6 +107,19 @@ def test_a_quarantined_agent_is_marked_and_replaced(selection, in_directory, mon
     assert len(third) == 4
     assert not {row["id"] for row in third} & {row["id"] for row in lost}
     assert not {row["parent"] for row in third} & {row["id"] for row in lost}
+
+
+@pytest.mark.parametrize(
+    ("settings", "reward", "advice"),
+    [
+        ((), 1.0, "lower algorithm.learning_rate, or set algorithm.max_grad_norm"),
+        (("algorithm.max_grad_norm=1",), 1.0, "lower algorithm.learning_rate"),
+        ((), 1e20, "rewards average 1e+20 a step: scale them to about 1, or set algorithm.reward_clip"),
+        (("algorithm.reward_clip=1", "algorithm.max_grad_norm=1"), 1e20, "lower algorithm.learning_rate"),
+    ],
+)
+def test_advice_for_lost_agents_is_about_what_is_wrong(settings, reward, advice):
+    assert remedy(config(*settings), reward) == advice
 
 
 @pytest.mark.slow
