@@ -36,6 +36,7 @@ from evorl.envs.guard import flat_mask
 from evorl.envs.spaces import LARGEST, MASK, EnvSpec, ObservationSpecs, choices, finite_bounds, observation_specs
 from evorl.envs.suites import SeededGame
 from evorl.envs.vector import by_gymnasium, make_vector, stacked_frames, vectorization_of
+from evorl.population import check_memory
 from evorl.seeding import numpy_generator
 from evorl.system.console import aligned, compact
 from evorl.system.plugins import described
@@ -296,7 +297,8 @@ def _spaces(subject: Subject) -> list[Named]:
             shipped = read_yaml(configuration_file(name, [task]))
             own = {section: shipped[section] for section in ("network", *OF_ALGORITHM) if section in shipped}
             environment = subject.settings.model_dump(mode="json", exclude_unset=True)
-            make_algorithm(validate({**own, "environment": environment}, SETTINGS), interface)
+            config = validate({**own, "environment": environment}, SETTINGS)
+            check_memory(config, make_algorithm(config, interface))
             able.append(name)
         except UserError as error:
             refusal = refusal or _without_key(error)

@@ -72,6 +72,8 @@ def check_spaces(env: Any, id: str) -> None:
                 check(space)
         except AssertionError as error:
             raise UserError(f"environment.id: the {name} of {id}: {message_of(error)}") from error
+        if 0 in (space.shape or ()):
+            raise UserError(f"environment.id: the {name} of {id} is {space}, which holds no numbers")
 
 
 WIDE = 1e9

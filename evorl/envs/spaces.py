@@ -125,7 +125,10 @@ def observation_specs(space: gym.Space[Any], key: str = "environment.id", name: 
         where = f"part {name!r} of the observation" if name else "the observation"
         known = ", ".join(sorted(part.__name__ for part in PARTS))
         raise UserError(f"{key}: {where} is {space}, which no encoder supports; supported are {known}, Dict, Tuple")
-    return {name or WHOLE: PARTS[kind](space)}
+    part = PARTS[kind](space)
+    if 0 in part.shape:
+        raise UserError(f"{key}: an observation of shape {list(part.shape)} holds no numbers")
+    return {name or WHOLE: part}
 
 
 def known_kind(space: gym.Space[Any], known: Mapping[type, Any]) -> type | None:
@@ -194,8 +197,6 @@ def _box(space: gym.spaces.Box) -> ObservationSpec:
         raise UserError(
             f"environment.id: an observation of shape {list(shape)} has no encoder; boxes of up to 3 dimensions do"
         )
-    if 0 in shape:
-        raise UserError(f"environment.id: an observation of shape {list(shape)} holds no numbers")
     image = len(shape) == 3 or (len(shape) == 2 and bytes_)
     part = ObservationSpec(
         "image" if image else "vector", shape, dtype, channels_last=len(shape) == 3 and _channels_last(shape)

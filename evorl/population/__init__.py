@@ -4,6 +4,7 @@ from evorl.population.initial import (
     Predecessor,
     check_agents,
     check_environment_hyperparameters,
+    check_memory,
     check_population_size,
     initial_population,
 )
@@ -16,6 +17,7 @@ __all__ = [
     "Predecessor",
     "check_agents",
     "check_environment_hyperparameters",
+    "check_memory",
     "check_population_size",
     "initial_population",
 ]

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig, Evolution, check_name
 from evorl.config.fields import ENVIRONMENT
+from evorl.envs.spaces import choices
 from evorl.evolution.mutation import (
     MAX_CONVOLUTIONS,
     Context,
@@ -23,6 +24,7 @@ from evorl.networks import ACTIVATIONS
 from evorl.networks.stack import check_network, new_tensors
 from evorl.seeding import numpy_generator, torch_generator
 from evorl.system.formats import MAX_HEADER_BYTES, header_bytes
+from evorl.system.processes import check_room
 from evorl.types import EXP_AVG, EXP_AVG_SQ, INITIAL, ROLES, Agent, AgentState, Architecture, UserError
 
 MAX_COUNT = 1e15
@@ -147,6 +149,27 @@ def check_population_size(config: AnyConfig, algorithm: Algorithm) -> None:
             f"population.size: a checkpoint has room for {most:,} agents whose networks have grown to the limits of "
             f"evolution.architecture; {size:,} are too many; use fewer, or a smaller evolution.architecture.max_layers"
         )
+
+
+def check_memory(config: AnyConfig, algorithm: Algorithm) -> None:
+    """Raise UserError if this process's agents, with Adam's moments and target networks, do not fit into memory."""
+    agents = 1 if config.population.placement == "sharded" else config.population.size
+    numbers = 0
+    for spec in algorithm.networks.values():
+        sizes, copies = spec.architecture.sizes(), 4 if spec.target is not None else 3
+        shapes = (one.shape(sizes) for one in spec.network.specs(spec.architecture).values())
+        numbers += copies * sum(map(math.prod, shapes))
+    interface = algorithm.interface
+    name, part = max(interface.parts.items(), key=lambda item: item[1].width)
+    actions = sum(choices(interface.action)) or math.prod(interface.action.shape or ())
+    encoded = ", one-hot encoded" if part.kind == "categories" else ""
+    hidden = max(config.network.hidden_sizes, default=0)
+    widths = {
+        f"environment.id: {agents} agents with {part.width:,} inputs for part {name!r}{encoded}": part.width,
+        f"environment.id: {agents} agents with {actions:,} outputs for {interface.action}": actions,
+        f"network.hidden_sizes: {agents} agents with layers of {hidden:,} units": hidden,
+    }
+    check_room(4 * numbers * agents, max(widths, key=lambda where: widths[where]), copies=1)
 
 
 def _grown(shape: Architecture, evolution: Evolution) -> Architecture:

@@ -34,7 +34,7 @@ from evorl.evolution import MUTATIONS, SELECTIONS
 from evorl.evolution.strategy import load_strategy
 from evorl.league.rating import MATCHMAKING
 from evorl.networks import ACTIVATIONS, CELLS, NETWORKS
-from evorl.population import check_population_size
+from evorl.population import check_memory, check_population_size
 from evorl.runs.directory import from_here
 from evorl.runs.hub import is_on_hub
 from evorl.runs.opponents import Task, benchmark_of, is_run, opponent_of
@@ -398,6 +398,7 @@ def _try_environment(config: AnyConfig, trains: bool, ranks: int) -> None:
         algorithm.pace(copies)
         if trains:
             check_population_size(config, algorithm)
+            check_memory(config, algorithm)
             if config.league is not None:
                 opponent_of(benchmark_of(config), BENCHMARK, Task(config.environment, one.interface))
                 if config.league.learn_from == "both":

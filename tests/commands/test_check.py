@@ -148,6 +148,17 @@ class Dated(Good):
         return {"angle": super().observe()[:1], "clock": np.array([self.number, 1.7e9 + self.number])}
 
 
+class Numbered(Good):
+    observation_space = gym.spaces.Dict(angle=gym.spaces.Box(-1.0, 1.0, (2,)), user=gym.spaces.Discrete(2**31 - 1))
+
+    def observe(self):
+        return {"angle": super().observe(), "user": 7}
+
+
+class ManyActions(Good):
+    action_space = gym.spaces.Discrete(2**31 - 1)
+
+
 class Unbounded(Good):
     action_space = gym.spaces.Box(-np.finfo(np.float32).max, np.finfo(np.float32).max, (2,))
 
@@ -265,6 +276,12 @@ def test_games_that_can_be_trained_pass(id, word):
     [
         ("Nothing", "made", "neither defines nor registers 'Nothing'"),
         ("OldStep", "interface", "follows the old Gym interface: its step returns 4 values"),
+        (
+            "Numbered",
+            "spaces",
+            "4 agents with 2,147,483,647 inputs for part 'user', one-hot encoded: ",
+        ),
+        ("ManyActions", "spaces", "4 agents with 2,147,483,647 outputs for Discrete(2147483647): "),
         ("Unactable", "spaces", "no algorithm takes it: algorithm.name: a2c cannot act in MultiBinary(2)"),
     ],
 )

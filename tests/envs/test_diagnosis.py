@@ -161,6 +161,17 @@ class NoSpace(Good):
     observation_space = 4
 
 
+class NoNumbers(Good):
+    action_space = gym.spaces.Box(-1.0, 1.0, (0,))
+
+
+class EmptyPart(Good):
+    observation_space = gym.spaces.Dict(a=gym.spaces.MultiDiscrete(np.ones((2, 0), int)), b=gym.spaces.Discrete(2))
+
+    def observation(self):
+        return {"a": np.ones((2, 0), int), "b": 0}
+
+
 class EmptySpace(Good):
     observation_space = gym.spaces.Dict()
 
@@ -346,6 +357,8 @@ def test_the_old_interface_and_wrong_shapes_are_named(name, message, vectorizati
         ("InnerShape", "returns part 'arm.1' of the observation of shape [3]; its observation_space has shape [2]"),
         ("NoActions", "own:NoActions has no action_space; set it to a space"),
         ("NoSpace", "own:NoSpace has 4 as its observation_space"),
+        ("NoNumbers", "the action_space of own:NoNumbers is Box([], [], (0,), float32), which holds no numbers"),
+        ("EmptyPart", "an observation of shape [2, 0] holds no numbers"),
         ("EmptySpace", "the observation_space of own:EmptySpace: An empty Dict"),
     ],
 )

@@ -134,6 +134,18 @@ class Empty(gym.Env):
         return np.zeros(0, np.float32), {}
 
 
+class Numbered(gym.Env):
+    """Shows one of two billion numbers."""
+
+    observation_space = gym.spaces.Discrete(2**31 - 1)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return 7, {}
+
+
+gym.register("Numbered-v0", entry_point=Numbered)
 gym.register("Outside-v0", entry_point=Outside)
 
 

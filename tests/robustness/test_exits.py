@@ -369,7 +369,14 @@ def test_a_choice_that_the_space_does_not_have_is_named(vectorization, in_direct
 
 def test_an_observation_of_no_numbers_is_refused(in_directory, capsys):
     assert train("run.name=a", "environment={id: 'helpers.faults:Empty-v0', num_envs: 2}") == 2
-    assert "an observation of shape [0] holds no numbers" in errors_of(capsys)[0]
+    assert "which holds no numbers" in errors_of(capsys)[0]
+
+
+def test_inputs_that_do_not_fit_memory_are_named(in_directory, capsys):
+    assert train("run.name=a", "environment={id: 'helpers.faults:Numbered-v0', num_envs: 2}") == 2
+    (error,) = errors_of(capsys)
+    assert "agents with 2,147,483,647 inputs for part 'observation', one-hot encoded: " in error
+    assert "GiB of free memory" in error
 
 
 def test_directories_last_once_they_are_made(tmp_path, monkeypatch):
