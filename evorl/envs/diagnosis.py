@@ -84,10 +84,11 @@ def wide_bounds(space: gym.Space[Any], id: str) -> str:
     """Return a remark on an action space with bounds like those of its type, or an empty string."""
     if not isinstance(space, gym.spaces.Box):
         return ""
-    both = space.bounded_below & space.bounded_above
-    if not (wide := both & ((np.abs(space.low) > WIDE) | (np.abs(space.high) > WIDE))).any():
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    wide = space.bounded_below & space.bounded_above & (np.maximum(np.abs(low), np.abs(high)) > WIDE)
+    if not wide.any():
         return ""
-    low, high = space.low[wide][0], space.high[wide][0]
+    low, high = low[wide][0], high[wide][0]
     return (
         f"the action_space of {id} is bounded by {low:.3g} and {high:.3g}, and actions are scaled to these bounds; "
         "give those between which actions are useful"

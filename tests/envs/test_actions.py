@@ -9,7 +9,7 @@ from helpers.support import SMALL, algorithm, config
 
 import evorl
 from evorl.commands.check import _actions
-from evorl.commands.play import _read
+from evorl.commands.play import ask
 from evorl.config import Environment
 from evorl.envs import Environments
 from evorl.envs.games import Asked, RandomPlayers, is_allowed
@@ -18,7 +18,6 @@ from evorl.export import onnx_file
 from evorl.league.players import Players
 from evorl.population import Policy, initial_population
 from evorl.runs.video import play
-from evorl.system.inference import session_of
 
 WHOLE = [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64]
 
@@ -100,7 +99,7 @@ def test_agents_of_every_algorithm_act_in_the_space(name):
 
 
 @pytest.mark.parametrize("name", SPACES)
-def test_others_act_in_the_space(name):
+def test_others_act_in_the_space(name, monkeypatch):
     space, rng = SPACES[name], np.random.default_rng(0)
     asked = Asked(np.zeros((5, 2), np.float32), None, np.arange(5), np.ones(5, dtype=bool))
     with Environments(settings(name), 1, 5) as environments:
@@ -108,12 +107,13 @@ def test_others_act_in_the_space(name):
         checked = action_reader(space, 5)(_actions(interface, None, 5, rng)[0].numpy())
     chosen = algorithm("algorithm={name: a2c}", actions=space, observations=Strict.observation_space)
     policy = Policy(initial_population(config("algorithm={name: a2c}"), chosen)[:1], chosen, torch.Generator())
-    typed = space.sample()
+    typed = " ".join(map(str, np.ravel(space.sample()).astype(int if choices(space) else float)))
+    monkeypatch.setattr("builtins.input", lambda prompt: typed)
     for moves in (
         RandomPlayers(space, rng)(asked),
         Players(policy, settings(name), interface, [0] * 5)(asked),
         checked,
-        [_read(" ".join(map(str, np.ravel(typed).astype(int if choices(space) else float))), space)],
+        [ask(space, None)],
     ):
         assert all(is_allowed(np.asarray(move), None, space) for move in moves)
 
@@ -131,9 +131,9 @@ def test_a_loaded_agent_acts_in_the_space(name, tmp_path):
     for _ in play(agent, agent.config.environment, [0], 3, "rgb_array"):
         pass
     if name in EXPORTED:
-        pytest.importorskip("onnxruntime")
+        runtime = pytest.importorskip("onnxruntime")
         onnx_file.write_onnx(agent, tmp_path / "agent.onnx", {})
-        session = session_of((tmp_path / "agent.onnx").read_bytes())
+        session = runtime.InferenceSession(str(tmp_path / "agent.onnx"), providers=["CPUExecutionProvider"])
         actions = session.run(["action"], {"observation": np.eye(2, dtype=np.float32) * 1e6})[0]
         assert all(space.contains(action) for action in actions)
 
