@@ -39,7 +39,7 @@ SAVE, RESTORE = -2, -3
 """Sent in place of a slot number. SAVE requests the running episodes; RESTORE is followed by their size, a seed and the
 episodes. The answer has the size of its payload in place of a generation."""
 
-LEAVE = signal.SIGUSR1
+LEAVE = signal.SIGUSR2
 """Tells an actor to close its environments and exit; actors ignore the signals that launchers send."""
 
 

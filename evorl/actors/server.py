@@ -24,6 +24,7 @@ from typing import NoReturn
 import psutil
 
 from evorl.system.processes import die_with_parent
+from evorl.system.signals import SIGNALS
 
 REQUEST = struct.Struct("<3q")
 """Wire format of a request: (START, actor, attempt) or (END, process id, 0)."""
@@ -44,9 +45,9 @@ CLOSING = 6.0
 """Seconds that actors may take to close their environments at shutdown."""
 
 
-GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that launchers and terminals send to whole process groups. The rank alone decides how to react, so the server
-and its actors ignore them."""
+GROUP_SIGNALS = SIGNALS
+"""Signals that launchers, terminals and clusters send to whole process groups. The rank alone decides how to react, so
+the server and its actors ignore them."""
 ORPHANED = signal.SIGUSR2
 """Sent to the server by the kernel when the rank ends, however it ends."""
 

@@ -22,6 +22,7 @@ from evorl.actors.actor import FAILED, MESSAGE, NUMBER, read_all
 from evorl.actors.memory import Board
 from evorl.actors.server import ActorServer, kill_group
 from evorl.config.schema import ActorSettings
+from evorl.system.signals import raise_if_signalled
 from evorl.types import EvorlWarning, RunFailed, UserError
 
 LOOK_EVERY = 0.5
@@ -245,7 +246,11 @@ class Supervisor:
         return self._ready.popleft()
 
     def look(self) -> None:
-        """Kill actors that have a slot to fill but have not stepped for too long; replace a server that has ended."""
+        """Kill actors that have a slot to fill but have not stepped for too long; replace a server that has ended.
+
+        Raises Interrupted after a signal: whoever waits for an actor calls this.
+        """
+        raise_if_signalled()
         now = time.monotonic()
         if now < self._looked + LOOK_EVERY:
             return

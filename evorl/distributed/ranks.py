@@ -26,7 +26,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from evorl.distributed.rendezvous import SILENT, Heartbeat, Pauses, Store, launch_name, meet
 from evorl.system.processes import cpu, identity, launcher
-from evorl.system.signals import signals_end_at_once
+from evorl.system.signals import note_activity, raise_if_signalled, signals_end_at_once
 from evorl.types import RunFailed, UserError, message_of
 
 MAX_GATHERED = 2**18
@@ -212,17 +212,20 @@ class Ranks:
         heartbeat = self._heartbeat
         if heartbeat is not None:
             heartbeat.waits_for = what
+        note_activity(f"the wait for {what}")
         try:
             yield
         except (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError)):
             raise  # An error of this rank's own GPU, whose earlier work may fail only here.
         except RuntimeError as error:
+            raise_if_signalled()  # The signal has ended the other ranks, too.
             missing = heartbeat.missing() if heartbeat is not None else "another rank"
             raise RankLost(
                 f"rank {self.rank} waited for {what}, but {missing} (every wait ends after {self._timeout:g} s, "
                 f"run.timeout; {message_of(error, 120)})"
             ) from error
         finally:
+            note_activity("")
             if heartbeat is not None:
                 heartbeat.waits_for = None
 

@@ -27,7 +27,7 @@ from evorl.envs.spaces import Copies
 from evorl.envs.vector import make_vector, stacked_frames
 from evorl.seeding import seed_global_generators
 from evorl.system.plugins import place, without_place
-from evorl.system.signals import held_signal
+from evorl.system.signals import note_activity, raise_if_signalled
 from evorl.types import EvorlWarning, Flags, UserError
 
 FINAL = "final_info"
@@ -45,6 +45,7 @@ class RecoveringVector:
     def __init__(self, settings: Environment, copies: Copies, *, continued: bool = False) -> None:
         self._settings = settings
         self._copies = copies
+        self._stepping, self._resetting = f"a step of {settings.id}", f"a reset of {settings.id}"
         self._seed = 0
         self._failures = np.zeros(copies.count, dtype=np.int64)
         self._reported_places: set[str] = set()
@@ -94,6 +95,7 @@ class RecoveringVector:
         """Reset all copies, copy i with `seed` + i or with seeds [N]; return the observations and the info."""
         seeds = [] if isinstance(seed, int) else [number % 2**31 for number in seed]
         self._seed = seed % 2**31 if isinstance(seed, int) else seeds[0]
+        note_activity(self._resetting)
         try:
             observation, info = self._reset(seeds)
         except UserError:
@@ -102,6 +104,8 @@ class RecoveringVector:
             observation, info = self._start_over(error)
         else:
             self._note_seeds(seeds)
+        finally:
+            note_activity("")
         self.faulty(info)
         return observation, info
 
@@ -109,6 +113,7 @@ class RecoveringVector:
         """Step the vector environment; if it raised, return first observations, zero rewards and no episode ends."""
         if self.continuation is not None and self.continuation.journal is not None:
             self.continuation.journal.add(actions)
+        note_activity(self._stepping)
         try:
             return self.env.step(actions)
         except UserError:
@@ -117,6 +122,8 @@ class RecoveringVector:
             observation, info = self._start_over(error)
             none = np.zeros(self._copies.count)
             return observation, none, none.astype(bool), none.astype(bool), info
+        finally:
+            note_activity("")
 
     def faulty(self, info: dict[str, Any]) -> Flags | None:
         """The copies [N] that raised in a step or reset, reported once per place in the user's code; None without any.
@@ -181,9 +188,8 @@ class RecoveringVector:
 
     def _start_over(self, error: Exception) -> Start:
         """Recreate all copies after an error in the whole vector environment, and start new episodes."""
-        if held_signal() is not None:
-            # A signal to the process group has ended the workers: the state of restarted copies must not be saved.
-            raise error
+        # A signal to the process group has ended the workers: the state of restarted copies must not be saved.
+        raise_if_signalled()
         error, failures, start = restart(error, self._settings.max_restarts, self._seed, self._begin_anew)
         if start is None:
             self.close()

@@ -29,7 +29,7 @@ from evorl.envs.suites import ATARI, register_suite
 from evorl.seeding import derive_seed, seed_global_generators
 from evorl.system.plugins import SCRIPT, defined_in, described, import_from_here, place
 from evorl.system.processes import die_with_parent, usable_cores
-from evorl.system.signals import signals_wait
+from evorl.system.signals import raise_if_signalled, signals_deferred
 from evorl.types import UserError, message_of
 
 LIVES = "environment.life_loss_ends: only Atari's image environments report lives"
@@ -44,8 +44,7 @@ def make_vector(settings: Environment, copies: int, differing: Sequence[Mapping[
         if is_game(settings.id):
             return _game_vector(settings, copies, any(differing))
         name = _known_name(settings)
-        # Python ignores exceptions that a signal handler raises in its fork callbacks.
-        with warnings.catch_warnings(), signals_wait():
+        with warnings.catch_warnings(), signals_deferred():
             warnings.simplefilter("ignore")
             mode = _mode(settings, name)
             _check_limit(settings)
@@ -199,13 +198,16 @@ def _guarded(
 ) -> Guard:
     """Create a guarded environment; in a worker process, close it on SIGTERM and exit when `parent` dies.
 
-    Ctrl-C reaches workers too, and is left to `parent`, which saves their episodes first. A worker's global generators
-    are seeded here for the environment's constructor, and by each seeded reset.
+    Ctrl-C and a cluster's SIGUSR1 reach workers too, and are left to `parent`, which saves their episodes first. A
+    worker's global generators are seeded here for the environment's constructor, and by each seeded reset.
     """
-    if os.getpid() != parent and os.getppid() == parent:
+    if os.getpid() == parent:
+        raise_if_signalled()
+    elif os.getppid() == parent:
         die_with_parent(parent)
         seed_global_generators(derive_seed(torch.initial_seed(), generation=0, rank=copy, purpose="worker"))
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in (signal.SIGINT, signal.SIGUSR1):
+            signal.signal(number, signal.SIG_IGN)
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, _leave)

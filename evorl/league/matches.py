@@ -20,6 +20,7 @@ from evorl.league.players import Fill, Players
 from evorl.population import Policy
 from evorl.system.closing import Closing
 from evorl.system.plugins import described
+from evorl.system.signals import note_activity, raise_if_signalled
 from evorl.types import EvorlWarning, UserError
 
 MAX_GAMES = 128
@@ -87,7 +88,9 @@ class Arena(Closing):
         results, waiting = np.zeros(len(fixtures)), list(range(len(fixtures)))[::-1]
         running: dict[int, int] = {}
         moved, moves = np.zeros(2 * count, dtype=bool), np.zeros(count, dtype=np.int64)
+        note_activity(f"a match of {self._settings.id}")
         while waiting or running:
+            raise_if_signalled()
             for number in range(count):
                 if number not in running and waiting:
                     running[number] = place = waiting.pop()
@@ -104,6 +107,7 @@ class Arena(Closing):
                 game = self._games[number]
                 if not game.acting or (self._max_steps is not None and moves[number] >= self._max_steps):
                     results[running.pop(number)] = result_of(*game.totals)
+        note_activity("")
         return results
 
     def _begin(self, number: int, seed: int) -> None:

@@ -22,6 +22,7 @@ from evorl.envs.vector import for_evaluation
 from evorl.population import Policy
 from evorl.seeding import numpy_generator
 from evorl.system.closing import Closing
+from evorl.system.signals import raise_if_signalled
 from evorl.types import Agent, EvorlWarning, Flags, Observation
 
 RANDOM = "random"
@@ -128,6 +129,7 @@ def _one_episode_each(
     _add_to_checksums(checksums, environments.observation, playing)
     taken = 0
     while playing.any():
+        raise_if_signalled()
         output, state = policy.act(environments.observation, environments.started, state, deterministic=True)
         transition = environments.step(output.action)
         reward = np.where(playing, transition.reward.cpu().numpy(), 0.0)

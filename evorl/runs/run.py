@@ -49,7 +49,7 @@ from evorl.system.console import WarnOnce, say
 from evorl.system.files import digest, reason
 from evorl.system.formats import decode_agents, encode_agents
 from evorl.system.plugins import described
-from evorl.system.signals import Interrupted, defer_signals, heed_signals, held_signal, signals_wait
+from evorl.system.signals import Interrupted, raise_if_signalled, signalled, signals_deferred
 from evorl.system.stopwatch import Stopwatch
 from evorl.types import FINISHED, STOPPED, Agent, EvorlWarning, RunFailed, UserError
 
@@ -169,6 +169,7 @@ class Run:
             self._checkpoints.roll_back()
             self.progress.solved = self.progress.is_solved(config)
         self._within = self._unsaved = self._stopped = ""
+        self._signals = contextlib.ExitStack()
         directory.begin(config, self.ranks, finished=self.finished)
         is_resumed = restored is not None or self._interim.position is not None
         if self.ranks.is_main and is_resumed and not self.finished:
@@ -232,6 +233,7 @@ class Run:
             self._pauses.close()
             self._let_go()
             raise
+        self._signals.enter_context(signals_deferred(self._lost))
         return self
 
     def _let_go(self) -> None:
@@ -246,9 +248,7 @@ class Run:
         self._pauses.close()
         if self.league is not None:
             self.league.close()
-        failed, number = error, held_signal()
-        with contextlib.suppress(Interrupted):
-            heed_signals()
+        failed, number = error, signalled()
         if error is not None and number is not None and not isinstance(error, Interrupted):
             # The signal has also reached other ranks and the environments' processes, whose end makes this one fail.
             error = Interrupted(number)
@@ -264,6 +264,8 @@ class Run:
         finally:
             # At a prompt, the traceback of another interruption would keep the lock.
             self._directory.release()
+            with contextlib.suppress(Interrupted):
+                self._signals.close()
         if error is not None and error is not failed:
             raise error from failed
         if error is None and (unsaved := self._unsaved or not_written):
@@ -272,9 +274,11 @@ class Run:
     def generations(self) -> Iterator[int]:
         """Yield the generations to train, until `finished`.
 
-        Sets `generation_length`, which is shorter for the last generation if fewer steps are left.
+        Sets `generation_length`, which is shorter for the last generation if fewer steps are left. Raises Interrupted
+        after a signal: from the end of its evaluation on, a generation is completed and saved first.
         """
         while not self.finished:
+            raise_if_signalled()
             self.generation_length = self._whole_length.within(self._steps_left)
             self.generation = self.progress.generation + 1
             yield self.generation
@@ -304,7 +308,6 @@ class Run:
         started = time.perf_counter() - (position.training_seconds if position else 0.0)
         self._logger.begin(self.generation, done * each, self.generation_length.steps * each)
         if parts:
-            defer_signals()
             self._pauses.begin(done, self.generation_length.steps)
         for step in range(done, self.generation_length.steps, at_once):
             yield step
@@ -312,38 +315,39 @@ class Run:
             self._logger.advance(each * at_once, recent)
             if parts:
                 self._pause(step + at_once, parts, time.perf_counter() - started)
+            else:
+                raise_if_signalled()
         if parts:
             self._pauses.leave()
-            heed_signals()
         self._training_seconds = time.perf_counter() - started
         self._logger.enter(EVALUATION)
 
     def _pause(self, done: int, parts: Sequence[Part], training_seconds: float) -> None:
-        """Save after `done` steps if it is due or if a signal waits, at the same step on all ranks.
+        """Save after `done` steps if it is due or if a signal has come, at the same step on all ranks.
 
         Raises Interrupted after a signal, to this rank or another one.
         """
-        number = held_signal()
+        number = signalled()
         paused = self._pauses.reached(done, SAVE if number is None and self._interim.is_due else number)
         if paused is False:
             return
         if paused is None:
             self._interim.postpone()
-            if self._pauses.reason != SAVE or number is not None:
-                heed_signals(self._pauses.reason)
+            raise_if_signalled()
+            if self._pauses.reason != SAVE:
+                raise Interrupted(self._pauses.reason)
             return
         reason = self._pauses.reason
-        with signals_wait():
-            problem = self._interim.save(
-                self._progress_now(),
-                self.agents,
-                parts,
-                done,
-                self.generation_length.steps,
-                training_seconds,
-                self.stopwatch.seconds,
-                self._unsaved,
-            )
+        problem = self._interim.save(
+            self._progress_now(),
+            self.agents,
+            parts,
+            done,
+            self.generation_length.steps,
+            training_seconds,
+            self.stopwatch.seconds,
+            self._unsaved,
+        )
         if problem:
             what = f"generation {self.generation} could not be saved after {self._of_steps(done)}: {problem}"
             self._warn_once("interim", what if reason else f"{what}; training goes on")
@@ -351,7 +355,7 @@ class Run:
             self._warn_once.reset("interim")
             self._note_saved(done)
         if reason != SAVE:
-            heed_signals(reason)
+            raise Interrupted(reason)
 
     def _note_saved(self, done: int) -> None:
         """Note that an interim checkpoint has the first `done` steps of this generation."""

@@ -30,12 +30,13 @@ def described(error: BaseException) -> str:
     return without_place(error) + place(error)
 
 
-def told_exit(left: SystemExit) -> str:
-    """The sentence on who called `sys.exit`: an environment or a library, whose exit code might be 0."""
+def told_exit(left: BaseException) -> str:
+    """The sentence on who ended the run: an environment or a library that called `sys.exit`, or raised the like."""
     frames = traceback.extract_tb(left.__traceback__)
     # W&B wraps sys.exit; its wrapper is not the caller.
     last = [frame for frame in frames if not frame.filename.endswith(WRAPPED_EXIT)][-1]
-    return f"{last.filename}:{last.lineno} ({last.name}) called sys.exit({left.code!r}), which ended the run"
+    does = f"called sys.exit({left.code!r})" if isinstance(left, SystemExit) else f"raised {without_place(left)}"
+    return f"{last.filename}:{last.lineno} ({last.name}) {does}, which ended the run"
 
 
 def without_place(error: BaseException) -> str:
@@ -49,7 +50,17 @@ def place(error: BaseException) -> str:
 
     Frames are in call order. Only the last one is quoted with its source line.
     """
-    frames = user_frames(error)
+    return _quoted(user_frames(error))
+
+
+def place_in_thread(thread: int) -> str:
+    """The place of user code that evorl has called in a running thread, as `place` has it."""
+    stack = list(traceback.extract_stack(sys._current_frames().get(thread)))
+    ours = [index for index, frame in enumerate(stack) if Path(frame.filename).is_relative_to(_EVORL)]
+    return _quoted(_of_users(stack[ours[-1] + 1 :] if ours else stack))
+
+
+def _quoted(frames: Sequence[traceback.FrameSummary]) -> str:
     if not frames:
         return ""
     if len(frames) > MAX_FRAMES:
@@ -63,19 +74,26 @@ def place(error: BaseException) -> str:
 def user_frames(error: BaseException) -> Sequence[traceback.FrameSummary]:
     """The frames of an error's traceback that are user code, in call order.
 
-    Frames of evorl, Python and the packages that evorl builds on are left out. If code of another installed package
-    raised below the user's code, only its last frame is kept; if no frame is the user's, all frames of such packages
-    are kept, since environments are packages too. If none are left, the frames of the error's cause are used.
+    If none are left, the frames of the error's cause are used.
     """
     linecache.checkcache()
     cause: BaseException | None = error
     while cause is not None:
-        frames = [frame for frame in traceback.extract_tb(cause.__traceback__) if not _is_library(frame.filename)]
-        if frames:
-            own = [frame for frame in frames if not _is_installed(frame.filename)]
-            return frames if not own or own[-1] is frames[-1] else [*own, frames[-1]]
+        if frames := _of_users(traceback.extract_tb(cause.__traceback__)):
+            return frames
         cause = cause.__cause__
     return []
+
+
+def _of_users(stack: Sequence[traceback.FrameSummary]) -> Sequence[traceback.FrameSummary]:
+    """The frames of a stack that are user code: not those of evorl, Python and the packages that evorl builds on.
+
+    If code of another installed package runs below the user's code, only its last frame is kept; if no frame is the
+    user's, all frames of such packages are kept, since environments are packages too.
+    """
+    frames = [frame for frame in stack if not _is_library(frame.filename)]
+    own = [frame for frame in frames if not _is_installed(frame.filename)]
+    return frames if not own or own[-1] is frames[-1] else [*own, frames[-1]]
 
 
 def _is_library(file: str) -> bool:
@@ -105,9 +123,10 @@ def _root(package: str) -> Path | None:
     return Path(spec.origin).parent if spec is not None and spec.origin else None
 
 
+_EVORL = Path(__file__).parent.parent
 _STANDARD = Path(sysconfig.get_paths()["stdlib"])
 _PACKAGES = ("evorl", "gymnasium", "numpy", "torch", "tensorboard", "wandb")
-_DEMOS = Path(__file__).parent.parent.parent / "demos"
+_DEMOS = _EVORL.parent / "demos"
 _ROOTS = [_DEMOS, *(root for root in map(_root, _PACKAGES) if root is not None)]
 
 

@@ -1,36 +1,43 @@
-"""Signal handling: shut down cleanly on a signal, and exit forcibly if that does not succeed."""
+"""Signals: the handler notes a signal, and the run ends at its next safe point, where it calls `raise_if_signalled`.
+
+Foreign code can swallow what a handler raises: a bare `except:` does, and Python itself does in finalisers and in the
+callbacks of weak references and forks. So while `signals_deferred`, as in a run and while environments are made, the
+handler raises nothing. Elsewhere it raises at once, and the signal stays noted in case that is swallowed.
+"""
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import select
 import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 from evorl.system.console import say
+from evorl.system.plugins import place_in_thread
 
 GRACE = 20.0
 """Seconds from a signal to the forced exit of a stuck process; launchers kill after 30."""
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+HOLDS_LOCK = 3.0
+"""Seconds after which faulthandler's timer in C ends a process in which not even the forced exit could run."""
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+"""The signals that end a run in order. Clusters announce the end of a job's time by SIGUSR1."""
 LAUNCHED = ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION")
 """Environment variables set in processes started by `accelerate launch`."""
 
-
-PATIENCE = 8.0
-"""Seconds for which signals wait for the end of a training step, so that there is time left to save what it did."""
-
-
-_held: list[int] | None = None
-"""Signals deferred until the end of a `signals_wait` block or of a training step; None outside of both."""
-_in_steps: list[int] | None = None
-"""The list of signals that wait for the end of a training step."""
-_overdue = False
-"""True if a signal has waited PATIENCE seconds for that end."""
+_noted: int | None = None
+"""The first signal that this process has received."""
+_deferred = False
+"""True while the handler must not raise."""
+_loss: Callable[[], str] = str
+"""Describes what a forced exit loses, or ""."""
+_activity = ""
+"""The call of foreign code, or the wait for other ranks, in progress; named if the exit is forced."""
 
 
 class Interrupted(SystemExit):
@@ -43,21 +50,22 @@ class Interrupted(SystemExit):
 
 @contextmanager
 def signal_handlers() -> Iterator[None]:
-    """Raise Interrupted in the main thread at SIGTERM, Ctrl-C or a closed terminal, or when the launcher dies.
+    """Raise Interrupted in the main thread at one of SIGNALS, or when the launcher dies: at once, or at a safe point.
 
     Only the first signal counts, so that the shutdown itself is not interrupted. A process still running GRACE seconds
-    later is stuck where no signal reaches it, and a thread exits it.
+    later is stuck, and a thread exits it.
     """
-    received = threading.Event()
+    global _noted
+    _noted = None
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        if not received.is_set():
-            received.set()
-            if _held is None:
+    def note(number: int, frame: FrameType | None) -> None:
+        global _noted
+        if _noted is None:
+            _noted = number
+            # Code in C may never let the thread run that forces the exit.
+            faulthandler.dump_traceback_later(GRACE + HOLDS_LOCK, exit=True, file=2)
+            if not _deferred:
                 raise Interrupted(number)
-            _held.append(number)
-        elif _overdue and _in_steps and _held is _in_steps:
-            heed_signals()
 
     before = {number: signal.getsignal(number) for number in SIGNALS}
     handled = _heeded()
@@ -65,13 +73,14 @@ def signal_handlers() -> Iterator[None]:
     writer.setblocking(False)
     old_descriptor = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     for number in handled:
-        signal.signal(number, interrupt)
+        signal.signal(number, note)
     active = [True]
     os.register_at_fork(after_in_child=lambda: _forget(handled) if active else None)
     watch = threading.Thread(target=_watch, args=(reader, set(handled)), name="signals", daemon=True)
     watch.start()
     try:
         yield
+        raise_if_signalled()
     finally:
         active.clear()
         for number in handled:
@@ -82,43 +91,42 @@ def signal_handlers() -> Iterator[None]:
         writer.close()
         watch.join()
         reader.close()
+        if _noted is not None:
+            faulthandler.cancel_dump_traceback_later()
+            _noted = None
+
+
+def signalled() -> int | None:
+    """The signal that this process has received, or None."""
+    return _noted
+
+
+def raise_if_signalled() -> None:
+    """End here if this process has received a signal. Raises Interrupted."""
+    if _noted is not None:
+        raise Interrupted(_noted)
 
 
 @contextmanager
-def signals_wait() -> Iterator[None]:
-    """Defer signals to the end of a block that must not be interrupted."""
-    global _held
-    outer, _held = _held, []
+def signals_deferred(loss: Callable[[], str] | None = None) -> Iterator[None]:
+    """Within the block signals are only noted; the block calls `raise_if_signalled`, and so does its end.
+
+    `loss` describes in words what a forced exit of this process would lose.
+    """
+    global _deferred, _loss
+    outer, _deferred, _loss = (_deferred, _loss), True, loss or _loss
     try:
         yield
     finally:
-        held, _held = _held, outer
-        if held and outer is None:
-            raise Interrupted(held[0])
-        if held and outer is not None:
-            outer.extend(held)
+        _deferred, _loss = outer
+    if not _deferred:
+        raise_if_signalled()
 
 
-def defer_signals() -> None:
-    """Until `heed_signals`, defer signals to the end of a training step, where `held_signal` reports them."""
-    global _held, _in_steps, _overdue
-    _in_steps, _overdue = [], False
-    _held = _in_steps
-
-
-def held_signal() -> int | None:
-    """The signal that waits for the end of a training step, or None."""
-    return _in_steps[0] if _in_steps else None
-
-
-def heed_signals(told: int | None = None) -> None:
-    """Stop deferring signals. Raises Interrupted if one has come, or for the signal `told` of another rank."""
-    global _held, _in_steps
-    number = told or held_signal()
-    if _in_steps is not None:
-        _held = _in_steps = None
-    if number is not None:
-        raise Interrupted(number)
+def note_activity(activity: str) -> None:
+    """Note the call or the wait that begins now, or "" at its end: a forced exit names it."""
+    global _activity
+    _activity = activity
 
 
 @contextmanager
@@ -166,14 +174,21 @@ def _watch(reader: socket.socket, signals: set[int]) -> None:
             say("error: the launcher is gone; ending")
             os.kill(os.getpid(), signal.SIGTERM)
             number = signal.SIGTERM
-    global _overdue
-    began = time.monotonic()
-    for seconds in (PATIENCE, GRACE):
-        while select.select([reader], [], [], max(0.0, began + seconds - time.monotonic()))[0]:
-            if not reader.recv(1):
-                return
-        _overdue = True
-        if seconds < GRACE and held_signal() is not None:
-            # Its handler runs again, and no longer waits for a step that takes so long.
-            os.kill(os.getpid(), number)
+    deadline = time.monotonic() + GRACE
+    while select.select([reader], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        if not reader.recv(1):
+            return
+    say(_stuck(number))
     os._exit(128 + number)
+
+
+def _stuck(number: int) -> str:
+    """The line of a forced exit: where the main thread hangs, and what is lost."""
+    main = threading.main_thread().ident
+    where = f"{_activity or 'the same call'}{place_in_thread(main) if main is not None else ''}"
+    rank = f"rank {os.environ['RANK']}" if os.environ.get("WORLD_SIZE", "1") != "1" else "the process"
+    lost = f"; {lost}" if (lost := _loss()) else ""
+    return (
+        f"error: {rank} is still in {where} {GRACE:g} s after {signal.Signals(number).name}, and is ended by "
+        f"force{lost}"
+    )

@@ -79,6 +79,33 @@ class Failing(gym.Env):
         return shown
 
 
+class Swallows(gym.Env):
+    """Sends its process SIGTERM in a call, the one number `step` of all copies, and swallows every exception there."""
+
+    observation_space = gym.spaces.Box(-1, 1, (1,))
+    action_space = gym.spaces.Discrete(2)
+    steps = 0
+
+    def __init__(self, step):
+        type(self).steps, self.told = 0, step
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 5
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        type(self).steps += 1
+        self.left -= 1
+        try:
+            if type(self).steps == self.told:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.01)
+        except:  # noqa: E722
+            pass
+        return np.zeros(1, np.float32), 1.0, not self.left, False, {}
+
+
 class Parted(gym.Env):
     """Shows a picture and a position, which is infinite at step 3; forbids action 0 at even steps; raises at step 2."""
 

@@ -1,5 +1,6 @@
 """How processes end: with the right exit code, whatever their threads do."""
 
+import contextlib
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ from helpers.support import ROOT
 from evorl.distributed.rendezvous import Heartbeat
 from evorl.runs.program import run_program
 from evorl.system.background import end_background
-from evorl.system.signals import Interrupted, signal_handlers, signals_wait
+from evorl.system.signals import Interrupted, raise_if_signalled, signal_handlers, signals_deferred
 from evorl.types import UserError
 
 VARIABLES = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -171,13 +172,12 @@ def test_a_thread_of_an_environment_does_not_hold_the_process_and_is_named(ended
     assert seconds < 20
 
 
-def test_a_signal_waits_for_the_end_of_a_block_that_it_must_not_break_off():
-    """As while processes are forked, where Python ignores what a handler raises."""
+def test_a_deferred_signal_raises_at_the_end_of_the_outermost_block():
     reached = []
 
     def told():
-        with signal_handlers(), signals_wait():
-            with signals_wait():
+        with signal_handlers(), signals_deferred():
+            with signals_deferred():
                 os.kill(os.getpid(), signal.SIGTERM)
                 reached.append("inner")
             reached.append("outer")
@@ -186,3 +186,55 @@ def test_a_signal_waits_for_the_end_of_a_block_that_it_must_not_break_off():
         told()
     assert reached == ["inner", "outer"]
     assert caught.value.code == 128 + signal.SIGTERM
+
+
+def test_a_signal_whose_exception_foreign_code_swallows_is_raised_again_at_the_next_safe_point():
+    reached = []
+
+    def interrupted():
+        with signal_handlers():
+            with contextlib.suppress(BaseException):
+                os.kill(os.getpid(), signal.SIGUSR1)
+                reached.append("after the signal")
+            reached.append("foreign code goes on")
+            raise_if_signalled()
+            reached.append("after the safe point")
+
+    with pytest.raises(Interrupted) as caught:
+        interrupted()
+    assert reached == ["foreign code goes on"]
+    assert caught.value.code == 128 + signal.SIGUSR1
+
+
+STUCK = """
+import ctypes, os, signal, sys
+from evorl.system import signals
+
+signals.GRACE = signals.HOLDS_LOCK = 0.5
+exec(compile(sys.argv[1], "simulator.py", "exec"))
+with signals.signal_handlers(), signals.signals_deferred(lambda: "9 steps are lost"):
+    signals.note_activity("a step of Sim-v0")
+    step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("hangs", "code", "line"),
+    [
+        (
+            "while True: pass",
+            128 + signal.SIGTERM,
+            ", simulator.py:3 in step) 0.5 s after SIGTERM, and is ended by force; 9 steps are lost\n",
+        ),
+        ("ctypes.PyDLL(None).sleep(100)", 1, 'File "simulator.py", line 3 in step'),
+    ],
+    ids=["Python", "C"],
+)
+def test_a_call_that_does_not_return_after_a_signal_is_named_and_ended(hangs, code, line):
+    step = f"def step():\n    os.kill(os.getpid(), signal.SIGTERM)\n    {hangs}\n"
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", STUCK, step], env=VARIABLES, capture_output=True, text=True)
+    assert done.returncode == code
+    assert line in done.stderr
+    assert code == 1 or done.stderr.startswith("error: the process is still in a step of Sim-v0 (")
+    assert time.monotonic() - began < 30

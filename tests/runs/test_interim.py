@@ -26,7 +26,6 @@ from evorl.runs.directory import Checkpoints, RunDirectory
 from evorl.runs.program import run_program
 from evorl.system.files import entry
 from evorl.system.formats import decode_tensors, encode_tensors
-from evorl.system.signals import Interrupted, defer_signals, heed_signals, held_signal, signal_handlers
 from evorl.types import EvorlWarning
 
 CASE = "dqn-prioritised"
@@ -367,35 +366,43 @@ def test_actors_are_not_saved_within_a_generation(in_directory, capsys):
     assert "checkpoint.minutes: impala learns from actors" in error_line(capsys)
 
 
-def test_a_signal_does_not_wait_long_for_a_step(monkeypatch):
-    monkeypatch.setattr("evorl.system.signals.PATIENCE", 0.2)
+@pytest.mark.usefixtures("in_directory")
+@pytest.mark.parametrize("step", [20, 100])
+def test_a_signal_in_a_call_that_swallows_every_exception_ends_the_run(step, capsys):
+    """In a training step, which is saved, and in an evaluation step, which is not."""
+    run, many = "run.name=a", "evaluation.episodes=60"
+    settings = ("algorithm.name=ppo", "population.size=2", "evolution.steps=32", "environment.num_envs=1", many, run)
+    environment = ("environment.id=helpers.faults:Swallows", f"environment.kwargs.step={step}")
+    assert run_program(demo(), [*settings, *environment, "tracking.backends=[]"]) == 128 + signal.SIGTERM
+    told = capsys.readouterr().err
+    saved = "saved within generation 1 after "
+    lost = "the last 32 steps of each agent are not kept: there is no checkpoint yet, and a resumed run starts over\n"
+    assert (saved if step == 20 else lost) in told
+    assert json.loads(Path("runs/a/summary.json").read_bytes())["ended"] == "SIGTERM"
 
-    def step():
-        with signal_handlers():
-            defer_signals()
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0.01)
-            assert held_signal() == signal.SIGTERM
-            time.sleep(5)
 
-    began = time.monotonic()
-    with pytest.raises(Interrupted):
-        step()
-    assert time.monotonic() - began < 4
-    assert held_signal() is None
-    heed_signals()
+@pytest.mark.usefixtures("in_directory")
+def test_a_signal_after_the_evaluation_lets_the_generation_be_saved(monkeypatch):
+    def told(generation):
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    main = demo()
+    arguments = [*CASES[CASE], "run.name=b"]
+    assert run_program(lambda given: main(given, [told]), arguments) == 128 + signal.SIGUSR1
+    assert Checkpoints(Path("runs/b/checkpoints"), keep=1).generations() == [1]
+    assert json.loads(Path("runs/b/summary.json").read_bytes())["ended"] == "SIGUSR1"
 
 
 HOLD = """
 import time
 from evorl.runs.run import Run
-from evorl.system.signals import held_signal
+from evorl.system.signals import signalled
 
 given, deadline = Run._pause, time.monotonic() + 60
 
 def pause(self, *arguments):
     given(self, *arguments)
-    while self._within and held_signal() is None and time.monotonic() < deadline:
+    while self._within and signalled() is None and time.monotonic() < deadline:
         time.sleep(0.005)
 
 Run._pause = pause
