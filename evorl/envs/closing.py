@@ -40,14 +40,14 @@ def close_in_time(close: Callable[[], object], name: str) -> None:
     try:
         with _time_limit(seconds):
             close()
-    except Interrupted:
+    except (Interrupted, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
-        report(f"{name} raised {described(error)} while it was closed")
     except _OutOfTime:
         if name not in _hanging:
             report(f"{name} did not close within {seconds:g} s and is abandoned")
         _hanging.add(name)
+    except BaseException as error:
+        report(f"{name} raised {described(error)} while it was closed")
 
 
 def close_vector(vector: Vector, name: str) -> None:

@@ -152,7 +152,7 @@ def overwritten(observation: Any, copied: Any) -> bool:
     return isinstance(observation, np.ndarray) and not np.array_equal(observation, copied, equal_nan=is_number)
 
 
-def refuse_old_interface(error: Exception, env: gym.Env[Any, Any], id: str, action: Any = None) -> None:
+def refuse_old_interface(error: BaseException, env: gym.Env[Any, Any], id: str, action: Any = None) -> None:
     """Raise UserError if the `error` of a first reset, or of a first step with `action`, is that of an old interface.
 
     Wrappers unpack what the environment returned, so the innermost environment is asked again.

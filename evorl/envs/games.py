@@ -33,7 +33,7 @@ from evorl.config.fields import BENCHMARK
 from evorl.envs.closing import close_in_time
 from evorl.envs.continuation import another_seed
 from evorl.envs.diagnosis import check_spaces, check_start, has_agents
-from evorl.envs.faults import FAILURES, fault, restart
+from evorl.envs.faults import FAILURES, PASSED_ON, fault, restart
 from evorl.envs.open_spiel import OPENSPIEL, make_open_spiel
 from evorl.envs.spaces import MASK, choices, finite_bounds, from_zero, to_zero
 from evorl.envs.turns import Game, Spaces, Turn
@@ -425,21 +425,21 @@ class GameVector(VectorEnv[Any, Any, Any]):
         seed = int(self._seeds[copy].integers(2**31)) if seed is None else seed
         try:
             self._start(copy, seed)
-        except UserError:
+        except PASSED_ON:
             raise
-        except Exception as error:
+        except BaseException as error:
             self._start_over(copy, error, seed)
 
     def _play(self, copy: int, moves: Mapping[int, Any]) -> None:
         """Step one copy. If it raises, its episode is dropped and the copy recreated; the other copies go on."""
         try:
             self.games[copy].step(moves)
-        except UserError:
+        except PASSED_ON:
             raise
-        except Exception as error:
+        except BaseException as error:
             self._start_over(copy, error, int(self._seeds[copy].integers(2**31)))
 
-    def _start_over(self, copy: int, error: Exception, seed: int) -> None:
+    def _start_over(self, copy: int, error: BaseException, seed: int) -> None:
         """Begin an episode in a new copy, from the same seat, in place of one that raised.
 
         Raises the last error if it has raised more often in this step than a copy may in a run.
@@ -604,9 +604,9 @@ def _zoo_game(settings: Environment) -> Game:
         raise UserError(
             f"environment.kwargs: {settings.id!r} does not accept these arguments: {described(error)}"
         ) from error
-    except UserError:
+    except PASSED_ON:
         raise
-    except Exception as error:
+    except BaseException as error:
         raise _failure(settings.id, error) from error
     try:
         seats = getattr(env, "possible_agents", None)
@@ -696,5 +696,5 @@ def _games_in(folders: Iterable[str]) -> list[str]:
     return [name for name in names if name.rpartition("_v")[2].isdecimal()]
 
 
-def _failure(id: str, error: Exception) -> UserError:
+def _failure(id: str, error: BaseException) -> UserError:
     return UserError(f"environment.id: cannot make {id!r}: {without_place(error)}{place(error)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, SupportsFloat
@@ -14,11 +15,10 @@ from numpy.typing import NDArray
 from evorl.envs.closing import close_in_time
 from evorl.envs.continuation import generator_state, set_generator_state
 from evorl.envs.diagnosis import check_start, check_step, overwritten, refuse_old_interface
-from evorl.envs.faults import FIRST, fault, restart
+from evorl.envs.faults import FIRST, PASSED_ON, end_if_forked, fault, restart
 from evorl.envs.spaces import MASK
 from evorl.seeding import seed_global_generators
 from evorl.system.plugins import place
-from evorl.types import UserError
 
 Start = tuple[Any, dict[str, Any]]
 """The first observation of an episode, or of N of them, and the info of the reset."""
@@ -56,7 +56,7 @@ def flat_mask(mask: Any) -> NDArray[np.bool_]:
 class Guard(gym.Wrapper[Any, Any, Any, Any]):
     """Wrapper that recreates an environment by `make` when it raises, and starts a new episode.
 
-    The failed step then returns the new episode's first observation, with the error under `FAULT`. Only a UserError
+    The failed step then returns the new episode's first observation, with the error under `FAULT`. Only PASSED_ON
     propagates, so the other copies in a vector environment complete their steps. It tries up to `restarts` times in a
     row; the reader of `FAILURES` counts them over the run.
 
@@ -69,6 +69,7 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
         self._make = make
         self._restarts = restarts
         self._name = name
+        self._process = os.getpid()
         self._seed = 0
         self._is_open = True
         self._has_reset = self._has_stepped = False
@@ -81,15 +82,15 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         try:
-            result = self.env.step(action)
+            result = self._called(self.env.step, action)
             finding = None if self._has_stepped else self._checked_step(result)
             if self._is_suspect(result[0], ended=result[2] or result[3]):
                 check_step(result, self.observation_space, self._name)
             result = (*result[:4], batchable(result[4]) | ({FINDING: finding} if finding else {}))
             self._shown = result[0]
-        except UserError:
+        except PASSED_ON:
             raise
-        except Exception as error:
+        except BaseException as error:
             if not self._has_stepped:
                 refuse_old_interface(error, self.env, self._name, action)
             first = not self._has_stepped and self._is_raised_again(error, action)
@@ -111,9 +112,9 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
                 check_start(start, self.observation_space, self._name)
             self._before = None if self._has_stepped else deepcopy(observation)
             info = batchable(info) | ({FINDING: finding} if finding else {})
-        except UserError:
+        except PASSED_ON:
             raise
-        except Exception as error:
+        except BaseException as error:
             if not self._has_reset:
                 refuse_old_interface(error, self.env, self._name)
             first = not self._has_stepped and self._is_raised_again(error)
@@ -126,8 +127,15 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
         if seed is not None:
             seed_global_generators(seed)
         _renew_world(self.env.unwrapped)
-        start: Start = self.env.reset(seed=seed, options=options)
+        start: Start = self._called(self.env.reset, seed=seed, options=options)
         return start
+
+    def _called(self, call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        """Call a method of the environment, and end this process if it is a fork that came back."""
+        try:
+            return call(*arguments, **keywords)
+        finally:
+            end_if_forked(self._process, self._name)
 
     def _checked_start(self, start: Start) -> str:
         """A finding about the result of the first reset, or "". Raises UserError if it cannot be used."""
@@ -163,15 +171,15 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
         self._shown, info = self._reset(seed)
         return self._shown, batchable(info)
 
-    def _is_raised_again(self, error: Exception, action: Any = None) -> bool:
+    def _is_raised_again(self, error: BaseException, action: Any = None) -> bool:
         """True if a new environment raises the same error at the same line, on reset or on this action."""
         try:
             self._begin_anew(self._seed)
             if action is not None:
                 self.env.step(action)
-        except UserError:
+        except PASSED_ON:
             raise
-        except Exception as another:
+        except BaseException as another:
             return type(another) is type(error) and place(another) == place(error)
         return False
 
@@ -201,18 +209,18 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
                 shown = self.env.step(action)[0]
             if origin.get("now") in (None, generator_state(self.env.unwrapped)):
                 self._shown = shown
-        except UserError:
+        except PASSED_ON:
             raise
-        except Exception:  # Environments and corrupt files may raise anything.
+        except BaseException:  # Environments and corrupt files may raise anything.
             return
 
-    def _another(self, error: Exception) -> Start:
+    def _another(self, error: BaseException) -> Start:
         """Restart the environment; return the first observation of a new episode, and the info."""
         error, failures, start = restart(error, self._restarts, self._seed, self._begin_anew)
         observation, info = (self._placeholder(), {}) if start is None else start
         return observation, {**info, **fault(error, failures)}
 
-    def _refused(self, error: Exception, first: str) -> Start:
+    def _refused(self, error: BaseException, first: str) -> Start:
         """The result for an environment whose first `reset` or `step` always raises, which ends the run."""
         return self._placeholder(), {**fault(error, self._restarts + 1), FIRST: first}
 

@@ -7,6 +7,7 @@ alone (`Guard`, `GameVector`); an error in a native vector environment, or in a 
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,7 +21,7 @@ from evorl.config.errors import shown
 from evorl.envs.closing import close_vector
 from evorl.envs.continuation import PlainEpisodes, Vector, continuation, is_plain
 from evorl.envs.envpool import EnvPool
-from evorl.envs.faults import FAILURES, FAULT, FIRST, PLACE, restart
+from evorl.envs.faults import FAILURES, FAULT, FIRST, PASSED_ON, PLACE, end_if_forked, restart
 from evorl.envs.games import GameVector
 from evorl.envs.guard import FINDING, Start
 from evorl.envs.spaces import Copies
@@ -45,6 +46,7 @@ class RecoveringVector:
     def __init__(self, settings: Environment, copies: Copies, *, continued: bool = False) -> None:
         self._settings = settings
         self._copies = copies
+        self._process = os.getpid()
         self._stepping, self._resetting = f"a step of {settings.id}", f"a reset of {settings.id}"
         self._seed = 0
         self._failures = np.zeros(copies.count, dtype=np.int64)
@@ -98,14 +100,15 @@ class RecoveringVector:
         note_activity(self._resetting)
         try:
             observation, info = self._reset(seeds)
-        except UserError:
+        except PASSED_ON:
             raise
-        except Exception as error:
+        except BaseException as error:
             observation, info = self._start_over(error)
         else:
             self._note_seeds(seeds)
         finally:
             note_activity("")
+            end_if_forked(self._process, self._settings.id)
         self.faulty(info)
         return observation, info
 
@@ -116,14 +119,15 @@ class RecoveringVector:
         note_activity(self._stepping)
         try:
             return self.env.step(actions)
-        except UserError:
+        except PASSED_ON:
             raise
-        except Exception as error:
+        except BaseException as error:
             observation, info = self._start_over(error)
             none = np.zeros(self._copies.count)
             return observation, none, none.astype(bool), none.astype(bool), info
         finally:
             note_activity("")
+            end_if_forked(self._process, self._settings.id)
 
     def faulty(self, info: dict[str, Any]) -> Flags | None:
         """The copies [N] that raised in a step or reset, reported once per place in the user's code; None without any.
@@ -186,7 +190,7 @@ class RecoveringVector:
             return list(seeds)
         return np.array(seeds) if seeds and stacked_frames(self._settings) else self._seed
 
-    def _start_over(self, error: Exception) -> Start:
+    def _start_over(self, error: BaseException) -> Start:
         """Recreate all copies after an error in the whole vector environment, and start new episodes."""
         # A signal to the process group has ended the workers: the state of restarted copies must not be saved.
         raise_if_signalled()

@@ -23,6 +23,7 @@ from evorl.config.errors import shown
 from evorl.envs.continuation import Vector
 from evorl.envs.diagnosis import NOT_GYMNASIUM, check_spaces, why_not_gymnasium, why_unknown
 from evorl.envs.envpool import THREADS, EnvPool
+from evorl.envs.faults import PASSED_ON
 from evorl.envs.games import GameVector, is_game
 from evorl.envs.guard import Guard
 from evorl.envs.suites import ATARI, register_suite
@@ -60,9 +61,9 @@ def make_vector(settings: Environment, copies: int, differing: Sequence[Mapping[
         raise _cannot_make(settings, error) from error
     except (TypeError, ValueError, AssertionError) as error:
         raise _refusal(settings, error, any(differing)) from error
-    except UserError:
+    except PASSED_ON:
         raise
-    except Exception as error:
+    except BaseException as error:
         raise UserError(f"environment.id: cannot make {settings.id!r}: {described(error)}") from error
 
 
@@ -126,7 +127,7 @@ def _game_vector(settings: Environment, copies: int, differing: bool) -> Vector:
     return GameVector(settings, copies)
 
 
-def _cannot_make(settings: Environment, error: Exception) -> UserError:
+def _cannot_make(settings: Environment, error: BaseException) -> UserError:
     """The error for an environment that is not registered or that its module does not define."""
     is_own = settings.id.startswith(SCRIPT)
     because = "it is defined in the training script, which only that script can import; " if is_own else ""
@@ -134,7 +135,7 @@ def _cannot_make(settings: Environment, error: Exception) -> UserError:
     return UserError(f"environment.id: cannot make {settings.id!r}: {because}{reason}")
 
 
-def _refusal(settings: Environment, error: Exception, differing: bool) -> UserError:
+def _refusal(settings: Environment, error: BaseException, differing: bool) -> UserError:
     """The error for an environment whose constructor raised, or that is not a Gymnasium environment."""
     reason = message_of(error) + place(error)
     if any(part in reason for part in NOT_GYMNASIUM):

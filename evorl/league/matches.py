@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from evorl.config import Environment
 from evorl.envs.closing import close_in_time
-from evorl.envs.faults import restart
+from evorl.envs.faults import PASSED_ON, end_if_forked, restart
 from evorl.envs.games import Asked, batched, make_game, result_of
 from evorl.envs.spaces import EnvSpec, choices
 from evorl.envs.turns import Game
@@ -45,6 +46,7 @@ class Arena(Closing):
         self._seeds: list[int] = []
         self._failures: list[int] = []
         self._steps = 0
+        self._process = os.getpid()
 
     def close(self) -> None:
         """Close all copies within a deadline. Never raises: copies that raise or hang are reported."""
@@ -72,9 +74,9 @@ class Arena(Closing):
         """The results [F] for the first seat, where `fill(S)` makes the players of S seats."""
         try:
             return self._play(fill, fixtures)
-        except UserError:
+        except PASSED_ON:
             raise
-        except Exception as error:
+        except BaseException as error:
             raise UserError(f"environment.id: {self._settings.id} raised in a match: {described(error)}") from error
 
     def _play(self, fill: Callable[[int], Fill], fixtures: Sequence[Fixture]) -> NDArray[np.float64]:
@@ -99,6 +101,7 @@ class Arena(Closing):
                     moved[2 * number : 2 * number + 2], moves[number] = False, 0
                     self._begin(number, fixture.seed)
             restarted = self._move(players, list(running), moved)
+            end_if_forked(self._process, self._settings.id)
             for number in list(running):
                 if number in restarted:
                     moved[2 * number : 2 * number + 2], moves[number] = False, 0
@@ -115,12 +118,12 @@ class Arena(Closing):
         self._seeds[number] = seed
         try:
             self._games[number].reset(seed)
-        except UserError:
+        except PASSED_ON:
             raise
-        except Exception as error:
+        except BaseException as error:
             self._restart(number, error)
 
-    def _restart(self, number: int, error: Exception) -> None:
+    def _restart(self, number: int, error: BaseException) -> None:
         """Recreate and restart a game that raised `error`. Raises UserError if it has raised too often."""
 
         def begin(seed: int) -> None:
@@ -157,9 +160,9 @@ class Arena(Closing):
         for number, own in chosen.items():
             try:
                 self._games[number].step(own)
-            except UserError:
+            except PASSED_ON:
                 raise
-            except Exception as error:
+            except BaseException as error:
                 self._restart(number, error)
                 restarted.add(number)
         return restarted

@@ -424,6 +424,7 @@ class Learner:
             took.append(own)
         return [loss.errors for loss in losses], took
 
+    @torch.enable_grad()  # An environment in this process may have disabled gradients.
     def losses(self, objective: Objective, parts: list[Batch], reported: bool = True) -> list[Loss]:
         """Compute an objective's loss for every stack, and write the gradients into its network's `gradients`."""
         name = objective.network
