@@ -58,7 +58,7 @@ def run(context: Mapping[str, Any], index: int, attempt: int, descriptors: Seque
             actor.work(reader, writer)
     except UserError as error:
         _report(writer, str(error))
-    except SystemExit as left:
+    except (SystemExit, KeyboardInterrupt) as left:
         _report(writer, told_exit(left))
     except (BrokenPipeError, _Leave):  # The learner is gone, or no longer wants this actor.
         return

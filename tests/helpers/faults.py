@@ -9,6 +9,7 @@ from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
+import torch
 
 from evorl.types import UserError
 
@@ -59,6 +60,13 @@ class Failing(gym.Env):
                 os._exit(1)
             case "interrupt" if where == "step":
                 raise KeyboardInterrupt
+            case "panic" if where == "step":
+                raise GeneratorExit("a panic of an extension, which is no Exception")
+            case "fork" if where == "step":
+                if process := os.fork():
+                    Path("forked").write_text(str(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])))
+            case "no_grad" if where == "step":
+                torch.set_grad_enabled(False)
             case "exit" if where == "step":
                 sys.exit(0)
             case "move" if where == "step":

@@ -83,6 +83,31 @@ def test_whoever_evaluates_closes_the_environments(how, in_directory, monkeypatc
     assert not faults.still_open(in_directory / "log")
 
 
+@pytest.mark.parametrize(
+    ("how", "code", "line"),
+    [
+        ("interrupt", 1, "(_raise) raised KeyboardInterrupt, which ended the run"),
+        ("panic", 2, "environment.max_restarts: environment 0 of agent 0 and 7 more"),
+        ("fork", 0, "helpers.faults:Failing-v0 forked a process that did not end in its call"),
+        ("no_grad", 0, ""),
+    ],
+)
+def test_what_an_environment_does_to_its_process_is_told_in_one_line(how, code, line, in_directory, capfd):
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", EvorlWarning)
+            more = "environment.max_restarts=0" if how == "panic" else "environment.max_restarts=3"
+            assert train("run.name=a", FAILING.format(how=how), more) == code
+    finally:
+        torch.set_grad_enabled(True)
+    told = capfd.readouterr().err
+    assert "Traceback" not in told
+    assert line in told
+    assert bool(line) == ("error: " in told)
+    if how == "fork":
+        assert (in_directory / "forked").read_text() == "1"
+
+
 @pytest.mark.parametrize("hooked", [False, True])
 def test_an_environment_that_exits_ends_the_run_with_1(hooked, in_directory, capsys, monkeypatch):
     monkeypatch.setattr(sys, "exit", sys.exit)
