@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import socket
 import sys
 from functools import partial
@@ -22,7 +24,8 @@ def main() -> None:
     and change the values that ranks exchange. Given a socket, it listens on that one only. The port is a free one,
     bound from the moment it is chosen.
 
-    A signal ends the ranks, which say what they have saved, and then the launcher, with 128 plus its number.
+    A signal ends the ranks, which say what they have saved, and then the launcher, with 128 plus its number; SIGUSR1 is
+    passed on as SIGTERM.
     """
     bound = socket.socket()
     # Bound but not listening until the store is: Accelerate would otherwise consider the port in use.
@@ -34,6 +37,8 @@ def main() -> None:
     # It would warn of each signal that it forwards; the ranks report those themselves.
     for room in ("agent.server.api", "multiprocessing.api"):
         logging.getLogger(f"torch.distributed.elastic.{room}").setLevel(logging.ERROR)
+    # The launcher would die of it, and a cluster then ends the ranks at once.
+    signal.signal(signal.SIGUSR1, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     try:
         launch.main()
     except SignalException as signalled:

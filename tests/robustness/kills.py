@@ -1,13 +1,13 @@
 """Kill small runs of every system and placement at random moments, and compare what they leave with runs left alone.
 
     OMP_NUM_THREADS=1 python tests/robustness/kills.py [--kills 20] [--seed 1] [--case NAME ...] [--launched 0.05]
-        [--told 0.3] [--directory DIR] [--out FILE.json]
+        [--told 0.3] [--phase NAME ...] [--directory DIR] [--out FILE.json]
     python tests/robustness/kills.py --sum FILE.json ...
 
 A seed decides which runs there are, how often each is killed (up to three times), who is killed, when, and whether the
 launcher starts the ranks again or the run is resumed by hand. A moment is an event of the undisturbed run and a time
-after it, uniform over the time that the process would have taken to its end. Most ranks are forked from this process,
-with a stand-in for the launcher. A share of the kills is SIGTERM, at which ranks save within the generation and end
+after it, uniform over the time that the process would have taken to its end, or would have spent in the phases given.
+Most ranks are forked from this process, with a stand-in for the launcher. A share of the kills is SIGTERM, at which ranks save within the generation and end
 together; the others are SIGKILL. A share of the runs is started with `accelerate launch` and resumed with
 `evorl resume`. A run must end with code 0, without a traceback or drifting replicas, and leave what the one that was
 left alone leaves, byte for byte, except for what a clock measured.
@@ -87,7 +87,7 @@ def play(parsed: argparse.Namespace, directory: Path) -> Iterator[list[Row]]:
         plan = Plan.draw(np.random.default_rng([parsed.seed, number]), cases, parsed.launched, parsed.told)
         plan = replace(plan, kills=plan.kills[: parsed.kills - done])
         began = time.monotonic()
-        kills = disturb(program, directory, f"killed-{parsed.seed}-{number}", plan)
+        kills = disturb(program, directory, f"killed-{parsed.seed}-{number}", plan, parsed.phase or ())
         phases = ", ".join(f"{kill.victim} in {kill.phase or 'a run that had ended'}" for kill in kills)
         print(f"{kills[0].run}: {plan.case}, {plan.placement}: {phases}: {kills[0].outcome}", end=" ")
         print(f"({time.monotonic() - began:.1f} s)", flush=True)
@@ -103,6 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--case", action="append", choices=CASES)
     parser.add_argument("--launched", type=float, default=0.05, help="the share of runs under `accelerate launch`")
     parser.add_argument("--told", type=float, default=0.3, help="the share of kills by SIGTERM")
+    parser.add_argument("--phase", action="append", choices=PHASES, help="kill only in these phases")
     parser.add_argument("--directory", type=Path, help="where undisturbed runs stay for the next call")
     parser.add_argument("--out", type=Path, help="where the table of all kills is written")
     parser.add_argument("--sum", nargs="+", type=Path, metavar="FILE", help="add up the tables of earlier calls")

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 from timeline import Undisturbed
@@ -87,3 +88,7 @@ def test_moments_are_uniform_over_what_is_left_of_a_run():
     assert course.moment(1, 0.75) == pytest.approx((2, 1.5))
     # One that finds all generations complete starts and ends.
     assert course.moment(2, 0.5) == pytest.approx((0, 2.0))
+    phases = ["start", "collection", "checkpoint", "evaluation", "checkpoint"]
+    course = replace(course, phases=phases)
+    assert course.moment(0, 0.25, ["collection", "evaluation"]) == pytest.approx((1, 1.0))
+    assert course.moment(0, 0.75, ["collection", "evaluation"]) == pytest.approx((3, 1.0))

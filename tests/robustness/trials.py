@@ -123,10 +123,10 @@ class Trial:
         assert code is not None
         return code
 
-    def kill(self, victim: str, share: float, signal: str, alone: Undisturbed) -> Kill:
+    def kill(self, victim: str, share: float, signal: str, alone: Undisturbed, phases: Sequence[str]) -> Kill:
         """Kill at a moment of what is left of the run, and see that it is resumed. Raises TimeoutError."""
         plan, complete = self.plan, self.complete
-        event, delay = alone.moment(complete, share)
+        event, delay = alone.moment(complete, share, phases)
 
         def reached() -> bool:
             pids = self.timeline.pids(plan.ranks)
@@ -212,14 +212,14 @@ def problems(trial: Trial, code: int, alone: Path) -> str:
     return "; ".join(what for what, holds in wrong.items() if holds)
 
 
-def disturb(main: Main, directory: Path, name: str, plan: Plan) -> list[Kill]:
-    """Train a run with its kills on the way, and tell of each what became of the run."""
+def disturb(main: Main, directory: Path, name: str, plan: Plan, phases: Sequence[str] = ()) -> list[Kill]:
+    """Train a run with its kills on the way, in `phases` if given, and tell of each what became of the run."""
     alone, course = train_alone(main, directory, plan.case, plan.placement)
     trial = Trial(main, directory, name, plan)
     kills: list[Kill] = []
     try:
         for victim, share, signal in plan.kills:
-            kills.append(trial.kill(victim, share, signal, course))
+            kills.append(trial.kill(victim, share, signal, course, phases))
             if kills[-1].too_late:
                 break
         outcome = problems(trial, trial.wait(), alone) or "identical"
