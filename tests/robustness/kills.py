@@ -7,10 +7,10 @@
 A seed decides which runs there are, how often each is killed (up to three times), who is killed, when, and whether the
 launcher starts the ranks again or the run is resumed by hand. A moment is an event of the undisturbed run and a time
 after it, uniform over the time that the process would have taken to its end, or would have spent in the phases given.
-Most ranks are forked from this process, with a stand-in for the launcher. A share of the kills is SIGTERM, at which ranks save within the generation and end
-together; the others are SIGKILL. A share of the runs is started with `accelerate launch` and resumed with
-`evorl resume`. A run must end with code 0, without a traceback or drifting replicas, and leave what the one that was
-left alone leaves, byte for byte, except for what a clock measured.
+Most ranks are forked from this process, with a stand-in for the launcher. A share of the kills is SIGTERM, at which
+ranks save within the generation and end together; the others are SIGKILL. A share of the runs is started with
+`accelerate launch` and resumed with `evorl resume`. A run must end with code 0, without a traceback or drifting
+replicas, and leave what the one that was left alone leaves, byte for byte, except for what a clock measured.
 
 With a directory, undisturbed runs stay there for the next call, and so do the runs that ended otherwise. The table has
 a row for each kill, and one for each moment that came too late, when the run had ended; `--sum` adds up such tables.
