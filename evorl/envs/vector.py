@@ -127,7 +127,7 @@ def _game_vector(settings: Environment, copies: int, differing: bool) -> Vector:
     return GameVector(settings, copies)
 
 
-def _cannot_make(settings: Environment, error: BaseException) -> UserError:
+def _cannot_make(settings: Environment, error: Exception) -> UserError:
     """The error for an environment that is not registered or that its module does not define."""
     is_own = settings.id.startswith(SCRIPT)
     because = "it is defined in the training script, which only that script can import; " if is_own else ""
@@ -135,7 +135,7 @@ def _cannot_make(settings: Environment, error: BaseException) -> UserError:
     return UserError(f"environment.id: cannot make {settings.id!r}: {because}{reason}")
 
 
-def _refusal(settings: Environment, error: BaseException, differing: bool) -> UserError:
+def _refusal(settings: Environment, error: Exception, differing: bool) -> UserError:
     """The error for an environment whose constructor raised, or that is not a Gymnasium environment."""
     reason = message_of(error) + place(error)
     if any(part in reason for part in NOT_GYMNASIUM):

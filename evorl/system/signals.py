@@ -91,7 +91,7 @@ def signal_handlers() -> Iterator[None]:
         writer.close()
         watch.join()
         reader.close()
-        if _noted is not None:
+        if signalled() is not None:
             faulthandler.cancel_dump_traceback_later()
             _noted = None
 
