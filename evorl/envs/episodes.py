@@ -46,7 +46,7 @@ class Episodes:
 
     The mean return of the episodes that end within a time window is biased towards short episodes, because long ones
     are cut off at its end. So an episode counts only if it started at least as long ago as the longest duration seen so
-    far in any of its agent's episodes. All episodes that started by then have ended, whatever their length; as an
+    far in any of its agent's episodes, running ones included. All episodes that started by then have ended, whatever their length; as an
     episode's length is unknown when it starts, their mean is the mean over all episodes up to O(1/n) (Wald's identity
     for stopped sums).
 
@@ -109,8 +109,9 @@ class Episodes:
     def pop(self) -> tuple[Floats, Floats, Floats, Floats]:
         """The returns, episodes, ended and lengths of `Collected` since the last call."""
         self._settle()
-        ages = np.where(self._owned, self._clock - self._began, 0).reshape(self._agents, -1)
-        self._longest = np.maximum(self._longest, ages.max(1))
+        # A running episode lasts at least one more step.
+        running = np.where(self._owned, self._clock - self._began + 1, 0).reshape(self._agents, -1)
+        self._longest = np.maximum(self._longest, running.max(1))
         sums, episodes, lengths = np.zeros((3, self._agents))
         ended, self._ended = self._ended, np.zeros(self._agents)
         agent, began, length, total = self._waiting

@@ -47,6 +47,18 @@ def test_long_episodes_count_as_much_as_short_ones(steps, carries):
     assert 0.5 * ended < counts <= ended
 
 
+def test_short_episodes_do_not_count_while_a_long_one_that_began_with_them_is_running():
+    """Of two copies that began together, one plays 20 steps for a return of 0, the other 1,000 for a return of 1."""
+    episodes = Episodes(1, 2)
+    for step in range(1, 1001):
+        over = np.array([step == 20, step == 1000])
+        episodes.step(np.array([0.0, float(step == 1000)]), over, None)
+        if step in (300, 999):
+            assert popped(episodes).episodes == 0
+    collected = popped(episodes)
+    assert (collected.returns[0], collected.episodes[0]) == (1.0, 2.0)
+
+
 def test_every_episode_of_an_agent_that_goes_on_counts_once():
     rng, drawn = np.random.default_rng(0), []
 
