@@ -59,7 +59,7 @@ class WidthsTrace:
 class Compiler:
     """Caches compiled functions per objective and layout of a stack, across generations.
 
-    A function computes the flat gradient of a loss and its errors for priorities, if any; averaging over ranks, the
+    A function computes the flat gradient of a loss, its elements and its errors, if any; averaging over ranks, the
     optimiser step and target updates follow outside. Losses that sample random numbers or limit a divergence, recurrent
     batches, and updates whose metrics are reported are not compiled. Inductor caches compiled code on disk for later
     runs.
@@ -218,7 +218,7 @@ class CompiledLoss:
 
     @torch.no_grad()
     def __call__(self, batch: Batch, gradient: Tensor) -> Loss | None:
-        """Write the flat gradient [D] and return the loss without its elements, or None if it is not compiled."""
+        """Write the flat gradient [D] and return the loss without its metrics, or None if it is not compiled."""
         if batch.recurrent is not None:
             return None
         values = [value for group in _of_batch(batch) for value in group.values()]
@@ -231,12 +231,12 @@ class CompiledLoss:
             return None
         # Acting may replace the tensors of the state, so they are looked up here.
         numbers = [value for group in _of_numbers(self._stack) for value in group.values()]
-        found, *errors = function(*values, *numbers, *self._tensors)
+        found, elements, *errors = function(*values, *numbers, *self._tensors)
         gradient.copy_(found)
         if errors and found.is_cuda:
             # The next call of any compiled function may reuse the memory that a CUDA graph writes to.
             errors = [errors[0].clone()]
-        return Loss(found[:0], errors=errors[0] if errors else None)
+        return Loss(elements, errors=errors[0] if errors else None)
 
 
 def _of_batch(batch: Batch) -> list[Mapping[str, Tensor]]:
@@ -276,11 +276,11 @@ def _rebuilt(stack: Stack, batch: Batch, values: Iterator[Tensor]) -> tuple[Stac
 
 
 def _gradient(objective: Objective, stack: Stack, batch: Batch, generator: torch.Generator) -> tuple[Tensor, ...]:
-    """The flat gradient [D] of the loss of a batch, and its errors [P, B] for priorities if it has any."""
+    """The flat gradient [D] of the loss of a batch, its elements [P, B], and its errors [P, B] if it has any."""
     network, found = stack.networks[objective.network], Tensors()
     with torch.enable_grad():
         network.tape = Tape()
         loss = objective.loss(stack, batch, generator)
         network.tape.gradient(loss, batch.weight, network.leaves, found)
     flat = torch.cat([found[name].reshape(-1) for name in network.leaves])
-    return (flat,) if loss.errors is None else (flat, loss.errors.detach())
+    return tuple(values.detach() for values in (flat, loss.elements, loss.errors) if values is not None)

@@ -37,6 +37,10 @@ from evorl.types import (
 
 COMMON = ("loss", "gradient_norm")
 """Metrics reported for every objective."""
+GUARDED = "loss", "gradient norm"
+"""The numbers of an agent that must be finite for it to take a step."""
+AGREED = "loss", "divergence"
+"""Each agent's numbers that go with a flat gradient, so that all ranks decide alike who takes a step."""
 WHERE, SUMS = "the learner", "sums/"
 """The name of a snapshot in errors, and the prefix of its metrics, which are named STACK/NETWORK/METRIC,METRIC."""
 
@@ -157,8 +161,10 @@ class Learner:
     networks: list[dict[str, NetworkLearner]]
     """Optimiser and target of each network, for each stack."""
     gradients: Tensors
-    """Each network's flat gradient in all stacks, then every agent's divergence, so one collective averages both."""
+    """Each network's flat gradient in all stacks, then every agent's `AGREED`, so one collective averages all."""
     _algorithm: Algorithm
+    _losses: dict[str, Sequence[Tensor]]
+    """Views of `gradients`: the losses [P] of each stack, by network."""
     _divergences: dict[str, Sequence[Tensor]]
     """Views of `gradients`: the divergences [P] of each stack, by network."""
     _sums: list[dict[tuple[str, tuple[str, ...]], Tensor]]
@@ -166,7 +172,7 @@ class Learner:
     _healthy: list[Tensor]
     """For each stack, 1 or 0 [P]: an agent with non-finite values stops learning."""
     _faults: list[Tensor]
-    """For each stack, the first update [P] at which an agent's values were non-finite; 0 for healthy agents."""
+    """For each stack, the update that made an agent's loss and gradient norm non-finite [2, P]; 0 where finite."""
     _suspicious: bool
     """True if any agent may have non-finite values."""
     _count: int
@@ -196,10 +202,12 @@ class Learner:
             name: [stack.networks[name].parameters.flat.numel() for stack in policy.stacks]
             for name in self._algorithm.networks
         }
-        self.gradients = {name: torch.zeros(sum(own) + count, device=device) for name, own in sizes.items()}
+        parts = {name: [*own, *[count] * len(AGREED)] for name, own in sizes.items()}
+        self.gradients = {name: torch.zeros(sum(own), device=device) for name, own in parts.items()}
         members = [len(policy.places(stack)) for stack in policy.stacks]
-        self._divergences = {name: flat[-count:].split(members) for name, flat in self.gradients.items()}
-        gradients = {name: flat[:-count].split(sizes[name]) for name, flat in self.gradients.items()}
+        gradients = {name: flat.split(parts[name]) for name, flat in self.gradients.items()}
+        self._losses = {name: own[-2].split(members) for name, own in gradients.items()}
+        self._divergences = {name: own[-1].split(members) for name, own in gradients.items()}
         self.networks = [
             self._network_learners(stack, {name: parts[index] for name, parts in gradients.items()})
             for index, stack in enumerate(policy.stacks)
@@ -209,7 +217,7 @@ class Learner:
         self._suspicious = False
         self._count = self._partial = self._common = 0
         # Counters are float64 because float32 stops counting at 17 million.
-        self._faults = [torch.zeros(size, dtype=torch.float64, device=device) for size in members]
+        self._faults = [torch.zeros(2, size, dtype=torch.float64, device=device) for size in members]
         self._updates = torch.zeros(count, dtype=torch.float64, device=device)
         # While all agents have the same phase, the host knows when a delayed objective is due without reading from the
         # device.
@@ -309,8 +317,9 @@ class Learner:
                 for name, network in networks.items():
                     network.unload(name, index, agent)
                 agent.state.acting |= {name: float(values[index]) for name, values in stack.state.items()}
-                update = int(faults[index])
-                fault = f"loss or gradient not finite at update {update}" if update else None
+                updates = faults[:, index]
+                wrong = " and ".join(name for name, update in zip(GUARDED, updates, strict=True) if update)
+                fault = f"{wrong} not finite at update {int(updates.max())}" if wrong else None
                 agent.fault = fault or not_finite(agent)
         return agents
 
@@ -405,15 +414,15 @@ class Learner:
         flat = self.gradients[name]
         with self._stopwatch("communication"):
             self._average(flat)
-        # On a CPU the sum reveals non-finite values in 4 us, where every agent's norm takes 25 to 60.
-        self._suspicious = self._suspicious or flat.device.type != "cpu" or not math.isfinite(flat.sum())
+        # On a CPU the sum of squares reveals non-finite values and norms in 4 us, where all norms take 25 to 60.
+        self._suspicious = self._suspicious or flat.device.type != "cpu" or not math.isfinite(flat.dot(flat))
         took: list[Tensor | None] = []
         for index, (stack, network, loss, own) in enumerate(zip(stacks, networks, losses, active, strict=True)):
             divergence, limit = divergences[index], objective.max_grad_norm
             # Norms cost 25 to 60 us; where nothing reads them, any tensor stands in.
             norms = network.norms() if self._suspicious or limit is not None or reported else divergence
             if self._suspicious:
-                own = self._quarantine(index, own, norms + divergence)
+                own = self._quarantine(index, own, torch.stack((self._losses[name][index] + divergence, norms)))
             if loss.limit is not None:
                 own = (self._healthy[index] if own is None else own) * (divergence <= loss.limit)
             clip = None if limit is None else _share_within(limit(stack), norms)
@@ -426,26 +435,30 @@ class Learner:
 
     @torch.enable_grad()  # An environment in this process may have disabled gradients.
     def losses(self, objective: Objective, parts: list[Batch], reported: bool = True) -> list[Loss]:
-        """Compute an objective's loss for every stack, and write the gradients into its network's `gradients`."""
+        """Compute an objective's loss for every stack, and write it and the gradients into its network's `gradients`."""
         name = objective.network
         if parts[0].gradients:
             self.gradients[name].copy_(parts[0].gradients[name])
             return [_given_loss(part) for part in parts]
-        return [
-            own[name].loss(objective, stack, part, self.policy.generator, reported)
-            for own, stack, part in zip(self.networks, self.policy.stacks, parts, strict=True)
-        ]
+        losses = []
+        for own, stack, part, mean in zip(self.networks, self.policy.stacks, parts, self._losses[name], strict=True):
+            loss = own[name].loss(objective, stack, part, self.policy.generator, reported)
+            with torch.no_grad():
+                torch.bmm(loss.elements.unsqueeze(1), part.weight.unsqueeze(2), out=mean.view(-1, 1, 1))
+            losses.append(loss)
+        return losses
 
     def _quarantine(self, index: int, active: Tensor | None, numbers: Tensor) -> Tensor:
-        """Exclude the agents with non-finite `numbers` [P] from the `active` ones [P] of a stack.
+        """Exclude agents whose `numbers` [2, P], loss and gradient norm, are not finite from the `active` [P] of a stack.
 
         Excluded agents skip this update and all later ones.
         """
         health, faults = self._healthy[index], self._faults[index]
         due = health if active is None else active * health
-        bad = (due > 0) & ~numbers.isfinite()
+        wrong = (due > 0) & ~numbers.isfinite()
         updates = self._common + self._updates[self.policy.stacks[index].members]
-        faults.copy_(torch.where(bad, updates + 1, faults))
+        faults.copy_(torch.where(wrong, updates + 1, faults))
+        bad = wrong.any(0)
         health.masked_fill_(bad, 0.0)
         return due.masked_fill(bad, 0.0)
 
@@ -474,8 +487,11 @@ def _means(loss: Loss, batch: Batch) -> Tensors:
 
 
 def _share_within(limit: Tensor, norms: Tensor) -> Tensor:
-    """The clipping factors [P] that limit gradient norms [P] to `limit` [P]."""
-    return (limit / norms.clamp(min=1e-12)).clamp(max=1.0)
+    """The clipping factors [P] that limit gradient norms [P] to `limit` [P]; NaN for a norm that is not finite.
+
+    A factor of 0, which is limit / inf, would pass for a gradient of 0.
+    """
+    return torch.add(limit / torch.maximum(norms, limit), norms, alpha=0.0)
 
 
 def _given_loss(batch: Batch) -> Loss:

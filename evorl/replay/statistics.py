@@ -86,7 +86,12 @@ def normalized(x: Tensor, weight: Tensor) -> Tensor:
     """Shift and scale `x` [..., B] to mean 0 and variance 1 under `weight` [..., B], which sums to 1."""
     centred = x - (x * weight).sum(-1, keepdim=True)
     variance = (centred.square() * weight).sum(-1, keepdim=True)
-    return centred * torch.rsqrt(variance + 1e-8)
+    return centred * _inverse_deviation(variance)
+
+
+def _inverse_deviation(variance: Tensor) -> Tensor:
+    """The inverse standard deviation; NaN for a variance that overflowed, where 0 would pass for equal samples."""
+    return torch.rsqrt(variance + 1e-8).add(variance, alpha=0.0)
 
 
 WHERE = "the rollout"
@@ -161,4 +166,4 @@ class RolloutStatistics:
         samples, counts = (values.flatten(0, 1).T.unsqueeze(-1) for values in (advantage, counted))
         union = self.moments(samples.unsqueeze(-1), counts)
         number, mean, variance = (torch.from_numpy(x).view(*advantage.shape[:2], 1).to(advantage) for x in union)
-        return counted * (copies / number.clamp(min=1)), mean, torch.rsqrt(variance + 1e-8)
+        return counted * (copies / number.clamp(min=1)), mean, _inverse_deviation(variance)

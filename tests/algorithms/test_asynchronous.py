@@ -135,6 +135,20 @@ def test_a_gradient_that_an_actor_computed_makes_the_same_update():
         torch.testing.assert_close(torch.from_numpy(values), torch.from_numpy(theirs.sums[name]), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(("scale", "fault"), [(1e3, None), (1e12, "gradient norm"), (1e20, "loss and gradient norm")])
+def test_an_actor_does_not_clip_a_gradient_that_overflows_to_0(scale, fault):
+    """The hidden layers of agent 1 are 1e8 times as large, its outputs as large as before, its rewards `scale` times."""
+    chosen = algorithm("a3c", "algorithm.max_grad_norm=0.5")
+    _, members = learner_of(chosen)
+    for name, value in members[1].tensors["policy"]["parameters"].items():
+        value *= {"hidden.0": 1e8, "hidden.1": 1.0}.get(name[:8], 1e-8)
+    actor, learner = population(members, chosen), population(members, chosen)
+    batch, _, _ = trajectories(chosen, members, actor)
+    batch.columns["reward"][1] *= scale
+    learner.update(compute_gradients(actor, batch))
+    assert [each.fault for each in learner.to_agents()] == [None, fault and f"{fault} not finite at update 1"]
+
+
 def test_an_update_from_averaged_gradients_has_the_steps_of_all_their_rollouts():
     """E = 2 environments, T = 4 steps: 8 a rollout, of which an actor averages 3, on each of 2 ranks."""
     single, averaged = (algorithm("a3c", f"algorithm.grad_sync_steps={count}") for count in (1, 3))

@@ -31,20 +31,31 @@ from evorl.types import EvorlWarning, RewardStats, UserError
 
 
 def spoiled(agents, how):
-    """Make agent 1 diverge: through its parameters, its batch, or so that only the gradient overflows."""
+    """Make agent 1 diverge: through its batch or its parameters."""
     some = batch(agents)
     if how == "reward":
         some.columns["reward"][1] = torch.inf
     else:
         for value in agents[1].tensors["q"]["parameters"].values():
-            value *= 1e25 if how == "parameters" else 1e11
+            value *= how
     return some
 
 
 @pytest.mark.parametrize("is_clipped", [False, True])
-@pytest.mark.parametrize("how", ["reward", "parameters", "gradient"])
-def test_an_agent_that_diverges_is_quarantined_and_its_stack_mates_do_not_notice(how, is_clipped):
-    dqn = algorithm("algorithm.max_grad_norm=0.5" if is_clipped else "algorithm.max_grad_norm=null")
+@pytest.mark.parametrize(
+    ("loss", "how", "fault"),
+    [
+        ("mse", "reward", "loss and gradient norm"),
+        # The gradient of this loss is bounded.
+        ("huber", "reward", "loss"),
+        ("mse", 1e25, "loss and gradient norm"),
+        # The loss, the gradient and its sum are finite; the sum of its squares is not.
+        ("mse", 1e6, "gradient norm"),
+    ],
+)
+def test_an_agent_that_diverges_is_quarantined_and_its_stack_mates_do_not_notice(loss, how, fault, is_clipped):
+    clip = "0.5" if is_clipped else "null"
+    dqn = algorithm(f"algorithm.max_grad_norm={clip}", f"algorithm.loss={loss}")
     agents = [agent(id=index, dqn=dqn) for index in range(3)]
     some = spoiled(agents, how)
     together, alone = population(agents, dqn), [population([one], dqn) for one in agents]
@@ -54,7 +65,7 @@ def test_an_agent_that_diverges_is_quarantined_and_its_stack_mates_do_not_notice
         for index, single in enumerate(alone):
             single.update(some.part(slice(index, index + 1)))
     learned = together.to_agents()
-    assert "not finite at update 1" in learned[1].fault
+    assert learned[1].fault == f"{fault} not finite at update 1"
     assert learned[1].state.updates["q"] == 0
     after = together.policy.stacks[0].networks["q"].parameters
     assert all(torch.equal(now[1], was[1]) for now, was in zip(after.rows(after.flat), after.rows(before), strict=True))
@@ -96,7 +107,7 @@ def exploding(monkeypatch, *ids):
 @pytest.mark.parametrize("selection", ["{}", "{name: truncation, replace: 0.25}", "{replace: 0.25, memory: 3}"])
 def test_a_quarantined_agent_is_marked_and_replaced(selection, in_directory, monkeypatch):
     exploding(monkeypatch, 4, 5, 2)
-    with pytest.warns(EvorlWarning, match=r"agent \d stopped learning in generation 2: loss or gradient not finite"):
+    with pytest.warns(EvorlWarning, match=r"agent \d stopped learning in generation 2: loss and gradient norm not finite"):
         assert train("run.name=a", f"evolution.selection={selection}") == 0
     rows = lines(in_directory / "runs" / "a" / "lineage.jsonl")
     lost = [row for row in rows if row["fault"]]
