@@ -393,10 +393,9 @@ class Evolution(Section):
     """Environment steps of each agent in a generation, over all ranks. A shipped file's number is for its own
     environment."""
     burn_in: Annotated[int, Field(ge=0, le=10**6)] | Literal["auto"] = "auto"
-    """Generations that end without selection and mutation. With `auto`, selection begins once the ranks of agents in
-    successive generations correlate by 0.7, and at the latest after a third of `training.max_steps`, which grows if a
-    run is resumed with more steps before then. The ranks of few agents correlate by chance: those of four do in one
-    generation of six, those of two in every other one."""
+    """Generations that end without selection and mutation. With `auto`, selection begins after a third of
+    `training.max_steps`, which grows if a run is resumed with more steps before then. With eight agents or more it
+    begins earlier if their ranks in successive generations correlate by 0.7; the ranks of fewer do so by chance."""
     initial: Initial = "configured"
     """`sampled` draws each initial agent's hyperparameters evenly from their ranges, on their scales, and the sizes of
     its layers from the limits of `architecture` where mutations may change them. A list of directories of earlier runs,

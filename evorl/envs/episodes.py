@@ -46,9 +46,9 @@ class Episodes:
 
     The mean return of the episodes that end within a time window is biased towards short episodes, because long ones
     are cut off at its end. So an episode counts only if it started at least as long ago as the longest duration seen so
-    far in any of its agent's episodes, running ones included. All episodes that started by then have ended, whatever their length; as an
-    episode's length is unknown when it starts, their mean is the mean over all episodes up to O(1/n) (Wald's identity
-    for stopped sums).
+    far in any of its agent's episodes, running ones included. All episodes that started by then have ended, whatever
+    their length; as an episode's length is unknown when it starts, their mean is the mean over all episodes up to
+    O(1/n) (Wald's identity for stopped sums).
 
     An episode belongs to an agent if that agent acted in it from the start.
     """

@@ -435,7 +435,7 @@ class Learner:
 
     @torch.enable_grad()  # An environment in this process may have disabled gradients.
     def losses(self, objective: Objective, parts: list[Batch], reported: bool = True) -> list[Loss]:
-        """Compute an objective's loss for every stack, and write it and the gradients into its network's `gradients`."""
+        """Compute an objective's loss for every stack; write it and its gradient into its network's `gradients`."""
         name = objective.network
         if parts[0].gradients:
             self.gradients[name].copy_(parts[0].gradients[name])
@@ -449,7 +449,7 @@ class Learner:
         return losses
 
     def _quarantine(self, index: int, active: Tensor | None, numbers: Tensor) -> Tensor:
-        """Exclude agents whose `numbers` [2, P], loss and gradient norm, are not finite from the `active` [P] of a stack.
+        """Exclude agents with non-finite `numbers` [2, P], those of `GUARDED`, from the `active` ones [P] of a stack.
 
         Excluded agents skip this update and all later ones.
         """

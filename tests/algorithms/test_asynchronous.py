@@ -137,7 +137,7 @@ def test_a_gradient_that_an_actor_computed_makes_the_same_update():
 
 @pytest.mark.parametrize(("scale", "fault"), [(1e3, None), (1e12, "gradient norm"), (1e20, "loss and gradient norm")])
 def test_an_actor_does_not_clip_a_gradient_that_overflows_to_0(scale, fault):
-    """The hidden layers of agent 1 are 1e8 times as large, its outputs as large as before, its rewards `scale` times."""
+    """Agent 1 has hidden units 1e8 times as large, outputs as large as before, and rewards `scale` times as large."""
     chosen = algorithm("a3c", "algorithm.max_grad_norm=0.5")
     _, members = learner_of(chosen)
     for name, value in members[1].tensors["policy"]["parameters"].items():

@@ -147,7 +147,10 @@ def test_an_agent_that_is_stopped_in_a_delayed_step_stays_out_of_later_ones():
     learner.update(batch)
     good, bad = learner.to_agents()
     assert (good.state.updates, good.fault) == ({"critics": 2, "actor": 1}, None)
-    assert (bad.state.updates, bad.fault) == ({"critics": 1, "actor": 0}, "loss and gradient norm not finite at update 1")
+    assert (bad.state.updates, bad.fault) == (
+        {"critics": 1, "actor": 0},
+        "loss and gradient norm not finite at update 1",
+    )
 
 
 def test_each_agent_smooths_by_its_own_noise():

@@ -107,7 +107,9 @@ def exploding(monkeypatch, *ids):
 @pytest.mark.parametrize("selection", ["{}", "{name: truncation, replace: 0.25}", "{replace: 0.25, memory: 3}"])
 def test_a_quarantined_agent_is_marked_and_replaced(selection, in_directory, monkeypatch):
     exploding(monkeypatch, 4, 5, 2)
-    with pytest.warns(EvorlWarning, match=r"agent \d stopped learning in generation 2: loss and gradient norm not finite"):
+    with pytest.warns(
+        EvorlWarning, match=r"agent \d stopped learning in generation 2: loss and gradient norm not finite"
+    ):
         assert train("run.name=a", f"evolution.selection={selection}") == 0
     rows = lines(in_directory / "runs" / "a" / "lineage.jsonl")
     lost = [row for row in rows if row["fault"]]
