@@ -46,7 +46,7 @@ from evorl.envs.spaces import EnvSpec, known_kind, wrong_actions
 from evorl.networks.distributions import BOX_DISTRIBUTIONS, DISTRIBUTIONS, LOG_SCALES, Distribution, Likelihood
 from evorl.networks.stack import Architectures, Stack, TargetRule
 from evorl.replay import Experience, Pace
-from evorl.replay.rollouts import RolloutExperience, RolloutSettings, check_rollout
+from evorl.replay.rollouts import RolloutExperience, RolloutSettings, check_rollout, parts_of
 from evorl.system.stopwatch import Stopwatch
 from evorl.types import Agent, Batch, Head, Loss, Observation, RecurrentInput, Segment, Streams, Tensors, UserError
 
@@ -179,16 +179,25 @@ class A2C(Algorithm):
         rollout = settings.rollout_steps * envs
         batch = int(hparams.get("batch_size", rollout))
         ranks = copies // shared
-        self.check_normalization(batch)
+        if wrong := self.validation_error(hparams):
+            raise UserError(wrong)
         return Pace(batch * ranks, updates=hparams.get("epochs", 1.0) * rollout / batch, steps=float(rollout * ranks))
 
-    def check_normalization(self, steps: int) -> None:
-        """Raise UserError if advantages are to be normalised over updates of one step on each rank."""
-        if self.settings.normalize_advantage and steps == 1:
-            raise UserError(
-                "algorithm.normalize_advantage: the advantages of updates of one step would all be 0; use larger "
-                "updates, or false"
-            )
+    def validation_error(self, hyperparameters: Mapping[str, float]) -> str | None:
+        """Return why advantages could not be normalised in the smallest minibatch of a rollout, or None."""
+        steps = self.settings.rollout_steps * self.config.environment.num_envs
+        sequences = steps // self._sequence
+        parts = int(parts_of(steps, hyperparameters.get("batch_size", steps), sequences))
+        return self.normalization_error(sequences // parts * self._sequence)
+
+    def normalization_error(self, steps: int) -> str | None:
+        """Return why advantages could not be normalised over updates of so many steps on each rank, or None."""
+        if not self.settings.normalize_advantage or steps > 1:
+            return None
+        return (
+            "algorithm.normalize_advantage: the advantages of updates of one step would all be 0; use larger updates, "
+            "or false"
+        )
 
     @property
     def stops_early(self) -> bool:

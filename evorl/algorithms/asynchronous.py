@@ -18,7 +18,7 @@ from evorl.replay import Experience, Pace
 from evorl.replay.received import ReceivedRollouts, ReceivedSettings
 from evorl.replay.statistics import normalized
 from evorl.system.stopwatch import Stopwatch
-from evorl.types import Batch
+from evorl.types import Batch, UserError
 
 
 class AsynchronousSettings(A2CSettings):
@@ -64,9 +64,15 @@ class Asynchronous(A2C):
         Raises UserError if advantages of one step are to be normalised.
         """
         settings: AsynchronousSettings = self.settings
-        self.check_normalization(settings.rollouts * settings.rollout_steps * self.config.environment.num_envs)
+        if wrong := self.validation_error(settings.first_hyperparameters()):
+            raise UserError(wrong)
         batch = settings.rollouts * settings.rollout_steps * self.config.environment.num_envs * copies
         return Pace(batch, updates=float(settings.passes), steps=float(batch))
+
+    def validation_error(self, hyperparameters: Mapping[str, float]) -> str | None:
+        """Return why advantages could not be normalised in a batch, or None."""
+        settings: AsynchronousSettings = self.settings
+        return self.normalization_error(settings.rollouts * settings.rollout_steps * self.config.environment.num_envs)
 
     def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> Experience:
         """The buffer that joins the rollouts this rank receives into batches."""

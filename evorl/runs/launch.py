@@ -19,7 +19,7 @@ import torch
 import yaml
 
 from evorl.actors.actors import max_staleness
-from evorl.algorithms import ALGORITHMS, SETTINGS, make_algorithm
+from evorl.algorithms import ALGORITHMS, SETTINGS, Algorithm, make_algorithm
 from evorl.config import AnyConfig, check_name, override, validate
 from evorl.config.fields import BENCHMARK, ENVIRONMENT, RATING, RETURN, as_configured
 from evorl.config.schema import LeagueSettings, Network, with_dotted_names
@@ -397,6 +397,7 @@ def _try_environment(config: AnyConfig, trains: bool, ranks: int) -> None:
         algorithm = make_algorithm(config, one.interface)
         algorithm.pace(copies)
         if trains:
+            _check_ranges(config, algorithm)
             check_population_size(config, algorithm)
             check_memory(config, algorithm)
             if config.league is not None:
@@ -409,6 +410,29 @@ def _try_environment(config: AnyConfig, trains: bool, ranks: int) -> None:
     if is_first_rank():
         for finding in findings:
             warnings.warn(f"environment.id: {finding}", EvorlWarning, stacklevel=3)
+
+
+def _check_ranges(config: AnyConfig, algorithm: Algorithm) -> None:
+    """Raise UserError if agents could not learn at one end of a range; warn of a first value outside its range."""
+    evolution, settings = config.evolution, algorithm.settings
+    first = settings.first_hyperparameters()
+    ranges, defaults = evolution.hyperparameters or {}, settings.default_ranges()
+    for name, range in ranges.items():
+        for end, value in (("min", range.min), ("max", range.max)):
+            if reason := algorithm.validation_error({**first, name: value}):
+                raise UserError(f"evolution.hyperparameters.{name}.{end}: with {value:g}: {reason}")
+    if not is_first_rank() or evolution.initial != "configured" or evolution.strategy or evolution.schedule:
+        return
+    for name, value in (first | config.first_environment_hyperparameters()).items():
+        range = ranges.get(name)
+        # A default range leaves out a configured value that has no place on its scale, such as a gae_lambda of 1.
+        if range is not None and range != defaults.get(name) and not range.min <= value <= range.max:
+            warnings.warn(
+                f"evolution.hyperparameters.{name}: agents begin with {value:g}, outside {range.min:g} to "
+                f"{range.max:g}, until a mutation moves it inside",
+                EvorlWarning,
+                stacklevel=4,
+            )
 
 
 def _check_game(config: AnyConfig, trains: bool) -> None:

@@ -187,7 +187,7 @@ def test_one_end_of_an_environments_range_can_be_given(moon):
     settings = load_config(["evolution.hyperparameters.environment.kwargs.wind_power.max=12"], moon)
     found = settings.evolution.hyperparameters["environment.kwargs.wind_power"]
     assert (found.min, found.max, found.scale, found.grow) == (5, 12, "linear", 1.1)
-    settings = load_config(["evolution.hyperparameters.environment.kwargs.wind_power={min: 6, max: 7}"], moon)
+    settings = load_config(["evolution.hyperparameters.environment.kwargs.wind_power={min: 6, max: 10}"], moon)
     assert settings.evolution.hyperparameters["environment.kwargs.wind_power"].scale == "log"
 
 
@@ -478,6 +478,36 @@ def test_a_population_must_divide_over_sharded_ranks(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(UserError, match=r"4 agents cannot be divided over 3 processes .* use a multiple of 3"):
         check(config("population.placement=sharded"))
+
+
+SMALL_PPO = "algorithm={name: ppo, rollout_steps: 64, batch_size: 2, epochs: 1, sequence_length: 64}"
+
+
+@pytest.mark.parametrize(("least", "is_valid"), [(1, False), (1.5, False), (1.9, False), (2, True)])
+def test_evolution_does_not_reach_a_batch_size_that_the_setting_itself_may_not_have(least, is_valid):
+    """A rollout of 128 steps has 85 minibatches of 1.5 steps, some of one step, whose normalised advantage is 0."""
+    ranges = f"evolution.hyperparameters={{batch_size: {{min: {least}, max: 4}}}}"
+    settings = config(SMALL_PPO, "environment={id: CartPole-v1, num_envs: 2}", ranges)
+    if is_valid:
+        assert check(settings) == settings
+        return
+    with pytest.raises(UserError, match=rf"^evolution.hyperparameters.batch_size.min: with {least}: .* all be 0"):
+        check(settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_outside"),
+    [("learning_rate: {min: 1e-5, max: 1e-4}", True), ("learning_rate: {min: 1e-5, max: 1e-2}", False)],
+)
+def test_a_first_value_outside_its_own_range_is_said(settings, is_outside, recwarn):
+    ranges = f"evolution.hyperparameters={{{settings}}}"
+    check(config(SMALL_PPO, "environment={id: CartPole-v1, num_envs: 2}", ranges))
+    said = [str(each.message) for each in recwarn if "evolution.hyperparameters" in str(each.message)]
+    wanted = (
+        "evolution.hyperparameters.learning_rate: agents begin with 0.0003, outside 1e-05 to 0.0001, until a mutation "
+        "moves it inside"
+    )
+    assert said == [wanted] * is_outside
 
 
 @pytest.mark.parametrize("name", SETTINGS)

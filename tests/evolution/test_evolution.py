@@ -223,10 +223,15 @@ def test_the_archive_is_ranked_in_the_population_by_its_fitness_now():
 
 @pytest.mark.parametrize(
     ("before", "now", "expected"),
-    [([1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 5, 6, 7, 8], 1.0), ([1, 2, 3, 4, 5, 6, 7, 8], [8, 7, 6, 5, 4, 3, 2, 1], -1.0),
-     ([1, 2, 3, 4, 5, 6, 7, 8], [2, 1, 3, 4, 5, 6, 8, 7], 0.952381), ([1, 2, 3, 4, 5, 6, 7, 8], [5] * 8, None),
-     ([1, 2, 2, 4, 5, 6, 7, 8], [1, 3, 2, 4, 5, 6, 7, 8], 0.994030), ([1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 5, 6, 7], None)],
-)  # fmt: skip
+    [
+        ("12345678", "12345678", 1.0),
+        ("12345678", "87654321", -1.0),
+        ("12345678", "21345687", 0.952381),
+        ("12245678", "13245678", 0.994030),
+        ("12345678", "55555555", None),
+        ("1234567", "1234567", None),
+    ],
+)
 def test_ranks_of_successive_generations_correlate_after_spearman(before, now, expected):
     members, settings = agents([float(value) for value in before]), context("evolution.burn_in=auto").settings
     note_ranks(members, settings)

@@ -253,3 +253,15 @@ def test_what_adam_has_after_every_kind_of_gradient_is_not_refused():
         worst = max(worst, float((adam.exp_avg.flat / adam.exp_avg_sq.flat.sqrt()).max()))
         assert not (adam.exp_avg.flat.abs() > MOMENTS_RATIO * adam.exp_avg_sq.flat.sqrt() + TINY).any()
     assert worst > 3
+
+
+def test_an_agent_whose_minibatches_are_too_small_to_normalise_advantages_is_refused():
+    """It may come from `population.from` or a schedule, where no range bounds it."""
+    ppo = algorithm("algorithm={name: ppo, rollout_steps: 64, batch_size: 8, sequence_length: 64}")
+    for size in (2.0, 1.5):
+        members = [agent(dqn=ppo, batch_size=size)]
+        if size == 2.0:
+            check_agents(members, ppo, "here")
+            continue
+        with pytest.raises(UserError, match=r"^here: agent 0: algorithm.normalize_advantage: .* would all be 0"):
+            check_agents(members, ppo, "here")
