@@ -421,12 +421,14 @@ def _check_ranges(config: AnyConfig, algorithm: Algorithm) -> None:
         for end, value in (("min", range.min), ("max", range.max)):
             if reason := algorithm.validation_error({**first, name: value}):
                 raise UserError(f"evolution.hyperparameters.{name}.{end}: with {value:g}: {reason}")
-    if not is_first_rank() or evolution.initial != "configured" or evolution.strategy or evolution.schedule:
+    chosen = evolution.initial != "configured" or evolution.strategy or evolution.schedule or config.population.from_
+    if chosen or not is_first_rank():
         return
-    for name, value in (first | config.first_environment_hyperparameters()).items():
-        range = ranges.get(name)
+    first |= config.first_environment_hyperparameters()
+    for name, range in ranges.items():
+        value = first[name]
         # A default range leaves out a configured value that has no place on its scale, such as a gae_lambda of 1.
-        if range is not None and range != defaults.get(name) and not range.min <= value <= range.max:
+        if range != defaults.get(name) and not range.min <= value <= range.max:
             warnings.warn(
                 f"evolution.hyperparameters.{name}: agents begin with {value:g}, outside {range.min:g} to "
                 f"{range.max:g}, until a mutation moves it inside",
