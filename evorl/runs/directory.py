@@ -6,14 +6,13 @@ A checkpoint is a directory that is created atomically by a rename and validated
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import json
 import os
 import re
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,12 +27,15 @@ from evorl.runs.json_lines import JsonLines
 from evorl.runs.trust import sign_code
 from evorl.system.files import (
     CHECKPOINTS,
+    LOCK,
     Lock,
     digest,
     entry,
     entry_of,
+    identity,
     json_bytes,
     make_directory,
+    make_subdirectory,
     read_bounded,
     read_owner,
     reason,
@@ -47,7 +49,7 @@ from evorl.system.files import (
     write_through,
 )
 from evorl.system.untrusted_json import parse_json
-from evorl.types import FINISHED, STOPPED, Agent, UserError
+from evorl.types import FINISHED, STOPPED, Agent, RunFailed, UserError
 
 if TYPE_CHECKING:
     from evorl.distributed import Launch, Ranks
@@ -231,10 +233,9 @@ class Checkpoints:
 
     def _gathering(self, generation: int) -> Path:
         """Create and return the directory of the partial checkpoint. Raises OSError, also if the run's was removed."""
-        if not self.directory.parent.is_dir():
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.directory.parent))
         partial = self.directory / f".partial-{self._stem}-{generation:06d}"
-        make_directory(partial)
+        make_subdirectory(self.directory)
+        make_subdirectory(partial)
         return partial
 
 
@@ -317,6 +318,8 @@ class RunDirectory:
         self.metrics = JsonLines(path / METRICS)
         self.lineage = JsonLines(path / LINEAGE)
         self._lock = lock
+        self._locked = identity(path / LOCK)
+        self._has_begun = False
         self.is_shared = self.leads = True
         self.who_shares: NDArray[np.bool_] = np.ones(1, dtype=bool)
 
@@ -396,7 +399,7 @@ class RunDirectory:
 
     def _take_over(self, config: AnyConfig, restarted: bool) -> None:
         refuse_links_within(self.path)
-        there = {path.name for path in self.path.iterdir()} - {".lock"}
+        there = {path.name for path in self.path.iterdir()} - {LOCK}
         if there and CONFIG in there:
             self._refuse_another(config, restarted)
             self._check_checkpoints()
@@ -436,6 +439,33 @@ class RunDirectory:
             return b""
 
         ranks.from_main(write, "the run's configuration")
+        self._has_begun = True
+
+    def check(self) -> None:
+        """Raise RunFailed if the directory was moved or removed after this run claimed it, or is another run's now.
+
+        Raises OSError if that cannot be seen.
+        """
+        lock, problem = identity(self.path / LOCK), ""
+        if self._locked is not None and lock != self._locked:
+            problem = f"{LOCK} is {'missing' if lock is None else 'that of another run'}"
+        elif self._has_begun and self.is_shared and identity(self.path / CONFIG) is None:
+            problem = f"{CONFIG} is missing"
+        if problem:
+            raise RunFailed(
+                f"{from_here(self.path)}: the directory of this run was moved or removed while it trained ({problem}); "
+                "the run ends, and nothing more is written there; `evorl resume` goes on where the directory is now"
+            )
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Write files of the run. Raises RunFailed if its directory is gone, and OSError for any other reason."""
+        self.check()
+        try:
+            yield
+        except OSError:
+            self.check()
+            raise
 
     def _check_checkpoints(self) -> None:
         """Raise UserError if a run has lost its checkpoints: starting over would lose its elite, too.
@@ -460,24 +490,21 @@ class RunDirectory:
         # A damaged file is replaced: training does not depend on it.
         with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError, UserError):
             before = [each for each in parse_json(read_bounded(path))["generations"] if isinstance(each, int)]
-        write_json(path, {"generations": [*before, generation][-MOST_RESUMES:]})
+        with self._writing():
+            write_json(path, {"generations": [*before, generation][-MOST_RESUMES:]})
 
     def flush(self) -> None:
-        """Write pending lines of metrics and lineage to disk.
-
-        Raises OSError, also if the directory was removed and recreated by another run.
-        """
-        if self._lock is not None:
-            self._lock.check()
-        self.metrics.flush()
-        self.lineage.flush()
+        """Write pending lines of metrics and lineage to disk. Raises OSError, and RunFailed like `check`."""
+        with self._writing():
+            self.metrics.flush()
+            self.lineage.flush()
 
     def write_checkpoint(self, ranks: Ranks, checkpoints: Checkpoints, number: int, files: Mapping[str, bytes]) -> str:
         """Write checkpoint `number` from the `files` of every rank, collectively.
 
         It is complete in the main process's directory first, then on the other hosts, and on all hosts when this
         returns, unless one failed. Returns the problem, empty on success. One on the main process is the same on all
-        ranks; another host that fails alone has no such checkpoint.
+        ranks; another host that fails alone has no such checkpoint. Raises RunFailed like `check`.
         """
         parts = self._gather_files(ranks, checkpoints, number, files)
         problem = next((part["problem"] for part in parts if part["problem"]), "")
@@ -496,9 +523,8 @@ class RunDirectory:
         if not problem and self.leads and not ranks.is_main:
             problem = complete(parts[ranks.rank :][: ranks.on_host])
         if problem:
-            with contextlib.suppress(OSError):  # Another run's partial checkpoint is left alone.
-                if self._lock is not None:
-                    self._lock.check()
+            with contextlib.suppress(OSError):
+                self.check()  # Another run's partial checkpoint is left alone.
                 checkpoints.discard()
         ranks.gather_bytes(b"", "the other hosts' checkpoints")
         return ranks.broadcast_bytes(problem.encode(), "the checkpoint").decode() or problem
@@ -565,23 +591,26 @@ class RunDirectory:
 
         file, facts = self.path / ELITE_AGENT, self.path / ELITE_FACTS
         refuse_links(file.parent)
-        make_directory(file.parent)
         agent = decode_agents(payload, str(file.parent))[0]
         described = json_bytes(agent.describe())
         # Unchanged files are not rewritten: a push compares their time with the exported agent's.
         with contextlib.suppress(OSError):
             if (read_bounded(file), read_bounded(facts)) == (payload, described):
                 return
-        write_atomically(file, payload)
-        write_atomically(facts, described)
+        with self._writing():
+            make_subdirectory(file.parent)
+            write_atomically(file, payload)
+            write_atomically(facts, described)
 
     def write_interface(self, interface: Mapping[str, Any]) -> None:
         """Write the description of the spaces, for use of an agent without its environment. Raises OSError."""
-        write_json(self.path / INTERFACE, interface)
+        with self._writing():
+            write_json(self.path / INTERFACE, interface)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write how the run ended."""
-        write_json(self.path / SUMMARY, summary)
+        with self._writing():
+            write_json(self.path / SUMMARY, summary)
 
 
 def load_elite(path: Path) -> tuple[dict[str, Any], Agent]:
@@ -622,7 +651,7 @@ def _directory(config: AnyConfig, owner: Owner) -> Path:
         raise UserError("run.name: resuming needs the name of the run to resume")
     earlier = [path for path in directory.glob("*") if owner.had(path)] if owner.launch.restarted else []
     if earlier:
-        return max(earlier, key=lambda path: (path / ".lock").stat().st_mtime)
+        return max(earlier, key=lambda path: (path / LOCK).stat().st_mtime)
     stem = f"{plain_name(config)}-{time.strftime('%Y%m%d-%H%M%S')}"
     make_directory(directory)
     for number in itertools.count(1):

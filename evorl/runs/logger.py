@@ -35,7 +35,7 @@ from evorl.runs.video import film_elite
 from evorl.system.console import Terminal, WarnOnce, say
 from evorl.system.files import reason
 from evorl.tracking import Record, Trackers
-from evorl.types import FINISHED, STOPPED, Agent, EvorlWarning
+from evorl.types import FINISHED, STOPPED, Agent, EvorlWarning, RunFailed
 
 Row = Mapping[str, Any]
 EVALUATION = "evaluation"
@@ -194,6 +194,8 @@ class Logger(NullLogger):
             lineage = self._directory.lineage.newest(MOST_LINES)
         except OSError as error:
             problem = reason(error, self._directory.path)
+        except RunFailed as error:
+            problem = str(error)
         self._trackers.finish(summary, lineage)
         if summary["ended"] in (FINISHED, STOPPED, *Signals.__members__):
             has_elite = bool(self._written_elite)

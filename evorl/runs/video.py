@@ -24,7 +24,7 @@ from evorl.envs.vector import by_gymnasium, for_evaluation, make_vector, stacked
 from evorl.runs.loaded import LoadedAgent, load
 from evorl.seeding import numpy_generator
 from evorl.system.extras import require
-from evorl.system.files import check_folder, make_directory, refuse_links, replacing
+from evorl.system.files import check_folder, make_subdirectory, refuse_links, replacing
 from evorl.system.plugins import described
 from evorl.types import UserError
 
@@ -152,7 +152,7 @@ def film_elite(run: Path, generation: int) -> Path:
     """Record one episode of a run's elite after a generation; return the video's path. Raises UserError, OSError."""
     agent, path = load(run, allow_code=True), run / "videos" / f"generation-{generation:06d}.mp4"
     refuse_links(path.parent)
-    make_directory(path.parent)
+    make_subdirectory(path.parent)
     seed = int(numpy_generator(agent.config.seed, generation=generation, rank=0, purpose="film").integers(2**31))
     most = min(agent.config.evaluation.max_steps or FILM_STEPS, FILM_STEPS)
     with contextlib.closing(play(agent, agent.config.environment, [seed], most, "rgb_array")) as seen:

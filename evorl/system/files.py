@@ -105,6 +105,25 @@ def make_directory(path: Path, fresh: bool = False) -> None:
         sync_directory(made.parent)
 
 
+def make_subdirectory(path: Path) -> None:
+    """Create a directory in one that exists, durably: nothing is written where a run was moved away or removed.
+
+    Raises FileNotFoundError if the outer directory is missing.
+    """
+    with contextlib.suppress(FileExistsError):
+        path.mkdir()
+        sync_directory(path.parent)
+
+
+def identity(path: Path) -> tuple[int, int] | None:
+    """The device and inode of a file, or None if there is none. Raises OSError."""
+    try:
+        status = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return status.st_dev, status.st_ino
+
+
 def remove(path: Path) -> None:
     """Remove a path of any kind, ignoring errors; unlike `rmtree`, it never opens a pipe, which would block forever."""
     if path.is_dir() and not path.is_symlink():
@@ -270,6 +289,8 @@ def _is_wandbs(link: Path, run: Path) -> bool:
     return Path(os.path.realpath(link)).is_relative_to(os.path.realpath(run / WANDB))
 
 
+LOCK = ".lock"
+"""The file in a directory that its lock is on."""
 _held: weakref.WeakSet[Lock] = weakref.WeakSet()
 """The locks held by this process."""
 
@@ -287,7 +308,7 @@ class Lock:
 
     def __init__(self, directory: Path, wait: float) -> None:
         """Acquire the lock. Raises UserError if another process holds it for `wait` seconds, and OSError."""
-        self.path = directory / ".lock"
+        self.path = directory / LOCK
         self._file = open_file(self.path, "a+b")
         _held.add(self)
         if os.fstat(self._file.fileno()).st_nlink > 1:
@@ -313,13 +334,6 @@ class Lock:
         self._file.write(json.dumps(owner).encode())
         os.fsync(self._file.fileno())  # Otherwise other hosts would not see the owner.
         sync_directory(self.path.parent)
-
-    def check(self) -> None:
-        """Raise OSError if the directory was removed and made anew, so that another process can lock it."""
-        with contextlib.suppress(FileNotFoundError):
-            there, held = self.path.lstat(), os.fstat(self._file.fileno())
-            if (there.st_dev, there.st_ino) != (held.st_dev, held.st_ino):
-                raise OSError(errno.ESTALE, "was removed and recreated by another run", str(self.path.parent))
 
     def release(self) -> None:
         """Release the lock, even if another process still has a copy of its descriptor."""
@@ -353,7 +367,7 @@ def _flock(file: FileIO | BufferedReader, kind: int) -> bool:
 def is_locked(directory: Path) -> bool:
     """True if a process holds the lock on a directory; False if the lock file cannot be opened."""
     try:
-        with _open(directory / ".lock") as file:
+        with _open(directory / LOCK) as file:
             return not _flock(file, fcntl.LOCK_SH)
     except OSError:
         return False
@@ -372,7 +386,7 @@ def size_of(path: Path) -> int:
 def read_owner(directory: Path) -> dict[str, Any]:
     """The current or last owner of a directory's lock, or an empty dictionary if unknown."""
     try:
-        with _open(directory / ".lock") as file:
+        with _open(directory / LOCK) as file:
             owner = json.loads(file.read(10_000))
     except (OSError, ValueError, RecursionError):
         return {}

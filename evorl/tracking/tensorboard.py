@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 from evorl.config import AnyConfig
 from evorl.config.schema import as_yaml
 from evorl.system.extras import install_command
-from evorl.system.files import refuse_links
+from evorl.system.files import make_subdirectory, refuse_links
 from evorl.tracking.tracker import History, Node, Paths, Points, Record, Tracker, lineage_table, shared_settings
 from evorl.types import EvorlWarning
 
@@ -33,7 +34,8 @@ class TensorBoard(Tracker):
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ImportError(f"install it with `{install_command('tensorboard')}`") from error
-        self._new_writer = SummaryWriter
+        self._writer_class = SummaryWriter
+        _silence_threads()
         self._events = directory / "tensorboard"
         known = _steps(self._events)
         first, last = None, -1
@@ -42,7 +44,7 @@ class TensorBoard(Tracker):
             first = last if first is None and last not in known else first
         # Purge everything from here on: it is logged again below, or trained again after the resume.
         begin = last + 1 if first is None else first
-        self._writer = SummaryWriter(str(self._events), purge_step=begin)
+        self._writer = self._new_writer(self._events, purge_step=begin)
         self._step = last
         self._note("config", f"```yaml\n{as_yaml(shared_settings(config))}```")
         self._paths = Paths()
@@ -101,16 +103,34 @@ class TensorBoard(Tracker):
             self._is_full = True
             return False
         self._born += 1
-        writer = self._agents[node.agent.id] = self._new_writer(str(self._events / f"agent-{node.agent.id:04d}"))
+        writer = self._agents[node.agent.id] = self._new_writer(self._events / f"agent-{node.agent.id:04d}")
         if (parent := self._paths.parent(node)) is not None:
             for name, value in parent.agent.points.items():
                 writer.add_scalar(name, value, parent.step)
         writer.add_text("mutation", node.agent.mutation, node.step)
         return True
 
+    def _new_writer(self, path: Path, purge_step: int | None = None) -> Any:
+        # A writer would make the outer directories, too, also those of a run that was moved away.
+        make_subdirectory(path)
+        return self._writer_class(str(path), purge_step=purge_step)
+
     def _note(self, name: str, text: str) -> None:
         # One step beyond the last generation, so that a resumed run replaces it.
         self._writer.add_text(name, text, self._step + 1)
+
+
+def _silence_threads() -> None:
+    """Keep tracebacks of TensorBoard's threads from the terminal: the next call of their writer raises the error."""
+    report = threading.excepthook
+    if report.__module__ == __name__:
+        return
+
+    def report_others(arguments: threading.ExceptHookArgs) -> None:
+        if not type(arguments.thread).__module__.startswith("tensorboard."):
+            report(arguments)
+
+    threading.excepthook = report_others
 
 
 def _steps(events: Path) -> set[int]:

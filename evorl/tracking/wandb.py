@@ -154,7 +154,8 @@ class WeightsAndBiases(Tracker):
         with self._without_lost_service():
             try:
                 # Use the summary: logging a point would consume the step of a generation that may still be trained.
-                self._run.summary["lineage"] = self._wandb.Table(columns=list(LINEAGE), data=data)
+                if Path(self._run.dir).is_dir():  # A table would make it anew, also where a run was moved away.
+                    self._run.summary["lineage"] = self._wandb.Table(columns=list(LINEAGE), data=data)
                 self._run.summary.update(dict(summary))
                 self._keep_elite()
             finally:

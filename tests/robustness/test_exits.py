@@ -4,8 +4,8 @@ import contextlib
 import errno
 import json
 import os
+import pkgutil
 import re
-import shutil
 import subprocess
 import sys
 import warnings
@@ -247,22 +247,44 @@ def test_an_elite_that_cannot_be_written_is_tried_again_at_the_end(healed, code,
     assert healed or "was not saved: " in errors_of(capsys)[0]
 
 
-def test_a_directory_that_is_deleted_meanwhile_is_no_success(in_directory, monkeypatch, capsys):
-    from evorl.runs.run import Run
+@pytest.mark.parametrize(
+    "before",
+    ["runs.run:Run.record", "runs.logger:film_elite", "runs.directory:RunDirectory.write_elite",
+     "runs.directory:Checkpoints.write", "runs.directory:Checkpoints.complete", "runs.directory:Checkpoints.prune",
+     "runs.run:Run.checkpoint", "tracking.trackers:Trackers.log", "runs.directory:RunDirectory.write_summary"],
+)  # fmt: skip
+def test_a_run_whose_directory_is_moved_or_removed_ends_and_makes_no_other(before, in_directory, monkeypatch, capsys):
+    path, elsewhere, calls = in_directory / "runs" / "a", in_directory / "elsewhere", []
+    work = pkgutil.resolve_name(f"evorl.{before}")
 
-    record = Run.record
+    def moved(*arguments):
+        calls.append(before)
+        if len(calls) == 2 or "summary" in before:
+            path.rename(elsewhere)
+        return work(*arguments)
 
-    def removed(self, *arguments):
-        record(self, *arguments)
-        if self.progress.generation == 2:
-            shutil.rmtree(self.path)
-
-    monkeypatch.setattr(Run, "record", removed)
+    monkeypatch.setattr(f"evorl.{before.replace(':', '.')}", moved)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EvorlWarning)
-        assert train("run.name=a") == 1
+        settings = ("evolution.selection.archive=0", "tracking={backends: [tensorboard], video: true}")
+        assert train("run.name=a", "training.max_steps=400", *settings) == 1
     (error,) = errors_of(capsys)
-    assert "No such file or directory" in error
+    assert "runs/a: the directory of this run was moved or removed while it trained (.lock is missing)" in error
+    assert not path.exists()
+    assert (elsewhere / "config.yaml").is_file()
+
+
+def test_a_run_that_loses_its_configuration_ends(in_directory, monkeypatch, capsys):
+    checkpoint = Run.checkpoint
+
+    def lost(self, evolved):
+        (self.path / "config.yaml").unlink(missing_ok=True)
+        return checkpoint(self, evolved)
+
+    monkeypatch.setattr(Run, "checkpoint", lost)
+    assert train("run.name=a") == 1
+    (error,) = errors_of(capsys)
+    assert "runs/a: the directory of this run was moved or removed while it trained (config.yaml is missing)" in error
 
 
 class Disk:

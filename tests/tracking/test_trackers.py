@@ -5,6 +5,7 @@ import http.server
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -123,6 +124,34 @@ def test_a_stopped_run_goes_on_in_the_same_curves(in_directory):
     assert len(shown.Tensors("lineage/text_summary")) == 1, "the first part's is replaced"
 
 
+@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+def test_a_tracker_does_not_make_the_directory_of_a_run_that_was_moved_anew(name, tmp_path):
+    (tmp_path / "run").mkdir()
+    trackers = logged(name, tmp_path / "run", (), 1)
+    (tmp_path / "run").rename(tmp_path / "moved")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EvorlWarning)
+        if name == "tensorboard":
+            trackers.log(Record(2, 20, {}, [AgentRecord(1, points={"x": 0.0})]))
+        finish(trackers)
+    assert not (tmp_path / "run").exists()
+
+
+def test_tensorboard_is_dropped_in_one_line_where_its_directory_was_removed(tmp_path, monkeypatch):
+    tracebacks = []
+    monkeypatch.setattr(threading, "excepthook", tracebacks.append)
+    trackers = logged("tensorboard", tmp_path, (), 1)
+    shutil.rmtree(tmp_path / "tensorboard")
+    with pytest.warns(EvorlWarning, match="tensorboard failed and is off from here on: .* No such file or directory"):
+        trackers.log(Record(2, 20, {"x": 2.0}))
+    assert not tracebacks
+    assert not (tmp_path / "tensorboard").exists()
+    thread = threading.Thread(target=lambda: 1 / 0)
+    thread.start()
+    thread.join()
+    assert [arguments.exc_type for arguments in tracebacks] == [ZeroDivisionError], "those of other threads are shown"
+
+
 def test_agents_beyond_the_limit_have_no_lines_in_tensorboard_and_the_others_go_on(tmp_path, monkeypatch):
     monkeypatch.setattr("evorl.tracking.tensorboard.MOST_AGENTS", 2)
     tracker = TensorBoard(config(), tmp_path)
@@ -145,6 +174,7 @@ def test_tensorboard_forgets_what_is_rerun_and_learns_what_it_missed(tmp_path, m
     finish(logged("tensorboard", tmp_path, HISTORY[:3], 6))
     assert scalars(tmp_path) == [(10 * generation, generation) for generation in range(1, 7)]
     late = tmp_path / "late"
+    late.mkdir()
     finish(logged("tensorboard", late, HISTORY[:4], 5))
     assert scalars(late, "x") == [(10 * generation, -generation) for generation in range(1, 6)]
     finish(logged("tensorboard", late, HISTORY[:0], 2))
