@@ -132,7 +132,10 @@ class Episodes:
         return Recent.of(sums)
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """The state for a resume, as arrays by name; `waiting` is [4, episodes]."""
+        """The state for a resume, as arrays by name; `waiting` is [4, episodes].
+
+        The sums for `recent` are left out: they depend on when it was last called, which the clock decides.
+        """
         self._settle()
         return {
             "owners": self._owners,
@@ -143,7 +146,6 @@ class Episodes:
             "ended": self._ended,
             "waiting": np.stack([values.astype(np.float64) for values in self._waiting])
             - np.array([[0.0], [self._clock], [0.0], [0.0]]),
-            "lately": self._lately,
         }
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
@@ -154,7 +156,7 @@ class Episodes:
         self._clock, self._began = 0, -state["ages"]
         self._owners, self._owned = state["owners"].copy(), state["owned"].copy()
         self._return, self._longest = state["returns"].copy(), state["longest"].copy()
-        self._ended, self._lately, self._recent = state["ended"].copy(), state["lately"].copy(), []
+        self._ended, self._lately, self._recent = state["ended"].copy(), np.zeros(3), []
         self._waiting = agent.astype(np.intp), began.astype(np.int64), length.astype(np.int64), total.copy()
 
     def drop(self, copies: NDArray[np.bool_]) -> None:
