@@ -8,9 +8,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import glob
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import stat
 import time
@@ -56,11 +58,13 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     Raises OSError if `path` is a link, a pipe, a device or a directory.
     """
     _refuse_special(path)
-    temporary = path.with_name(f".{path.name}.partial")
+    _remove_abandoned(path)
+    temporary, file = _temporary(path)
     try:
-        with _new_file(temporary) as file:
-            yield file
-        temporary.replace(path)
+        with BufferedWriter(file) as buffer:
+            yield buffer
+            _sync(buffer)
+            temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -68,20 +72,36 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     sync_directory(path.parent)
 
 
+def _temporary(path: Path) -> tuple[Path, FileIO]:
+    """Create a file beside `path` with a name that no other writer has, locked until it is closed. Raises OSError."""
+    while True:
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+        file = open_file(temporary, "xb")
+        # Before it was locked, another writer may have removed it as abandoned.
+        if _flock(file, fcntl.LOCK_EX) and identity(temporary) is not None:
+            return temporary, file
+        file.close()
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove the temporary files that killed writers of `path` have left: those that nobody has locked."""
+    for temporary in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
+        with contextlib.suppress(OSError), _open(temporary) as file:
+            if _flock(file, fcntl.LOCK_SH):
+                temporary.unlink()
+
+
 def write_through(path: Path, payload: bytes | Iterable[bytes]) -> None:
     """Write a new file and sync it to disk; a file of the same name is removed first. Raises OSError."""
-    with _new_file(path) as file:
-        file.writelines([payload] if isinstance(payload, bytes) else payload)
-
-
-@contextlib.contextmanager
-def _new_file(path: Path) -> Iterator[BinaryIO]:
-    """Yield a new file that is synced to disk on exit."""
     path.unlink(missing_ok=True)
     with BufferedWriter(open_file(path, "xb")) as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
+        file.writelines([payload] if isinstance(payload, bytes) else payload)
+        _sync(file)
+
+
+def _sync(file: BufferedWriter) -> None:
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def write_json(path: Path, value: Any) -> None:
