@@ -25,8 +25,8 @@ from typing import Any, BinaryIO, Literal
 from evorl.system.processes import check_room
 from evorl.types import UserError
 
-MAX_LINE = 2**27
-"""Maximum line length in bytes; the metrics of 65,536 agents take some 80 MB."""
+MAX_LINE = 2**24
+"""Maximum line length in bytes; the metrics of 10,000 agents take some 12 MB."""
 BLOCK = 2**18
 """Read size in bytes for files of lines."""
 FIRST_BLOCK = 2**16
