@@ -58,13 +58,21 @@ CONFIG, METRICS, LINEAGE = "config.yaml", "metrics.jsonl", "lineage.jsonl"
 
 
 def check_run(run: Path) -> None:
-    """Raise UserError if a directory holds no run, or contains links, pipes or devices."""
+    """Raise UserError if a directory holds no run, or something that no run has (`refuse_strange_files`)."""
     try:
         if not (run / CONFIG).is_file():
             raise UserError(f"{run}: there is no run here (no {CONFIG})")
-        refuse_links_within(run)
+        refuse_strange_files(run)
     except OSError as error:
         raise UserError(reason(error, run)) from error
+
+
+def refuse_strange_files(run: Path) -> None:
+    """Raise UserError if a directory contains links, pipes or devices, or a directory in place of a file of a run."""
+    refuse_links_within(run)
+    for name in FILES_OF_RUN:
+        if (run / name).is_dir():
+            raise UserError(f"{run / name}: is a directory; a run has a file of this name")
 
 
 def saved_settings(run: Path) -> dict[str, Any]:
@@ -260,6 +268,8 @@ INTERFACE = "environment.json"
 """The file that describes the observation and action spaces."""
 RESUMES = "resumes.json"
 """The file with the generations after which the run was resumed; only resumed runs have one."""
+FILES_OF_RUN = (CONFIG, METRICS, LINEAGE, SUMMARY, INTERFACE, RESUMES, ELITE_AGENT, ELITE_FACTS, "tracking.json")
+"""The files of a run outside its checkpoints."""
 MOST_RESUMES = 1_000
 """The number of newest resumes that are kept."""
 FREE_TO_CHANGE = (
@@ -398,7 +408,7 @@ class RunDirectory:
             self._lock = None
 
     def _take_over(self, config: AnyConfig, restarted: bool) -> None:
-        refuse_links_within(self.path)
+        refuse_strange_files(self.path)
         there = {path.name for path in self.path.iterdir()} - {LOCK}
         if there and CONFIG in there:
             self._refuse_another(config, restarted)

@@ -60,12 +60,12 @@ class JsonLines:
 
     def rows(self) -> Iterator[Row]:
         """Yield the objects of all complete lines lazily; nothing if there is no file."""
-        if self.path.is_file():
+        if self.path.exists():
             yield from (row for line in read_lines(self.path) if (row := row_of(line)) is not None)
 
     def backwards(self) -> Iterator[Row]:
         """Yield the objects of all complete lines lazily, the last one first."""
-        if self.path.is_file():
+        if self.path.exists():
             yield from (row for line in read_lines_backwards(self.path) if (row := row_of(line)) is not None)
 
     def newest(self, count: int) -> list[Row]:
@@ -86,7 +86,7 @@ class JsonLines:
         This is fast if they come first. What follows them is not validated; a line that lacks one is decoded whole.
         """
         offset = 0
-        for line in read_lines(self.path) if self.path.is_file() else ():
+        for line in read_lines(self.path) if self.path.exists() else ():
             if (row := members_of(line, names)) is not None:
                 yield offset, row
             offset += len(line)
@@ -113,7 +113,7 @@ class JsonLines:
                     there.add(row["generation"])
                     yield line
 
-        if self.path.is_file():
+        if self.path.exists():
             write_atomically(self.path, kept())
         if lost := list(islice((number for number in range(1, generation + 1) if number not in there), 6)):
             named = ", ".join(map(str, lost[:5])) + (" ..." if len(lost) > 5 else "")

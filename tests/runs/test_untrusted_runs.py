@@ -17,6 +17,7 @@ from evorl.runs.json_lines import JsonLines
 from evorl.runs.loaded import load
 from evorl.runs.program import run_program
 from evorl.runs.progress import Progress, progress_of
+from evorl.runs.read import read_overview, read_run
 from evorl.system.files import entry, read_bounded, refuse_links_within, write_atomically
 from evorl.system.formats import decode_tensors, encode_tensors
 from evorl.types import EvorlWarning, UserError
@@ -91,7 +92,7 @@ def test_a_link_in_a_runs_directory_is_refused(name, run, capsys):
     assert sorted(path.name for path in run.parent.parent.rglob("*")) == before
 
 
-def test_a_link_where_something_is_gathered_is_not_followed(run, tmp_path):
+def test_a_link_where_something_is_gathered_is_not_followed(run, tmp_path, monkeypatch):
     """Only names that a run writes before it renames them; the next write would go where the link leads."""
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "text").write_text("mine")
@@ -99,10 +100,10 @@ def test_a_link_where_something_is_gathered_is_not_followed(run, tmp_path):
     assert train(*RESUME) == 0
     assert [path.name for path in (tmp_path / "thesis").iterdir()] == ["text"]
     # Also where a link appears while the run trains.
-    partial = run / "elite" / ".agent.safetensors.partial"
-    partial.symlink_to(tmp_path / "thesis" / "text")
-    write_atomically(run / "elite" / "agent.safetensors", b"new")
-    assert not partial.is_symlink()
+    monkeypatch.setattr("secrets.token_hex", lambda count: "guessed")
+    (run / "elite" / ".agent.safetensors.guessed.partial").symlink_to(tmp_path / "thesis" / "text")
+    with pytest.raises(OSError, match="a symbolic link, which is not followed"):
+        write_atomically(run / "elite" / "agent.safetensors", b"new")
     assert (tmp_path / "thesis" / "text").read_text() == "mine"
 
 
@@ -277,6 +278,27 @@ def test_a_history_with_a_line_without_end_is_not_read(run, capsys, monkeypatch)
         with pytest.raises(UserError, match=r"metrics.jsonl: has a line of more than 1 MiB, which no run writes"):
             list(read())
     assert "metrics.jsonl: has a line of more than 1 MiB" in refused(capsys)
+
+
+def test_a_line_is_at_most_16_mib_long(run):
+    """Decoding a longer one would take gigabytes."""
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(f'{{"generation": 4, "x": [{"1, " * (2**24 // 3)}1]}}\n')
+    with pytest.raises(UserError, match=r"metrics.jsonl: has a line of more than 16 MiB, which no run writes"):
+        read_overview(run)
+
+
+@pytest.mark.parametrize(
+    "name", ["metrics.jsonl", "lineage.jsonl", "summary.json", "environment.json", "elite/agent.json"]
+)
+def test_a_directory_in_place_of_a_file_is_refused(name, run, capsys):
+    (run / name).unlink()
+    (run / name).mkdir()
+    told = f"{name}: is a directory; a run has a file of this name"
+    assert told in refused(capsys)
+    for read in (read_overview, read_run):
+        with pytest.raises(UserError, match=told):
+            read(run)
 
 
 def test_lines_that_are_no_rows_are_left_out(run):
