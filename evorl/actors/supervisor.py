@@ -6,7 +6,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import resource
 import select
 import selectors
 import struct
@@ -22,6 +21,7 @@ from evorl.actors.actor import FAILED, MESSAGE, NUMBER, read_all
 from evorl.actors.memory import Board
 from evorl.actors.server import ActorServer, kill_group
 from evorl.config.schema import ActorSettings
+from evorl.system.processes import too_few_open_files
 from evorl.system.signals import raise_if_signalled
 from evorl.types import EvorlWarning, RunFailed, UserError
 
@@ -34,8 +34,6 @@ STARTING = 60.0
 COUNT = struct.Struct("i")
 FILES_OF_ACTOR = 4
 """Files that a rank keeps open per actor: its memory, the map of it, and one end of each of its two pipes."""
-FILES_OF_OTHERS = 256
-"""Files that a rank may need open for everything else."""
 
 
 @contextlib.contextmanager
@@ -46,12 +44,8 @@ def explaining_open_files(count: int) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             raise RunFailed(f"actors cannot be started: {error.strerror or error}") from error
-        limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        needed = FILES_OF_OTHERS + FILES_OF_ACTOR * count
-        allowed = f"`ulimit -n {needed}`" if most == resource.RLIM_INFINITY or needed <= most else "a higher limit"
         raise UserError(
-            f"actors.count: {count} actors take {FILES_OF_ACTOR * count} open files of their rank, which may have "
-            f"{limit} in all (ulimit -n); launch it with {allowed}, or use fewer actors"
+            f"actors.count: {count} actors {too_few_open_files(FILES_OF_ACTOR * count)}, or use fewer actors"
         ) from error
 
 

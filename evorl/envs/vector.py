@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
@@ -16,6 +18,7 @@ import numpy as np
 import torch
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector.async_vector_env import _async_worker
 from numpy.typing import NDArray
 
 from evorl.config import Environment
@@ -29,7 +32,7 @@ from evorl.envs.guard import Guard
 from evorl.envs.suites import ATARI, register_suite
 from evorl.seeding import derive_seed, seed_global_generators
 from evorl.system.plugins import SCRIPT, defined_in, described, import_from_here, place
-from evorl.system.processes import die_with_parent, usable_cores
+from evorl.system.processes import die_with_parent, too_few_open_files, usable_cores
 from evorl.system.signals import raise_if_signalled, signals_deferred
 from evorl.types import UserError, message_of
 
@@ -159,12 +162,48 @@ def _guarded_vector(settings: Environment, name: str, mode: str, differing: Sequ
     ]
     try:
         if mode == "async":
-            return AsyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
+            return _QuietVector(makers, autoreset_mode=AutoresetMode.SAME_STEP, worker=_work)
         return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
-    except BaseException:
+    except BaseException as error:
         for guard in made:
             guard.close()
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE) and mode == "async":
+            files = too_few_open_files(FILES_OF_WORKER * len(makers))
+            raise UserError(
+                f"environment.vectorization: the {len(makers)} processes of `async` {files}, or use sync, or fewer "
+                "environments (environment.num_envs)"
+            ) from error
         raise
+
+
+FILES_OF_WORKER = 3
+"""Files that a rank keeps open per process of an AsyncVectorEnv: one end of its pipe, and two of the process."""
+
+
+class _QuietVector(AsyncVectorEnv):
+    """An AsyncVectorEnv that raises a worker's error without printing the traceback: it is reported in one line."""
+
+    def _raise_if_errors(self, successes: Iterable[bool]) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            super()._raise_if_errors(successes)
+
+
+def _work(index: int, make: Any, pipe: Any, parent_pipe: Any, memory: Any, errors: Any, *options: Any) -> None:
+    """Run the loop of an AsyncVectorEnv's process; send errors that Gymnasium's loop does not catch, without traceback.
+
+    Those are errors in the environment's constructor, and BaseException. The loop also ends if the parent has ended.
+    """
+    try:
+        _async_worker(index, make, pipe, parent_pipe, memory, errors, *options)
+    except (EOFError, ConnectionError):
+        return
+    except SystemExit:
+        raise
+    except BaseException as error:
+        errors.put((index, UserError, f"environment.id: a process of `async` raised {described(error)}", ""))
+        with contextlib.suppress(ConnectionError):
+            pipe.send((None, False))
 
 
 def _known_name(settings: Environment) -> str:

@@ -115,8 +115,7 @@ def _code_of(main: Callable[[Sequence[str]], object], arguments: Sequence[str]) 
     except (Interrupted, Answered) as asked:
         return int(asked.code or 0)
     except RuntimeError as error:
-        torch = sys.modules.get("torch")  # Importing it takes seconds.
-        if torch is None or not isinstance(error, torch.OutOfMemoryError):
+        if not _is_out_of_memory(error):
             raise
         told = on_one_line(str(error), 120)
         _say(f"{told}; lower population.size, environment.num_envs, algorithm.batch_size or replay.capacity")
@@ -127,6 +126,11 @@ def _code_of(main: Callable[[Sequence[str]], object], arguments: Sequence[str]) 
         _say(told_exit(left))
         return 1
     return 0
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    torch = sys.modules.get("torch")  # Importing it takes seconds.
+    return torch is not None and (isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator: " in str(error))
 
 
 def _report(error: UserError) -> None:

@@ -99,7 +99,7 @@ def write_through(path: Path, payload: bytes | Iterable[bytes]) -> None:
         _sync(file)
 
 
-def _sync(file: BufferedWriter) -> None:
+def _sync(file: BinaryIO) -> None:
     file.flush()
     os.fsync(file.fileno())
 

@@ -10,6 +10,7 @@ import ctypes
 import functools
 import os
 import platform
+import resource
 import signal
 import sys
 import uuid
@@ -99,6 +100,19 @@ def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> Non
         os._exit(1)
 
 
+FILES_OF_OTHERS = 256
+"""Files that a rank may need open besides those of its actors or environments."""
+
+
+def too_few_open_files(wanted: int) -> str:
+    """The limit of open files, and what would be enough for a rank that wants `wanted` for actors or environments."""
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = FILES_OF_OTHERS + wanted
+    is_allowed = most == resource.RLIM_INFINITY or needed <= most
+    advice = f"`ulimit -n {needed}`" if is_allowed else "a higher limit"
+    return f"take {wanted} open files of their rank, which may have {limit} in all (ulimit -n); launch it with {advice}"
+
+
 GROUPS = Path("/sys/fs/cgroup")
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 """Option numbers of glibc's `mallopt`."""
@@ -144,7 +158,13 @@ def free_memory(
 
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + cached
-    return min([int(psutil.virtual_memory().available), *_left_in_groups(groups, membership)])
+    return min([int(psutil.virtual_memory().available), *_left_in_groups(groups, membership), *_left_of_addresses()])
+
+
+def _left_of_addresses() -> list[int]:
+    """The free bytes under this process's limit of address space (`ulimit -v`), if there is one."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return [] if limit == resource.RLIM_INFINITY else [max(0, limit - int(psutil.Process().memory_info().vms))]
 
 
 def _left_in_groups(groups: Path, membership: Path) -> list[int]:

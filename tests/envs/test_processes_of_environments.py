@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 
+import pytest
 from helpers.learning import all_gone
 from helpers.support import ROOT
 
@@ -38,3 +39,73 @@ def test_an_environment_that_hangs_ends_with_its_rank():
     assert waits, "it is meant to wait for environments that hang"
     assert len(family) == 2
     assert all_gone(family)
+
+
+STRANGE = """
+import os
+import gymnasium as gym
+import numpy as np
+
+MAIN = os.getpid()
+
+class Strange(gym.Env):
+    observation_space, action_space = gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(2)
+
+    def __init__(self, how):
+        self.how, self.steps = how, 0
+        if how == "constructor" and os.getpid() != MAIN:
+            raise ValueError("the port is taken")
+
+    def reset(self, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 4 and self.how == "base" and os.getpid() != MAIN:
+            raise BaseException("the end")
+        size = 3 if self.steps == 4 and self.how == "shape" else 2
+        return np.zeros(size, np.float32), 0.0, False, False, {}
+"""
+
+
+def trained_in_processes(directory, *settings, limit="true"):
+    """The lines that training with a process for each environment prints to stderr after its header."""
+    (directory / "strange.py").write_text(STRANGE)
+    small = ("--no-track", "training.target_fitness=null", "population.size=2", "environment.vectorization=async")
+    command = [sys.executable, "-m", "evorl", "train", "dqn", *settings, *small]
+    done = subprocess.run(
+        ["bash", "-c", f'{limit}; exec "$@"', "_", *command],
+        cwd=directory, capture_output=True, text=True, check=False, timeout=60,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 2
+    return done.stderr.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("constructor", "a process of `async` raised ValueError: the port is taken (strange.py:14 in __init__"),
+        ("shape", "the step of strange:Strange returns the observation of shape [3]"),
+    ],
+)
+def test_an_error_in_a_process_of_an_environment_is_one_line(how, told, tmp_path):
+    lines = trained_in_processes(
+        tmp_path, f"environment={{id: 'strange:Strange', num_envs: 2, kwargs: {{how: {how}}}}}"
+    )
+    assert lines[-1].startswith(f"error: environment.id: {told}")
+    assert len(lines) <= 4, "the header has three"
+
+
+def test_a_process_that_any_exception_ends_prints_no_traceback(tmp_path):
+    lines = trained_in_processes(tmp_path, "environment={id: 'strange:Strange', num_envs: 2, kwargs: {how: base}}")
+    assert "BaseException: the end (strange.py" in lines[-1]
+    assert not [line for line in lines if line.startswith(("Traceback", "Process", " "))]
+
+
+def test_too_few_open_files_for_the_processes_of_environments_are_one_line(tmp_path):
+    settings = ("environment.id=CartPole-v1", "environment.num_envs=64")
+    lines = trained_in_processes(tmp_path, *settings, limit="ulimit -n 64")
+    assert lines[-1].startswith("error: environment.vectorization: the 128 processes of `async` take 384 open files")
+    assert "may have 64 in all (ulimit -n)" in lines[-1]
+    assert len(lines) <= 4

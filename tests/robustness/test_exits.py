@@ -342,7 +342,7 @@ def test_a_failure_is_one_line_and_1(capsys):
     assert capsys.readouterr().err == "error: it was\\nlost\n"
 
 
-def test_a_full_gpu_is_one_line_and_says_what_to_lower(capsys):
+def test_full_memory_is_one_line_and_says_what_to_lower(capsys):
     def fails(arguments):
         with Ranks()._waiting("the gradients"):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity")
@@ -352,6 +352,10 @@ def test_a_full_gpu_is_one_line_and_says_what_to_lower(capsys):
     assert told.count("\n") == 1
     assert "CUDA out of memory. Tried to allocate 2.00 GiB" in told
     assert "lower population.size, environment.num_envs, algorithm.batch_size or replay.capacity" in told
+    assert run_program(lambda arguments: torch.empty(2**62, dtype=torch.uint8), []) == 1
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert "DefaultCPUAllocator: can't allocate memory" in told
     with pytest.raises(RuntimeError, match="of the program"):
         run_program(lambda arguments: (_ for _ in ()).throw(RuntimeError("an error of the program")), [])
 
