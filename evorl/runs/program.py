@@ -120,9 +120,7 @@ def _code_of(main: Callable[[Sequence[str]], object], arguments: Sequence[str]) 
         told = on_one_line(str(error), 120)
         _say(f"{told}; lower population.size, environment.num_envs, algorithm.batch_size or replay.capacity")
         return 1
-    except BaseException as left:
-        if isinstance(left, Exception):
-            raise
+    except (SystemExit, KeyboardInterrupt) as left:
         _say(told_exit(left))
         return 1
     return 0
