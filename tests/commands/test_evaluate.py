@@ -16,8 +16,8 @@ from evorl.types import UserError
 
 
 def test_returns_below_one_are_shown_by_their_digits(trained_run, monkeypatch, capsys):
-    found = {"run": "a", "agent": 3, "episodes": 5, "mean": 0.9421, "std": 0.04, "min": -0.5, "max": 12.3456}
-    monkeypatch.setattr(evaluate, "evaluate_elite", lambda *_: found)
+    result = {"run": "a", "agent": 3, "episodes": 5, "mean": 0.9421, "std": 0.04, "min": -0.5, "max": 12.3456}
+    monkeypatch.setattr(evaluate, "evaluate_elite", lambda *_: result | {"episodes_repeat": False})
     run_command(["evaluate", str(trained_run)])
     # ± is the standard error of the mean: 0.04 / sqrt(5).
     told = (
