@@ -36,7 +36,7 @@ DDPG = (
 SAC = (
     "algorithm={name: sac, batch_size: 8, learn_step: 3, exploration: {random_steps: 20}}",
     "replay={capacity: 400, learning_starts: 20}",
-    "evolution.hyperparameters={learning_rate: {min: 1e-4, max: 1e-2}, target_entropy_share: {min: 0.3, max: 0.95}}",
+    "evolution.hyperparameters={learning_rate: {min: 1e-4, max: 1e-2}, target_entropy_share: {min: 0.3, max: 0.99}}",
 )  # fmt: skip
 PPO = (
     "algorithm={name: ppo, rollout_steps: 16, sequence_length: 8, batch_size: 16, epochs: 2, target_kl: 0.02,"

@@ -339,7 +339,7 @@ WHOLE = {
     **asdict(Progress()), "generation": 3, "agent_steps": 120, "global_steps": 480, "next_id": 9,
     "elite": {
         "returns": [9.5, 8.0], "generation": 2, "worst": -1.0, "tests": 1, "is_tested": True, "lower_bound": 1.0,
-        "training_fitness": None,
+        "training_fitness": None, "repeats": None,
     },
 }  # fmt: skip
 NONSENSE = {
