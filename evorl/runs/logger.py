@@ -172,9 +172,9 @@ class Logger(NullLogger):
             )
         if warning := self._config.algorithm.warning(counts.metrics):
             self._warn_once("metrics", f"{warning} (generation {progress.generation})")
-        kept = asdict(progress)
-        known = {name: kept[name] for name in kept if name not in ("elite", "league", "evaluation_steps")}
-        row = generation_row(agents, fitness, counts, known, progress.elite, seconds, self._config)
+        left_out = ("elite", "league", "benchmark", "evaluation_steps")
+        numbers = {name: value for name, value in asdict(progress).items() if name not in left_out}
+        row = generation_row(agents, fitness, counts, numbers, progress.elite, seconds, self._config)
         row |= evaluation_row(fitness, self._config.evolution.fitness, progress.elite.evaluation_steps)
         row |= {} if actors is None else {"actors": dict(actors)}
         logged, stop = call_each(self._callbacks, row, agents)
