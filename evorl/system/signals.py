@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -67,7 +68,13 @@ def signal_handlers() -> Iterator[None]:
             if not _deferred:
                 raise Interrupted(number)
 
+    def report(unraisable: sys.UnraisableHookArgs) -> None:
+        # Python swallowed what `note` raised in a finaliser; the next safe point raises it again.
+        if not isinstance(unraisable.exc_value, Interrupted):
+            report_before(unraisable)
+
     before = {number: signal.getsignal(number) for number in SIGNALS}
+    report_before, sys.unraisablehook = sys.unraisablehook, report
     handled = _heeded()
     reader, writer = socket.socketpair()
     writer.setblocking(False)
@@ -83,6 +90,7 @@ def signal_handlers() -> Iterator[None]:
         raise_if_signalled()
     finally:
         active.clear()
+        sys.unraisablehook = report_before
         for number in handled:
             signal.signal(number, before[number])
         signal.set_wakeup_fd(old_descriptor)

@@ -206,6 +206,27 @@ def test_a_signal_whose_exception_foreign_code_swallows_is_raised_again_at_the_n
     assert caught.value.code == 128 + signal.SIGUSR1
 
 
+FINALISED = """
+import os, signal
+from evorl.system.signals import Interrupted, raise_if_signalled, signal_handlers
+
+class Handle:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+with signal_handlers():
+    Handle()
+    print("goes on")
+    raise_if_signalled()
+"""
+
+
+def test_a_signal_in_a_finaliser_ends_the_program_without_a_traceback():
+    """Python swallows exceptions there, and prints them."""
+    done = subprocess.run([sys.executable, "-c", FINALISED], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGTERM, "goes on\n", "")
+
+
 STUCK = """
 import ctypes, os, signal, sys
 from evorl.system import signals
