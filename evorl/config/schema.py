@@ -503,7 +503,7 @@ class Environment(Section):
 class PopulationSettings(Section):
     """The agents and where they train."""
 
-    size: Size = 4
+    size: Annotated[int, Field(ge=1, le=10_000)] = 4  # A generation's metrics are one line, of 16 MiB at most.
     """The number of agents. A single one trains on without selection and mutation, as in other libraries; its best
     state so far is kept as the elite. `evolution.schedule` still changes it."""
     placement: Literal["replicated", "sharded"] = "replicated"

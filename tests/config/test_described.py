@@ -50,7 +50,7 @@ def test_a_whole_configuration_reads_as_what_it_shows(name, tmp_path):
 @pytest.mark.parametrize(
     ("key", "told"),
     [
-        ("population.size", ["population.size: whole number, at least 1 and at most 1048576 (default: 4)"]),
+        ("population.size", ["population.size: whole number, at least 1 and at most 10000 (default: 4)"]),
         ("run.resume", ["run.resume: never or auto (default: never)"]),
         ("run.threads", ["run.threads: whole number, at least 1 and at most 1024; or null (default: null)"]),
         ("network.hidden_sizes", ["network.hidden_sizes: list of whole numbers, at least 1 and", "[64, 64])"]),
