@@ -1,4 +1,4 @@
-"""Train the arms of the protocols in docs/evidence.md and docs/selection.md, and append one JSON line per run.
+"""Train the arms of the protocols in docs/protocols.md, and append one JSON line per run.
 
     python benchmarks/evidence.py --runs runs/evidence [--plan selection] [--until 18:30]
     python benchmarks/evidence.py --runs runs/evidence --data FILE --jobs lunar_lander-{burn_in,pool}-{9,10,11}
@@ -184,7 +184,7 @@ ARMS = {
     "low_pool": Arm((mutations(none=1), NO_SELECTION, *LOW), seeds=8),
     "low_small_moves": Arm((OF_PPO_YAML, *LOW, *SMALL_MOVES), seeds=6),
     "low_rare_moves": Arm((OF_PPO_YAML, *LOW), seeds=6),
-    # The arms of docs/selection.md beside `pool` and `selection`.
+    # The arms of docs/protocols.md beside `pool` and `selection`.
     "pbt": Arm((mutations(hyperparameters=1), "evolution.selection.replace=0.25"), seeds=40),
     "pbt_late": Arm(
         (mutations(hyperparameters=1), "evolution.selection.replace=0.25", "evolution.burn_in=auto"), seeds=40
@@ -213,7 +213,7 @@ def evidence_plan() -> Iterator[Job]:
 
 
 def selection_plan() -> Iterator[Job]:
-    """The runs of docs/selection.md: the arms of the first comparison, then of the second; one half after the other."""
+    """The runs of docs/protocols.md: the arms of the first comparison, then of the second; one half after the other."""
     for first in (101, 121):
         for arms in (("pool", "selection"), ("pbt_late",), ("pbt",)):
             for seed in range(first, first + 20):
@@ -221,7 +221,7 @@ def selection_plan() -> Iterator[Job]:
 
 
 def wide_plan() -> Iterator[Job]:
-    """The runs of docs/selection.md's second part: the pilots' pools, then pairs of both arms on both tasks."""
+    """The runs of docs/protocols.md's second part: the pilots' pools, then pairs of both arms on both tasks."""
     for seed in range(201, 206):
         yield from ((task, "pool", seed) for task in ("acrobot_wide", "lunar_lander_wide"))
     for seed in range(206, 211):

@@ -1,4 +1,4 @@
-"""Print the analysis of the paired experiment of docs/selection.md from the data of benchmarks/evidence.py.
+"""Print the analysis of the paired experiment of docs/protocols.md from the data of benchmarks/evidence.py.
 
     python benchmarks/paired_evidence.py [--data benchmarks/data/selection.jsonl] [--figure docs/selection.png]
 
