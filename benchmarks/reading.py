@@ -35,21 +35,12 @@ TRAIN = (
 )  # fmt: skip
 EVORL = "import sys; from evorl.__main__ import main; sys.exit(main())"
 READ = "import evorl, sys; record = evorl.read_run(sys.argv[1])"
-RETRAIN = (
-    "import sys; from pathlib import Path; from evorl.algorithms import SETTINGS; from evorl.config import validate;"
-    "from evorl.runs.lineage import ancestry, replayed; from evorl.runs.directory import load_elite;"
-    "run = Path(sys.argv[1]); config = validate(load_elite(run)[0], SETTINGS);"
-    "replayed(config, run, ancestry(run), False).to_yaml()"
-)
-"""The reading part of `evorl retrain` alone, since a schedule of 2,000 generations exceeds the maximum size of a
-configuration."""
 COMMANDS: dict[str, tuple[str, ...]] = {
     "list": (EVORL, "list", "{parent}"),
     "clean": (EVORL, "clean", "{run}"),
     "evaluate": (EVORL, "evaluate", "{run}", "--episodes", "1"),
     "lineage": (EVORL, "lineage", "{run}"),
     "lineage --settings": (EVORL, "lineage", "{run}", "--settings"),
-    "retrain": (RETRAIN, "{run}"),
     "read_run": (READ, "{run}"),
     "read_run, one metric": (f"{READ}; record.metric('mean_fitness')", "{run}"),
     "read_run, columns of the lineage": (f"{READ}; evorl.columns(record.lineage)", "{run}"),

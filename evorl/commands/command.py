@@ -231,11 +231,6 @@ def _launch(parser: argparse.ArgumentParser) -> None:
     _verbose(parser)
 
 
-def _retrain(parser: argparse.ArgumentParser) -> None:
-    _launch(parser)
-    parser.add_argument("--constant", action="store_true", help="keep the best agent's last settings throughout")
-
-
 def _evaluate(parser: argparse.ArgumentParser) -> None:
     _run(parser)
     parser.add_argument("--episodes", type=count, default=100, metavar="N", help="number of episodes (default: 100)")
@@ -293,7 +288,7 @@ def _plot(parser: argparse.ArgumentParser) -> None:
 
 def _lineage(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, help="the run's directory")
-    parser.add_argument("--settings", action="store_true", help="print the hyperparameter schedule, by generation")
+    parser.add_argument("--settings", action="store_true", help="print the hyperparameters in each generation")
 
 
 def _list(parser: argparse.ArgumentParser) -> None:
@@ -376,12 +371,6 @@ COMMANDS: Mapping[str, Command] = {
         _launch,
         ("evorl resume runs/my-run", "evorl resume runs/my-run training.max_steps=2000000 --processes 4"),
     ),
-    "retrain": Command(
-        "train one agent with the best agent's hyperparameter schedule",
-        "train:retrain",
-        _retrain,
-        ("evorl retrain runs/my-run seed=7", "evorl retrain runs/my-run --constant seed=7"),
-    ),
     "evaluate": Command(
         "evaluate the best agent on fresh episodes",
         "evaluate:evaluate_run",
@@ -422,7 +411,7 @@ COMMANDS: Mapping[str, Command] = {
         ),
     ),
     "lineage": Command(
-        "print the best agent's ancestors and mutations, or its hyperparameter schedule",
+        "print the best agent's ancestors and mutations, or its hyperparameters in each generation",
         "inspect:lineage",
         _lineage,
         ("evorl lineage runs/my-run", "evorl lineage runs/my-run --settings"),

@@ -105,8 +105,6 @@ def origin_of(run: RunOverview) -> str:
     parts = []
     if (note := _setting(run, "run", "origin")) not in ("None", "?"):
         parts.append(note)
-    elif isinstance(run.config.get("evolution"), dict) and run.config["evolution"].get("schedule") is not None:
-        parts.append("retrained")
     if (source := _setting(run, "population", "from")) not in ("None", "?"):
         parts.append(f"agents of {source if is_on_hub(source) else Path(source).name}")
     if run.resumes:

@@ -1,4 +1,4 @@
-"""`evorl train`, `resume` and `retrain`: start a training program on one process or several, or on several seeds."""
+"""`evorl train` and `resume`: start a training program on one process or several, or on several seeds."""
 
 from __future__ import annotations
 
@@ -27,18 +27,16 @@ from evorl.runs.directory import (
     Checkpoints,
     check_run,
     check_same_run,
-    load_elite,
     plain_name,
     saved_config,
 )
 from evorl.runs.launch import asked_for_bf16, check, launched, read_config
-from evorl.runs.lineage import ancestry, replayed
 from evorl.runs.progress import progress_of
 from evorl.runs.read import read_overview
 from evorl.runs.train import ASYNCHRONOUS, ONLINE, main_of, program_for
 from evorl.runs.trust import is_own, refuse_code
 from evorl.system.console import aligned, digits, say
-from evorl.system.files import CHECKPOINTS, json_bytes, write_atomically
+from evorl.system.files import CHECKPOINTS, json_bytes
 from evorl.system.processes import usable_cores
 from evorl.system.untrusted_json import parse_json
 from evorl.types import FINISHED, RunFailed, UserError
@@ -132,68 +130,10 @@ def resume_command(
     refuse_code(config, allow_code or is_own(run, own), trains=True)
     ranks = processes_for(run, processes)
     check_same_run(run, check(config, ranks=ranks))
-    return _again(program, config, run / CONFIG, given, ranks)
-
-
-def retrain(parsed: argparse.Namespace) -> None:
-    """`evorl retrain`: the training program replaces this process."""
-    given = [*parsed.overrides, *_verbosity(parsed)]
-    options = parsed.program, parsed.processes, parsed.constant, parsed.allow_code
-    _become(retrain_command(parsed.run, given, *options))
-
-
-def retrain_command(
-    run: Path,
-    overrides: Sequence[str],
-    program: Path | None,
-    processes: int | None,
-    constant: bool,
-    allow_code: bool = False,
-) -> list[str]:
-    """Return the command that trains one agent with the hyperparameter schedule of a run's best agent.
-
-    If `constant`, the agent keeps the best agent's last settings throughout. Writes the configuration into the run's
-    directory, and prints how training differs from the original. Raises UserError if there is no such schedule.
-    """
-    data, _ = load_elite(run)
-    config = saved_config(data)
-    allowed = allow_code or is_own(run, config)
-    refuse_code(config, allowed)
-    path = run / ("retrain-constant.yaml" if constant else "retrain.yaml")
-    write_atomically(path, replayed(config, run, ancestry(run), constant).to_yaml().encode())
-    # An agent of a sharded run trained on one process, whatever the number of these.
-    is_sharded = config.population.placement == "sharded"
-    ranks = processes_for(run, 1 if is_sharded and processes is None else processes)
-    if is_sharded and ranks > 1:
-        say(f"the best agent trained on one process (population.placement sharded); this one trains on {ranks}")
-    again = check(read_config(path, overrides), ranks=ranks)
-    refuse_code(again, allowed, trains=True)
-    if again.run.name is None:
-        overrides = [*overrides, assignment("run.name", retrained_name(run, again, constant))]
-    if config.algorithm.replayed and config.replay.shared and config.population.size > 1:
-        others = config.population.size - 1
-        say(f"the best agent also learned from the steps of {others} other agents (replay.shared); this one does not")
-    if config.population.from_ is not None:
-        say("the run began with agents of another run (population.from); this one begins with new weights")
-    return _again(program, again, path.absolute(), overrides, ranks)
-
-
-def retrained_name(run: Path, config: AnyConfig, constant: bool) -> str:
-    """Return an unused name of a run that retrains `run` with `config`: that of the source, the kind and the seed."""
-    name = f"{on_one_line(run.resolve().name, 80)}-{'constant' if constant else 'retrained'}-seed-{config.seed}"
-    numbers = itertools.count(2)
-    found = name
-    while (config.run.directory / found).exists():
-        found = f"{name}-{next(numbers)}"
-    return found
-
-
-def _again(program: Path | None, config: AnyConfig, file: Path, given: Sequence[str], ranks: int) -> list[str]:
-    """Return the command that trains with `file` on this many processes. Raises UserError."""
     program = program or (ONLINE if config.actors is None else ASYNCHRONOUS)
     if not program.is_file():
         raise UserError(f"--program: there is no file {program}; name the program that trained the run")
-    return launch_command([str(program), "--config", str(file), *given], ranks)
+    return launch_command([str(program), "--config", str(run / CONFIG), *given], ranks)
 
 
 def launch_command(arguments: Sequence[str], processes: int) -> list[str]:

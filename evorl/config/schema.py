@@ -55,7 +55,7 @@ from evorl.config.fields import (
     from_home,
     without_booleans,
 )
-from evorl.types import Architecture, UserError
+from evorl.types import UserError
 
 YOURS = "your setting"
 DEFAULT = "default"
@@ -340,36 +340,6 @@ class ArchitectureLimits(Section):
         return self
 
 
-MAX_MUTATIONS = 600
-"""Maximum mutations in a schedule: as many as fit into a file of 128 kB."""
-
-
-class ScheduledMutation(Section):
-    """A scheduled mutation: its record, as in `lineage.jsonl`, and the generation after which it is applied."""
-
-    generation: Size
-    """The generation after which it comes."""
-    kind: Text
-    """The kind of mutation."""
-    target: Text = ""
-    """Part of the agent that it changes, such as a hyperparameter."""
-    before: int | Finite | Text | None = None
-    """The value before it."""
-    after: int | Finite | Text | None = None
-    """The value after it."""
-
-
-class Schedule(Section):
-    """A schedule that every agent of a run follows: the initial settings, and then the mutations."""
-
-    hyperparameters: dict[Text, Finite]
-    """The first hyperparameters."""
-    architectures: dict[Text, Architecture]
-    """The first architecture of each network."""
-    mutations: Annotated[tuple[ScheduledMutation, ...], Field(max_length=MAX_MUTATIONS)] = ()
-    """The mutations, in their order."""
-
-
 MAX_RUNS = 100
 
 
@@ -421,8 +391,6 @@ class Evolution(Section):
     `rating` is the agents' Elo rating from the matches of the generation, and the elite is then the agent with the
     highest rating, without a confirmation; its score and target are its mean result (1 a win, 0.5 a draw) against
     `league.benchmark`."""
-    schedule: Schedule | None = None
-    """Agents follow it instead of being selected and mutated; `evorl retrain` takes it from a winner's ancestry."""
 
     @property
     def ranks_kept(self) -> int:
@@ -446,7 +414,7 @@ class RunSettings(Section):
     directory: UserPath = Path("runs")
     """The folder of runs."""
     origin: Plain | None = None
-    """A note on what the run was made from, which `evorl list` shows. `evorl retrain` and `--seeds` set it."""
+    """A note on what the run was made from, which `evorl list` shows. `--seeds` sets it."""
     resume: Literal["never", "auto"] = "never"
     """`auto` resumes from the newest intact checkpoint, if there is one."""
     timeout: Seconds = 300.0
@@ -505,7 +473,7 @@ class PopulationSettings(Section):
 
     size: Annotated[int, Field(ge=1, le=10_000)] = 4  # A generation's metrics are one line, of 16 MiB at most.
     """The number of agents. A single one trains on without selection and mutation, as in other libraries; its best
-    state so far is kept as the elite. `evolution.schedule` still changes it."""
+    state so far is kept as the elite."""
     placement: Literal["replicated", "sharded"] = "replicated"
     """`replicated`: every rank trains all agents and gradients are averaged. `sharded`: each trains its share alone."""
     from_: Annotated[UserPath | None, Field(alias="from")] = None
@@ -752,22 +720,12 @@ class Config(Section, Generic[Settings]):
     def _check_first_settings(self) -> None:
         """Raise ValueError if more than one thing decides the agents' first settings, or `strategy` has no choice."""
         evolution = self.evolution
-        if self.population.from_ is not None and evolution.schedule is not None:
-            raise ValueError(
-                "population.from: an agent that follows evolution.schedule begins as it says; leave it out"
-            )
-        if evolution.earlier_runs and evolution.schedule is not None:
-            raise ValueError(
-                "evolution.initial: an agent that follows evolution.schedule begins as it says; leave the runs out"
-            )
         if evolution.earlier_runs and self.population.from_ is not None:
             raise ValueError(
                 "evolution.initial: the agents of population.from keep their own settings; leave one of them out"
             )
         if evolution.strategy is None:
             return
-        if evolution.schedule is not None:
-            raise ValueError("evolution.strategy: agents follow evolution.schedule; leave one of them out")
         if evolution.earlier_runs:
             raise ValueError("evolution.strategy: it chooses the first settings itself; leave evolution.initial out")
         if not self.resolved().evolution.hyperparameters:

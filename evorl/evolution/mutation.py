@@ -174,15 +174,15 @@ def _torch_generator(rng: np.random.Generator) -> torch.Generator:
     return torch.Generator().manual_seed(int(rng.integers(2**62)))
 
 
-def reset_dormant(agent: Agent, networks: Networks, threshold: float, rng: np.random.Generator) -> Mutation | None:
-    """Reset dormant units, those whose `activity` is at most `threshold`, in all layers, encoders and recurrent cells.
+def mutate_dormant(agent: Agent, context: Context, rng: np.random.Generator) -> Mutation | None:
+    """Reset the units whose `activity` is at most `dormant_threshold`, in all layers, encoders and recurrent cells.
 
     Dormant units are reset as in ReDo (arXiv 2302.12902), and found by their gradients as in ReGraMa (arXiv
     2505.24061). Adam's second moments remember the gradients, so no data is needed. Where a unit's gradients cease, its
     activity halves every 1,386 updates, and falls from 1 to ReDo's threshold of 0.025 in 7,400. A unit that was reset
     starts with an activity of about 1, so it has as long to come into use.
     """
-    counts: dict[str, int] = {}
+    networks, threshold, counts = context.networks, context.settings.mutation.dormant_threshold, dict[str, int]()
     for name in networks:
         shape, generator = agent.architectures[name], _torch_generator(rng)
         specs, sizes = networks[name].network.specs(shape), shape.sizes()
@@ -269,23 +269,12 @@ def mutate_architecture(agent: Agent, context: Context, rng: np.random.Generator
 
 def mutate_parameters(agent: Agent, context: Context, rng: np.random.Generator) -> Mutation | None:
     """Add Gaussian noise to every weight, with a standard deviation of `strength` times the weight's magnitude."""
-    strength = context.settings.mutation.strength
-    add_noise(agent, context.networks, strength, rng)
-    return Mutation("parameters", "noise", None, strength)
-
-
-def add_noise(agent: Agent, networks: Networks, strength: float, rng: np.random.Generator) -> None:
-    """Add Gaussian noise to every weight w of these networks, with a standard deviation of `strength` * |w|."""
-    generator = _torch_generator(rng)
-    for network in networks:
+    strength, generator = context.settings.mutation.strength, _torch_generator(rng)
+    for network in context.networks:
         parameters = agent.tensors[network]["parameters"]
         for name, value in parameters.items():
             parameters[name] = value + strength * value.abs() * torch.randn(value.shape, generator=generator)
-
-
-def mutate_dormant(agent: Agent, context: Context, rng: np.random.Generator) -> Mutation | None:
-    """Reset the dormant units of all networks."""
-    return reset_dormant(agent, context.networks, context.settings.mutation.dormant_threshold, rng)
+    return Mutation("parameters", "noise", None, strength)
 
 
 def mutate_activation(agent: Agent, context: Context, rng: np.random.Generator) -> Mutation | None:
@@ -295,17 +284,12 @@ def mutate_activation(agent: Agent, context: Context, rng: np.random.Generator) 
     if not before or not others:
         return None
     after = str(rng.choice(others))
-    set_activation(agent, after)
-    return Mutation("activation", "activation", ", ".join(before), after)
-
-
-def set_activation(agent: Agent, name: str) -> None:
-    """Set the activation of all networks that have one."""
     agent.architectures |= {
-        network: replace(shape, activation=name)
+        network: replace(shape, activation=after)
         for network, shape in agent.architectures.items()
         if shape.activation is not None
     }
+    return Mutation("activation", "activation", ", ".join(before), after)
 
 
 def mutate_hyperparameter(agent: Agent, context: Context, rng: np.random.Generator) -> Mutation | None:

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from evorl.config import Evolution, Selection
 from evorl.evolution.mutation import Context, mutate
-from evorl.evolution.schedule import follow
 from evorl.types import MIGRATED, MIGRATION, RESTORED, Agent, Mutation
 
 TRUSTED_CORRELATION, LATEST_SHARE = 0.7, 1 / 3
@@ -190,7 +189,7 @@ def rank_correlation(agents: Sequence[Agent]) -> float | None:
 
 def selects(settings: Evolution, agents: int) -> bool:
     """True if selection applies to a population of this many agents."""
-    return agents > 1 and settings.schedule is None and settings.selection.name != "none"
+    return agents > 1 and settings.selection.name != "none"
 
 
 def begins(settings: Evolution, generation: int, correlation: float | None, share_spent: float) -> bool:
@@ -228,19 +227,6 @@ def _settle(migrant: Agent, other: Agent | None) -> Mutation:
     return Mutation(MIGRATION, "hyperparameters")
 
 
-def _following(
-    agents: Sequence[Agent], context: Context, next_id: int, rng: np.random.Generator, generation: int
-) -> list[Agent]:
-    """The agents after the mutations scheduled for all of them; a child of the best replaces one with a fault."""
-    best = Candidates(_fitness_of(agents), ids=[agent.id for agent in agents]).order()[0]
-    followed = []
-    for id, agent in enumerate(agents, next_id):
-        parent = agents[best] if agent.fault else agent
-        child = follow(parent, context, generation, id, rng)
-        followed.append(child.child(id, generation) if agent.fault and child is parent else child)
-    return followed
-
-
 def evolve(
     agents: Sequence[Agent],
     context: Context,
@@ -251,7 +237,7 @@ def evolve(
     archived: int | None = None,
     selects: bool = True,
 ) -> list[Agent]:
-    """Select by fitness and mutate the children, or follow a schedule; without `selects` all agents train on.
+    """Select by fitness and mutate the children; without `selects` all agents train on.
 
     Ids of new agents count up from `next_id`. Each child records its parent's generation, which is `archived` for
     parents from the archive.
@@ -261,8 +247,6 @@ def evolve(
     population of one trains on without selection and mutation: nothing would tell whether a mutation made it better,
     and the archive would reset it to its own past.
     """
-    if context.settings.schedule is not None:
-        return _following(agents, context, next_id, rng, generation)
     if context.settings.ranks_kept:
         # An archived agent's last rank made it the elite, perhaps by luck, which its children would inherit: only its
         # present rank counts.

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig, Evolution, check_name
@@ -15,11 +15,9 @@ from evorl.config.fields import ENVIRONMENT
 from evorl.envs.spaces import choices
 from evorl.evolution.mutation import (
     MAX_CONVOLUTIONS,
-    Context,
     sample_hyperparameters,
     sample_sizes,
 )
-from evorl.evolution.schedule import follow
 from evorl.networks import ACTIVATIONS
 from evorl.networks.stack import check_network, new_tensors
 from evorl.seeding import numpy_generator, torch_generator
@@ -65,18 +63,12 @@ def initial_population(
     for id in range(config.population.size):
         generator = torch_generator(config.seed, generation=0, rank=id, purpose="first parameters")
         agent = _founder(id, config, algorithm)
-        if evolution.schedule is not None:
-            agent.hyperparameters = dict(evolution.schedule.hyperparameters)
-            agent.architectures = dict(evolution.schedule.architectures)
-            check_description(agent, algorithm, "evolution.schedule")
-            check_environment_hyperparameters([agent], config, "evolution.schedule")
-        elif evolution.initial != "configured":
+        if evolution.initial != "configured":
             rng = numpy_generator(config.seed, generation=0, rank=id, purpose="first hyperparameters")
             is_near = predecessors and id % EXPLORES < EXPLORES - 1
             _sample(agent, predecessors[int(rng.integers(len(predecessors)))] if is_near else None, evolution, rng)
         new_tensors(algorithm.networks, agent, generator)
         agents.append(agent)
-    check_schedule(agents[0], config, algorithm)
     return agents
 
 
@@ -89,26 +81,6 @@ def _founder(id: int, config: AnyConfig, algorithm: Algorithm) -> Agent:
         tensors={},
         state=AgentState(acting=algorithm.initial_state()),
     )
-
-
-def check_schedule(agent: Agent, config: AnyConfig, algorithm: Algorithm) -> None:
-    """Raise UserError unless the mutations of `evolution.schedule` fit an initial agent, which is not modified."""
-    if config.evolution.schedule is None:
-        return
-    context, rng = Context(config.evolution, algorithm.networks), np.random.default_rng(0)
-    for generation in sorted({mutation.generation for mutation in config.evolution.schedule.mutations}):
-        agent = follow(agent, context, generation, agent.id, rng)
-        where = f"evolution.schedule: after the mutations of generation {generation}"
-        try:
-            for shape in agent.architectures.values():
-                ARCHITECTURE.validate_python(shape.to_json())
-        except ValidationError as error:
-            wrong = error.errors()[0]
-            raise UserError(f"{where}: {'.'.join(map(str, wrong['loc']))}: {wrong['msg']}") from error
-        check_description(agent, algorithm, where)
-        check_environment_hyperparameters([agent], config, where)
-        for name, spec in algorithm.networks.items():
-            check_network(agent, name, spec, where)
 
 
 def _sample(agent: Agent, near: Predecessor | None, evolution: Evolution, rng: np.random.Generator) -> None:

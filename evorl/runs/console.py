@@ -57,7 +57,7 @@ def announce(config: AnyConfig, ranks: Ranks) -> None:
 def announcement(config: AnyConfig) -> list[str]:
     """The lines on the population and on the end of training."""
     size = config.population.size
-    alone = ", without selection and mutation" if size == 1 and config.evolution.schedule is None else ""
+    alone = ", without selection and mutation" if size == 1 else ""
     return [
         f"{config.algorithm.name} on {config.environment.id}: {_counted(size, 'agent')} x "
         f"{_counted(config.environment.num_envs, 'environment')}{alone}",

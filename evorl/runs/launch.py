@@ -209,13 +209,8 @@ def load_config(arguments: Sequence[str], default: Path, asynchronous: bool | No
 def _without_effect(config: AnyConfig) -> Iterator[str]:
     """Warnings about settings that change nothing in this configuration."""
     name = config.algorithm.name
-    if config.evolution.initial == "sampled":
-        for key, is_set in (
-            ("population.from", config.population.from_ is not None),
-            ("evolution.schedule", config.evolution.schedule is not None),
-        ):
-            if is_set:
-                yield f"evolution.initial: sampled has no effect together with {key}, whose agents keep their settings"
+    if config.evolution.initial == "sampled" and config.population.from_ is not None:
+        yield "evolution.initial: sampled has no effect together with population.from, whose agents keep their settings"
     if config.population.from_ is None and config.population.from_agents == "population":
         yield "population.from_agents: changes nothing without population.from, which names the run to take them from"
     weights = config.evolution.mutation.weights()
@@ -421,7 +416,7 @@ def _check_ranges(config: AnyConfig, algorithm: Algorithm) -> None:
         for end, value in (("min", range.min), ("max", range.max)):
             if reason := algorithm.validation_error({**first, name: value}):
                 raise UserError(f"evolution.hyperparameters.{name}.{end}: with {value:g}: {reason}")
-    chosen = evolution.initial != "configured" or evolution.strategy or evolution.schedule or config.population.from_
+    chosen = evolution.initial != "configured" or evolution.strategy or config.population.from_
     if chosen or not is_first_rank():
         return
     first |= config.first_environment_hyperparameters()

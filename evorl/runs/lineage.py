@@ -5,20 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from evorl.config import AnyConfig, Schedule, ScheduledMutation
 from evorl.config.errors import on_one_line, shown
-from evorl.config.schema import MAX_MUTATIONS
-from evorl.evolution.strategy import KIND as STRATEGY
 from evorl.runs.directory import LINEAGE, METRICS, load_elite, saved_config
 from evorl.runs.json_lines import JsonLines, Row
 from evorl.system.console import aligned, digits
-from evorl.types import MIGRATION, Architecture, Measured, Mutation, Number, UserError, Words
+from evorl.types import Architecture, Measured, Mutation, Number, UserError, Words
 
 
 @dataclass(frozen=True)
@@ -110,83 +106,6 @@ def stage_of(row: Row, path: Path) -> Stage:
     except (ValidationError, KeyError) as error:
         where = f"{path}: agent {shown(row.get('id'))} in generation {shown(row['generation'])}"
         raise UserError(f"{where}: cannot be read: {on_one_line(str(error))[:200]}") from error
-
-
-def schedule_of(stages: Sequence[Stage]) -> Schedule:
-    """The schedule that replays these stages: the initial settings and every later mutation.
-
-    Raises UserError if it has more mutations than a configuration may hold.
-    """
-    mutations = [
-        ScheduledMutation(generation=place, kind=one.kind, target=one.target, before=one.before, after=one.after)
-        for place, (parent, stage) in enumerate(pairwise(stages), start=1)
-        for one in _single(parent, stage)
-        if one.kind != "none"
-    ]
-    if len(mutations) > MAX_MUTATIONS:
-        raise UserError(
-            f"the best agent's lineage has {len(mutations):,} mutations; a schedule has at most {MAX_MUTATIONS:,}; "
-            "--constant needs no mutations"
-        )
-    first = stages[0]
-    return Schedule(
-        hyperparameters=first.hyperparameters, architectures=first.architectures, mutations=tuple(mutations)
-    )
-
-
-def _single(parent: Stage, stage: Stage) -> list[Mutation]:
-    """The single-setting mutations between a parent and its child; a strategy or a migration changes several."""
-    if stage.mutation.kind not in (STRATEGY, MIGRATION):
-        return [stage.mutation]
-    changes = ((name, parent.hyperparameters.get(name), value) for name, value in stage.hyperparameters.items())
-    return [Mutation("hyperparameters", name, before, after) for name, before, after in changes if before != after]
-
-
-def constant_schedule_of(stages: Sequence[Stage]) -> Schedule:
-    """A schedule without mutations that uses the last stage's settings throughout."""
-    last = stages[-1]
-    return Schedule(hyperparameters=last.hyperparameters, architectures=last.architectures)
-
-
-def replayed(config: AnyConfig, run: Path, stages: Sequence[Stage], constant: bool) -> AnyConfig:
-    """The configuration of a run of a single agent that replays the stages.
-
-    If `constant`, it uses the last stage's settings throughout.
-    """
-    schedule = (constant_schedule_of if constant else schedule_of)(stages)
-    training: dict[str, int | None] = {"target_fitness": None}
-    # Schedules that decay over training.max_steps must decay as they did for the elite.
-    if "training.max_steps" not in config.algorithm.frozen_on_resume and config.replay.prioritised is None:
-        training["max_steps"] = _steps(run, stages)
-    selection = config.evolution.selection.model_copy(update={"name": "none"})
-    origin = f"{'last settings of' if constant else 'retrained from'} {on_one_line(run.resolve().name)}"
-    place = {"name": None, "origin": origin, "resume": "never", "directory": run.resolve().parent}
-    alone = {"size": 1, "placement": "replicated", "from_": None, "from_agents": "elite"}
-    evolution = {"schedule": schedule, "initial": "configured", "strategy": None, "selection": selection}
-    return config.model_copy(
-        update={
-            "run": config.run.model_copy(update=place),
-            "population": config.population.model_copy(update=alone),
-            "evolution": config.evolution.model_copy(update=evolution),
-            "training": config.training.model_copy(update=training),
-        }
-    )
-
-
-def _steps(run: Path, stages: Sequence[Stage]) -> int:
-    """The total environment steps of an agent over the generations of `stages`.
-
-    Reset steps are not counted, so generations differ in length, and the last one may be shorter.
-    """
-    path = run / METRICS
-    try:
-        rows = JsonLines(path).members("agent_steps")
-        reached = {row["generation"]: STEPS.validate_python(row.get("agent_steps")) for row in rows}
-        reached[0] = 0
-        own = [reached[stage.generation] - reached[stage.generation - 1] for stage in stages]
-    except (ValidationError, KeyError) as error:
-        raise UserError(f"{path}: does not say how many steps each generation of the best agent had") from error
-    return sum(own)
 
 
 def reader_of(data: Mapping[str, Any]) -> Callable[[str, float], float]:

@@ -153,9 +153,6 @@ def perturbed(config: AnyConfig) -> frozenset[str]:
     if config.population.size > 1:
         names |= set(evolution.hyperparameters or ()) if evolution.mutation.hyperparameters else set()
         names |= {"architecture"} if evolution.mutation.architecture else set()
-    if evolution.schedule is not None:
-        names |= {mutation.target for mutation in evolution.schedule.mutations if mutation.kind == "hyperparameters"}
-        names |= {"architecture" for mutation in evolution.schedule.mutations if mutation.kind == "architecture"}
     return frozenset(names)
 
 

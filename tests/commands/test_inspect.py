@@ -5,13 +5,12 @@ import os
 import shutil
 
 import pytest
-from helpers.support import SMALL, error_line, lines, train
+from helpers.support import error_line, lines, train
 
 from evorl.commands import inspect
 from evorl.commands.command import run_command
 from evorl.commands.evaluate import evaluate_elite
 from evorl.commands.inspect import lineage_table
-from evorl.commands.train import retrain_command
 from evorl.runs.lineage import SAME, Stage
 from evorl.runs.program import run_program
 from evorl.types import Mutation
@@ -68,17 +67,8 @@ def test_list_says_where_runs_come_from(run, capsys):
         return {row.split()[0]: row[heading.index("origin") :] for row in rows}
 
     assert told() == {"a": ""}
-    command = retrain_command(run, ["seed=7"], SMALL, 1, constant=False)
-    _, _, *given = command[command.index("--config") :]
-    assert given == ["seed=7", 'run.name="a-retrained-seed-7"'], "named after its source"
-    assert train(*given, "training.max_steps=40", configuration=run / "retrain.yaml") == 0
-    assert retrain_command(run, ["seed=7"], SMALL, 1, constant=False)[-1] == 'run.name="a-retrained-seed-7-2"'
-    assert retrain_command(run, [], SMALL, 1, constant=True)[-1] == 'run.name="a-constant-seed-1"'
-    assert retrain_command(run, ["run.name=mine"], SMALL, 1, constant=True)[-1] == "run.name=mine"
     assert train("run.name=b", "training.max_steps=40", "population.from=runs/a", "run.origin=seed of b") == 0
-    assert told() == {
-        "a": "", "a-retrained-seed-7": "retrained from a", "b": "seed of b; agents of a",
-    }  # fmt: skip
+    assert told() == {"a": "", "b": "seed of b; agents of a"}
     for number in (1, 2):
         assert train("run.name=a", f"training.max_steps={116 + 40 * number}", "run.resume=auto") == 0
     first = told()["a"]

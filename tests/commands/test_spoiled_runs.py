@@ -94,7 +94,6 @@ COMMANDS = {
     "list": ("list", "runs"),
     "lineage": ("lineage", "runs/a"),
     "lineage --settings": ("lineage", "runs/a", "--settings"),
-    "retrain": ("retrain", "runs/a", "seed=3"),
     "plot": ("plot", "runs/a", "-o", "plot.svg"),
     "report": ("report", "runs/a", "runs/b"),
     "config": ("config", "runs/a/config.yaml"),

@@ -256,7 +256,6 @@ ACTS = {
     "checkpoint.max_replay_mb": "runs/test_faults.py::test_a_replay_above_the_limit_is_not_kept_and_both_ends_say_so",
 }
 """How each setting is shown to act; `FILE::TEST` below `tests/` names a test that shows it."""
-FOLLOWED = "runs/test_ancestry.py::test_an_agent_that_follows_the_schedule_has_the_winners_settings_in_every_generation"
 NAMED = {how for how in ACTS.values() if isinstance(how, str)}
 HYPERPARAMETERS = "algorithms/test_hyperparameters_act.py::test_a_hyperparameter_acts"
 
@@ -269,8 +268,6 @@ def every_setting():
 
 def shown(path):
     """How a setting is shown to act; null if nothing shows it."""
-    if path.startswith("evolution.schedule."):
-        return FOLLOWED
     if any(path == f"algorithm.{name}" for settings in SETTINGS.values() for name in settings.hyperparameters):
         return HYPERPARAMETERS
     return ACTS.get(path)
@@ -283,7 +280,7 @@ def test_each_setting_is_shown_to_act_and_no_other_one_is():
     assert [path for path in ACTS if shown(path) != ACTS[path]] == [], "their hyperparameters' test shows it already"
 
 
-@pytest.mark.parametrize("test", sorted({FOLLOWED, HYPERPARAMETERS, *NAMED}))
+@pytest.mark.parametrize("test", sorted({HYPERPARAMETERS, *NAMED}))
 def test_what_shows_it_is_there(test):
     file, name = test.split("::")
     assert re.search(rf"^def {name}\(", (ROOT / "tests" / file).read_text(), re.MULTILINE)

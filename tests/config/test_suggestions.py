@@ -97,7 +97,6 @@ def test_keys_are_those_of_a_configuration():
         "algorithm.noisy",
         "algorithm.quantile",
         "league",
-        "evolution.schedule",
     }
 
 

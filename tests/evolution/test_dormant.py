@@ -9,10 +9,8 @@ import torch
 from helpers.kinds import OBSERVATIONS, act, made, rollout_batch, shown
 from helpers.support import agent, algorithm, batch, check_tensors, config, first_architecture, population, seen
 
-from evorl.config import Schedule, ScheduledMutation
 from evorl.evolution import MUTATIONS, Context
 from evorl.evolution.mutation import enlarge
-from evorl.evolution.schedule import follow
 from evorl.networks.parameters import activity
 from evorl.types import Architecture
 
@@ -257,19 +255,6 @@ def test_layer_norm_statistics_never_run_out_of_units():
     assert counted[:24].all(), "those that counted still do"
     assert not counted[24:].any()
     assert all(value.isfinite().all() for value in q_values(member, dqn))
-
-
-def test_a_schedule_resets_the_dormant_units_of_the_agent_that_follows_it():
-    dqn = algorithm()
-    member = trained(dqn, SHAPE)
-    silence(dqn, member, "q", "hidden.1", 5)
-    due = ScheduledMutation(generation=2, kind="dormant", target="units reset in hidden.0", after=3)
-    schedule = Schedule(hyperparameters={}, architectures={}, mutations=(due,))
-    context = Context(dqn.config.evolution.model_copy(update={"schedule": schedule}), dqn.networks)
-    child = follow(member, context, 2, 7, np.random.default_rng(0))
-    check(dqn, member, child, "q", [("hidden.1", 5, None)])
-    awake = follow(child, context, 2, 8, np.random.default_rng(0))
-    torch.testing.assert_close(awake.tensors, child.tensors, rtol=0, atol=0)
 
 
 def test_the_names_of_many_layers_fit_into_a_record():

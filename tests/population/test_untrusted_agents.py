@@ -256,7 +256,7 @@ def test_what_adam_has_after_every_kind_of_gradient_is_not_refused():
 
 
 def test_an_agent_whose_minibatches_are_too_small_to_normalise_advantages_is_refused():
-    """It may come from `population.from` or a schedule, where no range bounds it."""
+    """It may come from `population.from`, where no range bounds it."""
     ppo = algorithm("algorithm={name: ppo, rollout_steps: 64, batch_size: 8, sequence_length: 64}")
     for size in (2.0, 1.5):
         members = [agent(dqn=ppo, batch_size=size)]

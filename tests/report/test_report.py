@@ -551,8 +551,8 @@ def test_texts_and_colours_have_contrast_by_day_and_by_night():
 
 
 def test_a_report_says_what_a_run_was_made_from(run):
-    made = replace(run, config={**run.config, "run": {"origin": "retrained from b"}})
-    assert ("origin", "retrained from b") in run_facts(made)
+    made = replace(run, config={**run.config, "run": {"origin": "seed of b"}})
+    assert ("origin", "seed of b") in run_facts(made)
     assert "origin" not in dict(run_facts(run))
 
 

@@ -6,8 +6,8 @@
 Each input is tried on a copy of a small run, in a forked process that watches itself. What is promised: nothing of the
 directory is executed, nothing outside it is written, nobody on the network is asked; the exit code is 0 or 2, with one
 printable line of error or none; and it takes at most 5 s and 500 MB. A resumed run is followed up to its first step.
-`--of inputs` gives hostile files and command lines to `evaluate` and `resume`, `--of ancestry` lineages to `lineage`
-and `retrain`, `--of readers` spoiled runs to every command that reads one. Prints a table by family, and exits with 1
+`--of inputs` gives hostile files and command lines to `evaluate` and `resume`, `--of ancestry` lineages to `lineage`,
+`--of readers` spoiled runs to every command that reads one. Prints a table by family, and exits with 1
 if a promise was broken; `--only` tries one again and shows what it says, `--store` keeps the first input of each
 problem.
 """

@@ -1,4 +1,4 @@
-"""Hostile lineages and schedules: what `evorl lineage --settings` prints, and what `evorl retrain` makes of it."""
+"""Hostile lineages, for `evorl lineage --settings`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import json
 from typing import Any
 
 import numpy as np
-from fuzz_files import EXTREME, RESUME, changed, several
-from fuzz_places import configure, prepared
+from fuzz_files import EXTREME, changed, several
+from fuzz_places import prepared
 from fuzz_rooms import RUN, Room
 from fuzz_texts import Family, pick
 
 SETTINGS = ("lineage", RUN, "--settings")
-RETRAIN, CONSTANT = ("retrain", RUN, "seed=3"), ("retrain", RUN, "--constant")
 KINDS = ("none", "hyperparameters", "parameters", "activation", "architecture", "dormant", "initial", "x", "")
 TARGETS = (
     "learning_rate", "gamma", "hidden.0", "hidden.9", "hidden.0.residual_layers", "hidden.x", "kernel.0", "q.hidden.0",
@@ -55,19 +54,7 @@ def metrics(rng: np.random.Generator, room: Room) -> None:
     room.put("metrics.jsonl", b"".join(json.dumps(line).encode() + b"\n" for line in lines))
 
 
-def schedules(rng: np.random.Generator, room: Room) -> None:
-    """Give the run a schedule to follow, which may not fit it."""
-    first = json.loads((room.run / "lineage.jsonl").read_bytes().splitlines()[0])
-    records = [{"generation": pick(rng, (1, 2, 3, 0, 2**40)), **mutation(rng)} for _ in range(int(rng.integers(1, 5)))]
-    given: Any = {name: first[name] for name in ("hyperparameters", "architectures")} | {"mutations": records}
-    configure(room, evolution={"schedule": several(rng, given) if rng.random() < 0.5 else given})
-
-
 ANCESTRY: tuple[Family, ...] = (
     prepared("lineage: lineage --settings", SETTINGS, lineages),
-    prepared("lineage: retrain", RETRAIN, lineages),
-    prepared("lineage: retrain --constant", CONSTANT, lineages),
     prepared("metrics: lineage --settings", SETTINGS, metrics),
-    prepared("metrics: retrain", RETRAIN, metrics),
-    prepared("schedule: resume", RESUME, schedules, goes_on=True),
 )

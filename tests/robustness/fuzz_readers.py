@@ -72,8 +72,6 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "watch": ("watch", RUN, "--video", FILM, "--episodes", "1"),
     "push": ("push", RUN, "me/agent"),
     "resume": ("resume", RUN, "training.max_steps=100000"),
-    "retrain": ("retrain", RUN, "seed=3"),
-    "retrain --constant": ("retrain", RUN, "--constant"),
     "clean": ("clean", RUN, "--yes"),
     "config": ("config", f"{RUN}/config.yaml"),
     "train from": ("train", f"{BESIDE}/config.yaml", f"population.from={RUN}", *TRAINED),

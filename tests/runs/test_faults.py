@@ -416,12 +416,11 @@ def test_settings_and_options_of_a_resume_come_in_any_order(arguments, monkeypat
     assert asked == [(tmp_path, ["a.b=1", "c=2"], None, 1, False)]
 
 
-@pytest.mark.parametrize("name", ["resume", "retrain"])
-def test_verbose_is_a_setting_of_what_begins_again(name, monkeypatch, tmp_path):
+def test_verbose_is_a_setting_of_a_resumed_run(monkeypatch, tmp_path):
     asked = []
-    monkeypatch.setattr(train_commands, f"{name}_command", lambda run, given, *options: asked.append(given) or ["x"])
+    monkeypatch.setattr(train_commands, "resume_command", lambda run, given, *options: asked.append(given) or ["x"])
     monkeypatch.setattr(train_commands, "_become", lambda command: None)
-    run_command([name, str(tmp_path), "-v", "a.b=1"])
+    run_command(["resume", str(tmp_path), "-v", "a.b=1"])
     assert asked == [["a.b=1", "run.verbose=true"]]
 
 

@@ -12,12 +12,10 @@ import pytest
 from helpers.strategies import Climber
 from helpers.support import ROOT, agent, config, context, cut_back, lines, train
 
-from evorl.commands.train import resume_command, retrain_command
-from evorl.config import read_yaml
+from evorl.commands.train import resume_command
 from evorl.config.fields import HyperparameterRange
 from evorl.evolution.selection import evolve
 from evorl.evolution.strategy import Range, Tuner, mutations_of
-from evorl.runs.lineage import Stage, ancestry, schedule_of
 from evorl.types import EvorlWarning, Mutation, UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore:no episode ended")
@@ -164,41 +162,6 @@ def test_survivors_keep_what_was_chosen_for_them(calls):
     assert waiting[1] == sum(one.mutation.kind == "strategy" for one in evolved) - 1
 
 
-def test_the_winners_settings_are_replayed_one_by_one(run):
-    stages = ancestry(run)
-    schedule = schedule_of(stages)
-    hyperparameters = dict(schedule.hyperparameters)
-    for place, stage in enumerate(stages):
-        for one in schedule.mutations:
-            if one.generation == place and one.kind == "hyperparameters":
-                assert one.before == hyperparameters[one.target]
-                hyperparameters[one.target] = one.after
-        assert hyperparameters == stage.hyperparameters
-    assert any(stage.mutation.kind == "strategy" for stage in stages), "another seed would have to be taken"
-    retrain_command(run, (), None, 1, constant=False)
-    assert read_yaml(run / "retrain.yaml")["evolution"]["strategy"] is None
-    assert train("run.name=again", configuration=run / "retrain.yaml") == 0
-    assert lines(run.parent / "again" / "lineage.jsonl")[-1]["hyperparameters"] == stages[-1].hyperparameters
-
-
-def test_a_schedule_that_no_file_holds_is_refused(tmp_path):
-    """A strategy makes as many scheduled mutations as it changes hyperparameters."""
-    names = [f"environment.kwargs.a_setting_with_a_long_name_{number:03d}" for number in range(100)]
-    settings = [dict.fromkeys(names, -1.0 / (place + 3)) for place in range(8)]
-    stages = [
-        Stage(place, place, None, None, Mutation("strategy", NAME), one, {}, None)
-        for place, one in enumerate(settings, start=1)
-    ]
-    with pytest.raises(UserError, match=r"lineage has 700 mutations; a schedule has at most 600"):
-        schedule_of(stages)
-    longest = schedule_of(stages[:7])
-    assert len(longest.mutations) == 600
-    settings = config()
-    evolution = settings.evolution.model_copy(update={"schedule": longest})
-    (tmp_path / "a.yaml").write_text(settings.model_copy(update={"evolution": evolution}).to_yaml())
-    assert len(read_yaml(tmp_path / "a.yaml")["evolution"]["schedule"]["mutations"]) == 600
-
-
 def test_a_strangers_strategy_is_run_only_with_consent(run):
     with pytest.raises(
         UserError, match=r"^evolution\.strategy: 'helpers\.strategies:Climber' names custom code to execute"
@@ -254,7 +217,6 @@ def test_a_resume_whose_strategy_fails_changes_nothing(run, monkeypatch):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("evolution.schedule={hyperparameters: {}, architectures: {}}",), "agents follow evolution.schedule"),
         (("evolution.initial=[runs/x]",), "it chooses the first settings itself"),
         (("evolution.hyperparameters={}",), "there are no ranges to choose from"),
     ],

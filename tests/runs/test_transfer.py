@@ -153,12 +153,6 @@ def test_appo_goes_on_from_the_end_of_a_batch():
     assert appo.adopt(before, appo.settings).state.updates["policy"] == 42
 
 
-def test_a_schedule_has_first_agents_of_its_own():
-    schedule = "evolution.schedule={hyperparameters: {}, architectures: {}}"
-    with pytest.raises(UserError, match=r"population.from: an agent that follows evolution.schedule"):
-        config("population.from=runs/x", schedule)
-
-
 BOX = {"observations": gym.spaces.Box(-1.0, 1.0, (3,)), "actions": gym.spaces.Box(-1.0, 1.0, (2,))}
 
 

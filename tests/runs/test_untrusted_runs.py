@@ -111,12 +111,12 @@ PLACES = (
     "config.yaml", "metrics.jsonl", "lineage.jsonl", "summary.json", "environment.json", "tracking.json", ".lock",
     "elite/agent.safetensors", "elite/agent.json", "elite/.agent.safetensors.partial", "elite",
     "checkpoints", "videos", "videos/generation-000004.mp4", "tensorboard", "tensorboard/agent-0001/events",
-    "agent.onnx", "report.html", "retrain.yaml", "retrain-constant.yaml", "plot.png", "film.mp4",
+    "agent.onnx", "report.html", "plot.png", "film.mp4",
     "wandb", "wandb/offline-run-x", "notes/deeper/any",
 )  # fmt: skip
 COMMANDS = (
     ("resume", "."), ("evaluate", ".", "--episodes", "1"), ("export", "."), ("watch", ".", "--video", "film.mp4"),
-    ("retrain", "."), ("lineage", "."), ("plot", "."), ("report", "."), ("clean", ".", "--yes"),
+    ("lineage", "."), ("plot", "."), ("report", "."), ("clean", ".", "--yes"),
 )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from helpers.support import error_line, train
 
 import evorl
 from evorl.commands.command import run_command
-from evorl.commands.train import resume_command, retrain_command
+from evorl.commands.train import resume_command
 from evorl.runs.program import run_program
 from evorl.system import proof
 from evorl.system.proof import PROOF, is_signed, sign
@@ -152,7 +152,6 @@ def test_no_command_asks_for_the_code_of_an_own_run_and_each_for_that_of_a_copy(
     assert run_program(run_command, evaluate) == 0
     assert evorl.load("runs/a").agent is not None
     assert resume_command(Path("runs/a"), (), None, 1)
-    assert retrain_command(Path("runs/a"), (), None, 1, constant=False)
     assert train(*settings, "run.name=a", "run.resume=auto", "run.timeout=50") == 0
     assert run_program(run_command, evaluate) == 0
     capsys.readouterr()
@@ -170,12 +169,8 @@ def test_no_command_asks_for_the_code_of_an_own_run_and_each_for_that_of_a_copy(
     shutil.copytree("runs/a", "runs/b")
     assert run_program(run_command, ["evaluate", "runs/b"]) == 2
     assert ASKS in error_line(capsys)
-    for build in (
-        lambda: resume_command(Path("runs/b"), (), None, 1),
-        lambda: retrain_command(Path("runs/b"), (), None, 1, constant=False),
-    ):
-        with pytest.raises(UserError, match=ASKS):
-            build()
+    with pytest.raises(UserError, match=ASKS):
+        resume_command(Path("runs/b"), (), None, 1)
     assert run_program(run_command, ["evaluate", "runs/b", "--episodes", "2", "--allow-code"]) == 0
 
 
