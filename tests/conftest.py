@@ -51,7 +51,7 @@ def _no_syncs():
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_state(tmp_path_factory):
-    """A state directory of the tests' own, for the key that signs runs."""
+    """A state directory of the tests' own, for the list of code that they train with."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield

@@ -23,7 +23,7 @@ from evorl.runs.directory import load_elite, saved_config
 from evorl.runs.hub import local_run
 from evorl.runs.launch import check, use_threads
 from evorl.runs.opponents import Task, benchmark_of, opponent_of
-from evorl.runs.trust import is_own, refuse_code
+from evorl.runs.trust import refuse_code
 from evorl.seeding import numpy_generator, torch_generator
 from evorl.system.console import digits
 from evorl.types import Agent
@@ -64,7 +64,7 @@ def _evaluated(run: Path, episodes: int, seed: int, allow_code: bool) -> dict[st
     """Evaluate the best agent of the run in a directory."""
     data, agent = load_elite(run)
     config = saved_config(data)
-    refuse_code(config, allow_code or is_own(run, config))
+    refuse_code(config, allow_code)
     check(config, trains=False)
     results = _played(run, config, agent, episodes, seed, allow_code)
     repeats = bool(results.repeat_each_other(MAX_COPIES))

@@ -18,7 +18,7 @@ from evorl.report.statistics import score_of
 from evorl.runs.launch import use_threads
 from evorl.runs.loaded import LoadedAgent, load
 from evorl.runs.opponents import Task, agent_opponent, opponent_of
-from evorl.runs.trust import is_own, refuse_code
+from evorl.runs.trust import refuse_code
 from evorl.seeding import derive_seed, numpy_generator
 from evorl.types import UserError
 
@@ -81,7 +81,7 @@ def match_of(run: Path, opponent: str, games: int, seed: int, allow_code: bool =
 def load_player(run: Path, allow_code: bool) -> LoadedAgent:
     """The best agent of a run whose environment is a game. Raises UserError."""
     loaded = load(run, allow_code=allow_code)
-    refuse_code(loaded.config, allow_code or is_own(run, loaded.config))
+    refuse_code(loaded.config, allow_code)
     if not is_game(loaded.config.environment.id):
         for_evaluation(loaded.config.environment)  # An id that cannot be imported gets its own error.
         raise UserError(f"{run}: {loaded.config.environment.id} is not a two-player game")

@@ -30,7 +30,7 @@ def watch(parsed: argparse.Namespace) -> None:
     from evorl.envs.games import is_game
     from evorl.envs.vector import for_evaluation, stacked_frames
     from evorl.runs.loaded import load
-    from evorl.runs.trust import is_own, refuse_code
+    from evorl.runs.trust import refuse_code
     from evorl.runs.video import check_video, play, write_video
     from evorl.system.console import has_display
 
@@ -39,7 +39,7 @@ def watch(parsed: argparse.Namespace) -> None:
     elif not has_display():
         raise UserError("watch: there is no display for a window; use --video FILE.mp4")
     agent = load(parsed.run, agent=parsed.agent, generation=parsed.generation, allow_code=parsed.allow_code)
-    refuse_code(agent.config, parsed.allow_code or is_own(parsed.run, agent.config))
+    refuse_code(agent.config, parsed.allow_code)
     if is_game(agent.config.environment.id):
         raise UserError(f"watch: {agent.config.environment.id} is a game, which is not shown; use `evorl play`")
     if parsed.video is None and stacked_frames(for_evaluation(agent.config.environment)):

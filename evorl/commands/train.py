@@ -34,7 +34,7 @@ from evorl.runs.launch import asked_for_bf16, check, launched, read_config
 from evorl.runs.progress import progress_of
 from evorl.runs.read import read_overview
 from evorl.runs.train import ASYNCHRONOUS, ONLINE, main_of, program_for
-from evorl.runs.trust import is_own, refuse_code
+from evorl.runs.trust import refuse_code
 from evorl.system.console import aligned, digits, say
 from evorl.system.files import CHECKPOINTS, json_bytes
 from evorl.system.processes import usable_cores
@@ -126,8 +126,7 @@ def resume_command(
     place = [assignment("run.directory", str(where.parent)), assignment("run.name", where.name), "run.resume=auto"]
     given = [*overrides, *place]
     config = read_config(run / CONFIG, given)
-    own = saved_config(read_yaml(run / CONFIG))
-    refuse_code(config, allow_code or is_own(run, own), trains=True)
+    refuse_code(saved_config(read_yaml(run / CONFIG)), allow_code, trains=True)
     ranks = processes_for(run, processes)
     check_same_run(run, check(config, ranks=ranks))
     program = program or (ONLINE if config.actors is None else ASYNCHRONOUS)

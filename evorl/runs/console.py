@@ -24,7 +24,7 @@ from evorl.population.evaluation import RANDOM
 from evorl.replay import Pace
 from evorl.runs.champion import Score
 from evorl.runs.directory import from_here
-from evorl.runs.trust import custom_code, is_own
+from evorl.runs.trust import code_to_allow
 from evorl.system.console import compact, digits, duration, say
 from evorl.system.plugins import SCRIPT
 from evorl.system.processes import multiplies_bfloat16
@@ -242,9 +242,9 @@ def closing_lines(summary: Row, config: AnyConfig, directory: Path, *, has_elite
     `has_elite` is True if the elite is on disk.
     """
     target, steps = config.training.target_fitness, config.training.max_steps
-    path, own = shlex.quote(from_here(directory)), is_own(directory, config)
+    path = shlex.quote(from_here(directory))
     plain, where = (
-        path + (" --allow-code" if custom_code(config, trains=trains) and not own else "") for trains in (False, True)
+        path + (" --allow-code" if code_to_allow(config, trains=trains) else "") for trains in (False, True)
     )
     next_steps = [f"`evorl evaluate {plain}`"] if has_elite else []
     if summary["ended"] != FINISHED:

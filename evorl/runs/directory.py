@@ -24,7 +24,7 @@ from evorl.config import AnyConfig, read_yaml, validate
 from evorl.config.fields import leaves
 from evorl.config.yaml import parse_settings
 from evorl.runs.json_lines import JsonLines
-from evorl.runs.trust import sign_code
+from evorl.runs.trust import note_trained
 from evorl.system.files import (
     CHECKPOINTS,
     LOCK,
@@ -441,7 +441,7 @@ class RunDirectory:
                 raise UserError(f"{error}; {advice}") from error
             try:
                 write_atomically(self.path / CONFIG, payload)
-                sign_code(self.path, config)
+                note_trained(config)
                 if not finished:
                     (self.path / SUMMARY).unlink(missing_ok=True)
             except OSError as error:

@@ -31,7 +31,7 @@ from evorl.runs.directory import (
     saved_settings,
 )
 from evorl.runs.hub import local_run
-from evorl.runs.trust import is_own, refuse_code
+from evorl.runs.trust import refuse_code
 from evorl.seeding import torch_generator
 from evorl.system.console import digits
 from evorl.system.files import CHECKPOINTS, read_bounded, reason
@@ -165,8 +165,8 @@ def load(
     `run` is a directory, or `hf:OWNER/NAME` for a page that `evorl push` made on the Hugging Face Hub, which has no
     checkpoints. `agent` is the agent's id, `generation` the generation of the checkpoint; `generation` alone selects
     the best agent at that time. `seed` seeds the sampling of stochastic actions. Raises UserError if there is no such
-    agent, or if the configuration names custom code to run, this user did not train the run here, and `allow_code` is
-    False.
+    agent, or if the configuration names custom code to run with which this user has not trained here, and `allow_code`
+    is False.
     """
     if not isinstance(seed, int) or seed < 0:
         raise UserError(f"seed: {shown(seed)} does not fit; it must be a whole number, at least 0")
@@ -183,7 +183,6 @@ def _load(
     else:
         data, found = saved_settings(path), _saved(path, agent, generation)
     config = saved_config(data)
-    allow_code = allow_code or is_own(path, config)
     interface, reader = _interface(path, config, allow_code)
     if config.network.factory is not None:
         refuse_code(config, allow_code)

@@ -1,20 +1,31 @@
-"""Which code a run names, and whether to execute it: only if this user launched the run here, or allows its code."""
+"""Which code of a run's configuration is executed: that of runs which this user has trained, and installed classes.
+
+Whatever a user trains with is noted in a list of digests in the user's state directory: a line for each working
+directory, from which code is imported, with the names of that code and what is passed to it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import json
+import os
 import re
 from pathlib import Path
-from typing import Any
 
 from evorl.config import AnyConfig
 from evorl.config.fields import BENCHMARK
 from evorl.config.task import GAMES
-from evorl.system.proof import is_signed, sign
+from evorl.system.files import digest, open_file, read_bounded
+from evorl.system.plugins import defined_in, import_from_here, is_installed
 from evorl.types import UserError
+
+FAILURES = (OSError, RuntimeError, UserError)
+"""Errors where there is no working directory, no home, no space on the disk, or a link in place of the list."""
 
 
 def custom_code(config: AnyConfig, *, trains: bool) -> dict[str, str]:
-    """The settings that name custom code to import, by their paths; strategies only where the run `trains`."""
+    """The settings that name code to import, by their paths; strategies only where the run `trains`."""
     names = {
         "environment.id": config.environment.id,
         "network.factory": config.network.factory or "",
@@ -30,39 +41,64 @@ def is_function(name: str) -> bool:
     return re.fullmatch(r"[\w.]+:[\w.]+", name) is not None
 
 
-def is_own(run: Path, config: AnyConfig) -> bool:
-    """True if this user launched the run here, with the code that its `config` names (`evorl.system.proof`)."""
-    if not custom_code(config, trains=True):
-        return False
-    return is_signed(run, _signed(config))
-
-
-def sign_code(run: Path, config: AnyConfig) -> None:
-    """Write the proof that this user launched the run with the code that its `config` names, if it names any."""
-    if custom_code(config, trains=True):
-        sign(run, _signed(config))
-
-
-def _signed(config: AnyConfig) -> dict[str, Any]:
-    """The settings that may name code, and what they pass to it."""
-    benchmark = "" if config.league is None else config.league.benchmark
-    return {
-        BENCHMARK: benchmark if is_function(benchmark) else "",
-        "environment.id": config.environment.id,
-        "environment.kwargs": config.model_dump(mode="json", include={"environment"})["environment"]["kwargs"],
-        "network.factory": config.network.factory,
-        "evolution.strategy": config.evolution.strategy,
-    }
+def code_to_allow(config: AnyConfig, *, trains: bool) -> dict[str, str]:
+    """The part of `custom_code` that needs the user's leave."""
+    code = custom_code(config, trains=trains)
+    names = {key: path for key, path in code.items() if not _is_installed_class(path, key == "environment.id")}
+    return {} if not names or is_trained(config) else names
 
 
 def refuse_code(config: AnyConfig, allowed: bool, *, trains: bool = False) -> None:
-    """Raise UserError if a run's configuration names custom code to import, unless that is `allowed`.
+    """Raise UserError if a run's configuration names code that needs the user's leave, unless that is `allowed`."""
+    for key, name in {} if allowed else code_to_allow(config, trains=trains).items():
+        raise UserError(
+            f"{key}: {name!r} names custom code to execute; add --allow-code (allow_code=True in Python) if you "
+            "trust this run"
+        )
 
-    Strategies are imported only where the run `trains`.
+
+def _is_installed_class(path: str, is_environment: bool) -> bool:
+    """True if `module:name` is a class, or the name of an environment registered by a package in site-packages.
+
+    Not for a function, to which `environment.kwargs` could pass anything; a class must be an environment for that.
     """
-    for key, name in custom_code(config, trains=trains).items():
-        if not allowed:
-            raise UserError(
-                f"{key}: {name!r} names custom code to execute; add --allow-code (allow_code=True in Python) if you "
-                "trust this run"
-            )
+    module, _, name = path.rpartition(":")
+    try:
+        named = defined_in(import_from_here(module), name) if is_installed(module) else name
+        return isinstance(named, type) or (is_environment and named is None)
+    except ImportError:
+        return True  # Whoever needs it says why it cannot be imported.
+
+
+def is_trained(config: AnyConfig) -> bool:
+    """True if this user has trained, from this working directory, with all the code that a configuration names."""
+    with contextlib.suppress(*FAILURES):
+        return _digest(config) in read_bounded(_trained()).split(b"\n")
+    return False
+
+
+def note_trained(config: AnyConfig) -> None:
+    """Add the code that a configuration names, if any, to the user's list; nothing where that fails."""
+    if not custom_code(config, trains=True):
+        return
+    with contextlib.suppress(*FAILURES):
+        path = _trained()
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open_file(path, "a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if not is_trained(config):
+                # A line of its own, even after half a line of a killed process.
+                file.write(b"\n" + _digest(config) + b"\n")
+
+
+def _digest(config: AnyConfig) -> bytes:
+    """The digest of the code that a configuration names, its arguments and the working directory. Raises OSError."""
+    environment = config.model_dump(mode="json", include={"environment"})["environment"]
+    content = [str(Path.cwd()), custom_code(config, trains=True), environment["id"], environment["kwargs"]]
+    return digest(json.dumps(content, sort_keys=True).encode()).encode()
+
+
+def _trained() -> Path:
+    """The user's list, in the directory that the XDG base directory specification names for states."""
+    state = Path(os.environ.get("XDG_STATE_HOME", ""))
+    return (state if state.is_absolute() else Path.home() / ".local" / "state") / "evorl" / "trained"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import linecache
+import site
 import sys
 import sysconfig
 import traceback
@@ -134,9 +135,20 @@ SCRIPT = "__main__:"
 """Prefix of names defined in a script or a notebook."""
 
 
+def is_installed(module: str) -> bool:
+    """True if the package of a module lies in site-packages; it is not imported."""
+    try:
+        spec = find_spec(module.partition(".")[0])
+    except ValueError:  # No package, or `__main__`.
+        return False
+    files = [] if spec is None else spec.submodule_search_locations or [spec.origin or ""]
+    roots = [Path(root) for root in (*site.getsitepackages(), site.getusersitepackages())]
+    return bool(files) and all(any(Path(file).is_relative_to(root) for root in roots) for file in files)
+
+
 def import_from_here(module: str) -> ModuleType:
-    """Import a module, also from the working directory of the launch. Raises ImportError."""
-    if str(Path.cwd()) not in sys.path:
+    """Import a module, also from the working directory of the launch unless it is installed. Raises ImportError."""
+    if not is_installed(module) and str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     try:
         return importlib.import_module(module)

@@ -38,7 +38,7 @@ from evorl.replay.transitions import ObservationStatistics, ReplayExperience, Re
 from evorl.replay.windows import OneStep
 from evorl.runs.launch import read_config
 from evorl.runs.program import run_program
-from evorl.runs.trust import sign_code
+from evorl.runs.trust import note_trained
 from evorl.seeding import torch_generator
 from evorl.system.stopwatch import Stopwatch
 from evorl.types import Agent, AgentState, Batch, PolicyOutput, UserError
@@ -412,9 +412,9 @@ def train_below(directory, *settings):
 
 
 def own_copy(run, copy):
-    """Copy a run as the user's own, whose code may be executed; a copy by hand is another's."""
+    """Copy a run that was trained in another directory as the user's own, whose code may be executed."""
     shutil.copytree(run, copy)
-    sign_code(copy, read_config(copy / "config.yaml", ()))
+    note_trained(read_config(copy / "config.yaml", ()))
     return copy
 
 

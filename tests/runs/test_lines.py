@@ -131,7 +131,7 @@ def test_commands_that_are_suggested_can_be_pasted(ended, in_directory):
 
 
 def test_only_commands_that_import_custom_code_need_leave_to(in_directory):
-    """Without the proof that it is the user's: a strategy is imported to train, and a network in any case."""
+    """A strategy is imported to train, and a network in any case."""
     words = {}
     for key in ("evolution.strategy", "network.name=module network.factory"):
         asked = config(*f"{key}=mine:own".split())
