@@ -5,7 +5,7 @@ Axes: U updates, P agents, B batch, R ranks; N leaves of a tree or streams, S sl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -332,16 +332,10 @@ class PrioritisedSampler(Sampler):
             "priorities.agents": torch.tensor(self._ids, dtype=torch.int64),
         }
 
-    def restore(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, int]) -> None:
-        """Load the output of `state`, after a storage with these `numbers` has been restored.
-
-        If the storage's layout changed, all transitions are new. Raises UserError for an invalid state.
-        """
-        storage = self._storage
-        same = all(numbers[name] == getattr(storage, name) for name in ("rows", "streams", "written", "oldest"))
-        held = rows_held(numbers["written"], numbers["rows"] + storage.depth) * numbers["streams"]
-        whose = tensors.get("priorities.agents", torch.empty(0))
-        agents = len(self.maximum) if same or not whose.dim() else len(whose)
+    def restore(self, tensors: Tensors) -> None:
+        """Load the output of `state`, after the storage has been restored. Raises UserError for an invalid one."""
+        storage, agents = self._storage, len(self.maximum)
+        held = rows_held(storage.written, storage.ring) * storage.streams
         expected = {
             "priorities": ((agents, held), torch.float64),
             "priorities.maximum": ((agents,), torch.float64),
@@ -353,8 +347,6 @@ class PrioritisedSampler(Sampler):
             raise UserError(f"{WHERE}: tensor 'priorities' holds an invalid priority")
         if not (np.isfinite(maximum).all() and (maximum > 0).all() and (leaves <= maximum[:, None]).all()):
             raise UserError(f"{WHERE}: tensor 'priorities.maximum' is not a valid priority")
-        if not same:
-            return
         drawable = storage.can_draw(torch.arange(held, device=storage.device)).cpu().numpy()
         if (leaves[:, ~drawable] > 0).any() or (self._priorities.shared and (leaves[:, drawable] == 0).any()):
             raise UserError(f"{WHERE}: tensor 'priorities' does not fit what can be drawn")
@@ -427,7 +419,7 @@ class PrioritisedSampler(Sampler):
         storage = self._storage
         for start, stop in self._pieces(first, last):
             mask = np.tile(self._may_draw, (stop - start) // storage.streams)
-            if storage.gaps.held:
+            if storage.gaps:
                 mask &= storage.flags["valid"].view(-1)[start:stop].cpu().numpy()
             yield start, stop, mask
 

@@ -5,7 +5,7 @@ Axes: U updates, P agents, B batch, R ranks; T rows and N streams of a replay.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -120,11 +120,8 @@ class Sampler:
         """Tensors for a checkpoint, under names that begin with `priorities`."""
         return {}
 
-    def restore(self, tensors: Tensors, numbers: Mapping[str, int]) -> None:
-        """Load the output of `state`, after a storage with these numbers has been restored.
-
-        Raises UserError for an invalid one.
-        """
+    def restore(self, tensors: Tensors) -> None:
+        """Load the output of `state`, after the storage has been restored. Raises UserError for an invalid one."""
         check_tensors(tensors, {}, WHERE)
 
 
@@ -173,14 +170,13 @@ class UniformSampler(Sampler):
         self._sizes = known.sizes
 
     def draw(self, updates: int) -> Draws:
-        # Where environments failed, this rank holds fewer transitions than the size that all ranks count on.
-        drawable, agents = max(1, self._storage.drawable), len(self._draws)
+        agents = len(self._draws)
         offset = self._shared.random((updates, agents))
         counts = share_of_draws(self._draws, self._sizes, self._settings.part, offset)
         # A rank without a draw still takes part, with a weight of zero.
         width = max(1, int(counts.max()))
-        index = torch.randint(drawable, (updates, agents, width), generator=self._own, device=self._own.device)
-        return Draws(self._storage.nth(index), self._weight(counts, width), None)
+        slots = self._storage.draw((updates, agents, width), self._own)
+        return Draws(slots, self._weight(counts, width), None)
 
     def generators(self) -> Tensors:
         return {"shared": numpy_state(self._shared), "own": self._own.get_state()}

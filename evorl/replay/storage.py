@@ -7,8 +7,7 @@ Rows are numbered from the start of the storage. Slot t * N + n holds stream n's
 step's results. It keeps its number until the ring wraps around, so priorities, sequences and n-step returns are
 arithmetic on slots. The next observation of a step is the observation of the following one and is stored there: the
 row ahead of the newest is written with it. Where an episode begins, the observation that was there moves to a second
-ring of final observations. Frames of stacked images are stored once, a row's newest. Indices of drawable slots are
-appended at the newest row and dropped at the oldest, so the ring is never scanned.
+ring of final observations. Frames of stacked images are stored once, a row's newest.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -34,10 +33,10 @@ Field = tuple[tuple[int, ...], torch.dtype]
 Empty = Callable[[tuple[int, ...], torch.dtype], Tensor]
 """Allocates an uninitialised tensor of a shape and dtype."""
 WHERE = "the replay"
-PIECE = 128
-"""Streams are cut into pieces of at most this many rows when their number changes."""
-MOST = 2**60
-"""Upper bound on rows, streams and slots ever written."""
+MOST = 2**40
+"""Upper bound on rows ever written."""
+ROUNDS = 16
+"""Draws of invalid slots are rejected and repeated this often, before the valid ones are listed."""
 
 
 def next_age(before: Tensor, started: Tensor, depth: int) -> Tensor:
@@ -56,69 +55,6 @@ def stack_places(slots: Tensor, age: Tensor, frames: int, streams: int, slot_cou
     ago = torch.arange(frames - 1, -1, -1, device=slots.device)
     places = (slots.unsqueeze(-1) - ago * streams) % slot_count
     return places.masked_fill_(ago > age.unsqueeze(-1), slot_count)
-
-
-class GapIndex:
-    """Finds the k-th valid slot from the invalid slots (gaps).
-
-    Gap i, at slot number g, has g - i valid slots before it. These counts never decrease, so a binary search gives the
-    number of gaps before the k-th valid slot, which shift it by that many.
-    """
-
-    def __init__(self, streams: int, device: torch.device) -> None:
-        self._streams = streams
-        self._before = torch.zeros(64, dtype=torch.int64, device=device)
-        self.clear()
-
-    def clear(self) -> None:
-        """Remove all gaps."""
-        self.held = 0
-        """Number of gaps."""
-        self._head = 0
-        self._dropped = 0
-        self._rows: deque[tuple[int, int]] = deque()
-
-    def append(self, numbers: Integers) -> None:
-        """Add gaps [B] at ascending slot numbers beyond all earlier ones."""
-        count = len(numbers)
-        if not count:
-            return
-        self._make_room(count)
-        tail = self._head + self.held
-        earlier = self._dropped + self.held + np.arange(count)
-        self._before[tail : tail + count] = torch.from_numpy(numbers - earlier)
-        self.held += count
-        first, last = int(numbers[0]) // self._streams, int(numbers[-1]) // self._streams
-        if first == last:
-            self._rows.append((first, count))
-            return
-        rows, counts = np.unique(numbers // self._streams, return_counts=True)
-        self._rows.extend(zip(rows.tolist(), counts.tolist(), strict=True))
-
-    def drop(self, oldest: int) -> None:
-        """Remove the gaps of rows before `oldest`."""
-        while self._rows and self._rows[0][0] < oldest:
-            count = self._rows.popleft()[1]
-            self._head += count
-            self._dropped += count
-            self.held -= count
-
-    def find(self, index: Tensor, oldest: int) -> Tensor:
-        """Slot numbers [...] of the valid slots at positions `index` [...], counted from row `oldest`."""
-        wanted = index + (oldest * self._streams - self._dropped)
-        gaps = self._before[self._head : self._head + self.held]
-        return wanted + torch.searchsorted(gaps, wanted, right=True).add_(self._dropped)
-
-    def _make_room(self, count: int) -> None:
-        """Compact the gaps to the front if `count` more would not fit, enlarging the buffer if needed."""
-        if self._head + self.held + count <= len(self._before):
-            return
-        gaps = self._before[self._head : self._head + self.held].clone()
-        # At most half full after a move, so that the amortised cost of moves is constant.
-        if 2 * (self.held + count) > len(self._before):
-            self._before = torch.zeros(4 * (self.held + count), dtype=torch.int64, device=gaps.device)
-        self._before[: self.held] = gaps
-        self._head = 0
 
 
 class LastPlaces:
@@ -283,7 +219,7 @@ class Storage:
         self.last = LastPlaces(size if store_next else 0)
         self._take_memory()
         self._grows = last is None
-        self.gaps = GapIndex(streams, device)
+        self._invalid = np.zeros(self.ring, dtype=np.int64)
         self._everyone = torch.ones(streams, dtype=torch.bool)
         self.clear()
 
@@ -296,7 +232,8 @@ class Storage:
     def clear(self) -> None:
         """Empty the storage; the next row is row 0, so that `window` can show as many rows as fit."""
         self.forget_last(2**62)
-        self.gaps.clear()
+        self.gaps = 0
+        """Number of slots among the newest `rows` that are not valid."""
         self.written = 0
         """Total number of rows written."""
         self.oldest = 0
@@ -308,7 +245,7 @@ class Storage:
     @property
     def drawable(self) -> int:
         """The number of slots that can be drawn."""
-        return (self.written - self.oldest) * self.streams - self.gaps.held
+        return (self.written - self.oldest) * self.streams - self.gaps
 
     @property
     def full(self) -> bool:
@@ -357,8 +294,7 @@ class Storage:
         if self.depth > 1:
             age = self.flags["age"]
             age[row] = next_age(age[row - 1], started.to(self.device), self.depth)
-        if not whole:
-            self.gaps.append(self.written * self.streams + np.flatnonzero(~valid.numpy()))
+        self._count_invalid(0 if whole else int((~valid).sum()))
         self._was_valid = self._everyone if whole else valid.clone()
         self._advance()
 
@@ -476,11 +412,33 @@ class Storage:
         since_oldest = (slots // self.streams - self.oldest) % self.ring
         return torch.minimum(cut.byte().argmax(-1), since_oldest)
 
-    def nth(self, index: Tensor) -> Tensor:
-        """Slots [...] at positions `index` [...], below `drawable`, among drawable slots, oldest first."""
-        if self.gaps.held:
-            return self.gaps.find(index, self.oldest).remainder_(self.slots)
-        return (index + self.oldest % self.ring * self.streams).remainder_(self.slots)
+    def draw(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """Slots of this shape, drawn uniformly and with replacement from those that can be drawn.
+
+        Invalid slots are rejected and drawn again, which leaves all valid ones equally likely. Those that `ROUNDS`
+        rounds have left come from a list of the valid ones. Slots are arbitrary where none can be drawn.
+        """
+        first, count = self.oldest % self.ring * self.streams, (self.written - self.oldest) * self.streams
+
+        def drawn(below: int) -> Tensor:
+            return torch.randint(below, shape, generator=generator, device=self.device)
+
+        slots = (drawn(max(1, count)) + first).remainder_(self.slots)
+        if not self.gaps or not self.drawable:
+            return slots
+        valid = self.flags["valid"].view(-1)
+        for _ in range(ROUNDS):
+            rejected = ~valid[slots]
+            if not rejected.any():
+                return slots
+            slots = torch.where(rejected, (drawn(count) + first).remainder_(self.slots), slots)
+        return torch.where(valid[slots], slots, self.valid_slots()[drawn(self.drawable)])
+
+    def valid_slots(self) -> Tensor:
+        """All slots [B] that can be drawn, oldest first."""
+        numbers = torch.arange(self.oldest * self.streams, self.written * self.streams, device=self.device)
+        slots = numbers.remainder_(self.slots)
+        return slots[self.flags["valid"].view(-1)[slots]]
 
     def can_draw(self, slots: Tensor) -> Tensor:
         """Mask of the `slots` [...] that can be drawn."""
@@ -519,35 +477,20 @@ class Storage:
         return tensors, {name: int(getattr(self, name)) for name in numbers}
 
     def restore(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, int]) -> None:
-        """Restore from `state`: exactly into an empty storage of the same shape, otherwise appended, oldest first.
-
-        Raises UserError for a state that does not fit these parts and columns.
-        """
+        """Load the output of `state` of a storage of the same shape. Raises UserError for one that does not fit."""
         self._check(tensors, numbers)
+        self.clear()
         if not numbers["written"]:
             return
-        last = len(tensors["last_slots"]) if self.store_next else 0
-        same = (numbers["rows"], numbers["streams"]) == (self.rows, self.streams)
-        if same and not self.written and (self._grows or last <= self.last.size):
-            self._load(tensors, numbers)
-            return
-        # Only as many rows as the file holds, so that a forged row count cannot allocate more than the file's size.
-        rows, cpu = min(numbers["rows"], numbers["written"]), torch.device("cpu")
-        source = Storage(rows, numbers["streams"], self.parts, self.fields, cpu, self.store_next)
-        source._load(tensors, numbers)
-        _append(source, self)
-
-    def _load(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, int]) -> None:
-        """Load a checked state into an empty storage of the same rows, or of fewer if none was overwritten."""
         self.written, self.oldest, self.broken = numbers["written"], numbers["oldest"], bool(numbers["broken"])
         held = rows_held(self.written, self.ring)
         for name, values in self._stores():
             values[:held] = tensors[name].to(self.device)
         if self.store_next:
             self._load_last(tensors)
-        rows = np.arange(self.oldest, self.written) % self.ring
         valid = tensors["valid"].cpu()
-        self.gaps.append(self.oldest * self.streams + np.flatnonzero(~valid.numpy()[rows]))
+        self._invalid[:held] = (~valid).sum(1).numpy()
+        self.gaps = int(self._invalid[np.arange(self.oldest, self.written) % self.ring].sum())
         self._was_valid = valid[self.newest_row].clone()
 
     def _load_last(self, tensors: Mapping[str, Tensor]) -> None:
@@ -572,12 +515,12 @@ class Storage:
         rows, streams, written, oldest, broken = (
             numbers.get(name, -1) for name in ("rows", "streams", "written", "oldest", "broken")
         )
-        fine = 1 <= rows <= MOST and 1 <= streams <= MOST and 0 <= written <= MOST // streams and broken in (0, 1)
-        if not fine or not max(0, written - rows) <= oldest <= written or not (written or broken):
+        if (rows, streams) != (self.rows, self.streams):
             raise UserError(
-                f"{WHERE}: invalid state: {written} rows from {oldest} on, in a ring of {rows} rows and "
-                f"{streams} streams"
+                f"{WHERE}: has {rows} rows of {streams} environments, not {self.rows} rows of {self.streams}"
             )
+        if not max(0, written - rows) <= oldest <= written <= MOST or broken not in (0, 1):
+            raise UserError(f"{WHERE}: invalid state: {written} rows from {oldest} on, in a ring of {rows} rows")
         ring = rows + self.depth
         held = rows_held(written, ring)
         last = len(tensors["last_slots"]) if "last_slots" in tensors and tensors["last_slots"].dim() else 0
@@ -587,20 +530,14 @@ class Storage:
                 raise UserError(f"{WHERE}: tensor {name!r} holds values other than true and false")
         if not held:
             return
-        valid = tensors["valid"].cpu().numpy()
-        newest = np.flatnonzero(valid[(written - 1) % ring]) if written > oldest else np.zeros(0, dtype=np.int64)
         if self.depth > 1:
             _check_ages(tensors["age"].cpu().numpy().astype(np.int64), written, held, self.depth)
         if self.store_next:
             slots = tensors["last_slots"].cpu().numpy()
             of = last_numbers(tensors["last_slots"], written, ring, streams)
             inside = ((slots >= 0) & (slots < held * streams) & (of >= oldest * streams)).all()
-            if not inside or (np.diff(of) <= 0).any() or not valid.reshape(-1)[slots].all():
+            if not inside or (np.diff(of) <= 0).any():
                 raise UserError(f"{WHERE}: tensor 'last_slots' names slots that cannot have a final observation")
-            # The newest row's next observations stay in the row ahead until the stream is broken.
-            wanted = newest + (written - 1) * streams if broken else newest[:0]
-            if not np.array_equal(of[of >= (written - 1) * streams], wanted):
-                raise UserError(f"{WHERE}: tensor 'last_slots' does not fit the row that was written last")
 
     def _expected(self, held: int, streams: int, last: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Shape and dtype of each tensor of a state."""
@@ -628,8 +565,13 @@ class Storage:
         self.flags["valid"][row] = False
         self.flags["boundary"][row] = True
         self.flags["age"][row] = age
-        self.gaps.append(self.written * self.streams + np.arange(self.streams))
+        self._count_invalid(self.streams)
         self._advance()
+
+    def _count_invalid(self, count: int) -> None:
+        """Record that `count` slots of the row being written are invalid."""
+        self._invalid[self.written % self.ring] = count
+        self.gaps += count
 
     def _advance(self) -> None:
         self.written += 1
@@ -638,8 +580,8 @@ class Storage:
     def _drop(self, oldest: int) -> None:
         """Exclude the rows before `oldest` from drawing."""
         if oldest > self.oldest:
+            self.gaps -= int(self._invalid[np.arange(self.oldest, oldest) % self.ring].sum())
             self.oldest = oldest
-            self.gaps.drop(oldest)
             self.forget_last(oldest)
 
     def _keep_last(self, streams: Tensor) -> None:
@@ -699,64 +641,3 @@ def _check_ages(age: Integers, written: int, held: int, depth: int) -> None:
     most = 0 if first == 0 else depth - 1
     if (age[0] > most).any() or ((age[1:] != 0) & (age[1:] != grown)).any():
         raise UserError(f"{WHERE}: tensor 'age' shows stacks of frames that never followed each other")
-
-
-def _append(source: Storage, target: Storage) -> None:
-    """Append the drawable rows of `source`, with M streams, to `target`, with N, oldest first.
-
-    If M differs from N, each source stream is cut into pieces that fill the target's streams.
-    """
-    for stream, first, last in _blocks(source, target):
-        target.break_streams()
-        for step in range(int((last - first).max())):
-            _append_row(source, target, stream, first + step, inside=first + step < last, going_on=step > 0)
-    target.break_streams()
-
-
-def _append_row(
-    source: Storage, target: Storage, stream: Integers, row: Integers, *, inside: NDArray[np.bool_], going_on: bool
-) -> None:
-    """Append rows `row` [N] of `stream` [N] of the source as one target row, where they are `inside` [N]."""
-    slots = torch.from_numpy(np.where(inside, row % source.ring * source.streams + stream, 0))
-    before = (slots - source.streams) % source.slots
-    if source.depth > 1:
-        started = source.flags["age"].view(-1)[slots] == 0
-    elif source.store_next and going_on:
-        started = source.links[before] >= source.slots
-    else:
-        started = torch.zeros(len(slots), dtype=torch.bool)
-    # The row after a piece does not continue it.
-    started |= torch.from_numpy(~inside)
-    found = source.gather(slots)
-    target.write(
-        found.observation,
-        found.columns,
-        next_observation=found.next_observation,
-        valid=source.flags["valid"].view(-1)[slots] & torch.from_numpy(inside),
-        started=started,
-        ended=source.flags["boundary"].view(-1)[slots].to(target.device),
-    )
-
-
-def _blocks(source: Storage, target: Storage) -> Iterator[tuple[Integers, Integers, Integers]]:
-    """Yield the source stream [N] for each target stream, with its first and last row [N], in row order."""
-    count, streams = target.streams, source.streams
-    # Skip rows that would be overwritten immediately.
-    oldest = max(source.oldest, source.written - math.ceil(target.rows * count / streams))
-    if source.written == oldest:
-        return
-    cuts = 1
-    if count != streams:
-        # The number of cuts is a multiple of this, so that the pieces fill all streams of the target.
-        unit = count // math.gcd(count, streams)
-        cuts = unit * math.ceil((source.written - oldest) / (unit * PIECE))
-    edges = np.linspace(oldest, source.written, cuts + 1).astype(np.int64)
-    piece = np.arange(cuts * streams)
-    for at in range(0, len(piece), count):
-        chosen = piece[at : at + count]
-        stream, part = chosen % streams, chosen // streams
-        yield (
-            np.resize(stream, count),
-            np.pad(edges[part], (0, count - len(part))),
-            np.pad(edges[part + 1], (0, count - len(part))),
-        )

@@ -300,8 +300,6 @@ class ReplayExperience(Experience):
             if not ((values >= 0) & (values <= most)).all():
                 raise UserError(f"{WHERE}: {name} must be from 0 to {most:,}")
         self.restore(rows, known)
-        if (known["rows"], known["streams"]) != (self.storage.rows, self.storage.streams):
-            raise UserError(f"{WHERE}: it has a different capacity")
         self._schedule.resume(counters["steps"].numpy())
         self._made, self._sizes = counters["made"].numpy(), counters["sizes"].numpy()
         self._full = bool(numbers[FULL])
@@ -309,12 +307,9 @@ class ReplayExperience(Experience):
         self._statistics.resume(_part_of("statistics.", within), self.storage.device)
 
     def restore(self, rows: Tensors, numbers: Mapping[str, int]) -> None:
-        if not self._settings.shared and numbers.get("streams") != self.storage.streams:
-            # Its streams are those of other agents than here, which must not learn from them.
-            return
         priorities = {name: values for name, values in rows.items() if name.startswith(PRIORITIES)}
         self.storage.restore({name: values for name, values in rows.items() if name not in priorities}, numbers)
-        self.sampler.restore(priorities, numbers)
+        self.sampler.restore(priorities)
 
 
 def _prefixed(prefix: str, tensors: Tensors) -> Tensors:

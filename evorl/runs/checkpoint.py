@@ -24,6 +24,7 @@ from evorl.distributed import Placement
 from evorl.envs.continuation import Continued
 from evorl.population import check_agents, check_environment_hyperparameters
 from evorl.replay import Experience
+from evorl.replay.transitions import ReplayExperience
 from evorl.runs.directory import (
     AGENTS,
     ARCHIVE,
@@ -613,21 +614,23 @@ class CheckpointManager:
         return payload
 
     def _load_replay(self, generation: int, progress: Progress) -> int:
-        """Restore every rank's part of the replay; return the number of missing parts. Raises UserError."""
+        """Restore this rank's part of the replay, unless ranks have other parts now; return how many parts are missing.
+
+        Raises UserError.
+        """
         ranks, checkpoints = self._ranks, self._checkpoints
-        parts = [part_file(REPLAY, rank) for rank in range(progress.ranks)] if progress.replay else []
-        missing, problem = 0, ""
-        for name in parts[ranks.rank :: ranks.size]:
-            path = checkpoints.path(generation) / name
-            if not path.is_file():
-                missing += 1
-                continue
+        if not progress.replay or progress.regrouped(self._placement):
+            return 0
+        missing, problem, path = 0, "", checkpoints.path(generation) / part_file(REPLAY, ranks.rank)
+        if path.is_file():
             try:
-                payload = checkpoints.read(generation, name)
+                payload = checkpoints.read(generation, path.name)
                 with _naming(path):
                     self._experience.restore(*decode_tensors(payload, "the replay"))
             except UserError as error:
                 problem = str(error)
+        else:
+            missing = 1
         ranks.raise_if_any_failed(problem, "the replay")
         return int(ranks.gather(np.array([float(missing)]), "the parts of the replay").sum())
 
@@ -659,10 +662,11 @@ class CheckpointManager:
         reasons = [*progress.changes_of_setup(self._config, self._placement), *lost]
         if self._config.actors is not None and not self._config.actors.lockstep:
             reasons.append("actors run freely")
-        if not progress.replay:
-            reasons.append("the replay was too large to be kept")
-        if not self._config.replay.shared and progress.regrouped(self._placement):
-            reasons.append("agents whose replay is not shared begin with an empty one")
+        if isinstance(self._experience, ReplayExperience):
+            if progress.regrouped(self._placement):
+                reasons.append("the replay starts empty")
+            elif not progress.replay:
+                reasons.append("the replay was too large to be kept")
         if missing:
             reasons.append(f"{missing} parts of the replay are not on these hosts")
         if reasons and self._ranks.is_main:

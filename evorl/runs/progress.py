@@ -89,9 +89,8 @@ class Progress:
         return "cpu" if self.made_with.get("device", "cpu") == "cpu" else "cuda"
 
     def regrouped(self, placement: Placement) -> bool:
-        """True if ranks held other agents than they do now."""
-        here = placement.ranks.size, placement.kind
-        return (self.ranks, self.placement) != here and "sharded" in (self.placement, placement.kind)
+        """True if ranks held other parts of the population or of the replay than they do now."""
+        return (self.ranks, self.placement) != (placement.ranks.size, placement.kind)
 
     def changes_of_setup(self, config: AnyConfig, placement: Placement) -> Iterator[str]:
         """Yield a description of each change since the setup was recorded."""

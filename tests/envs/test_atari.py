@@ -96,27 +96,6 @@ def test_a_restored_replay_goes_on_where_it_was():
     torch.testing.assert_close(kept(memory), kept(again), rtol=0, atol=0)
 
 
-@pytest.fixture(scope="module")
-def remembered():
-    """A replay of 40 steps, which is not to be changed, and the interface of its environments."""
-    made = environments("Pong")
-    memory = replay(made, 120)
-    play(made, memory, 40, torch.Generator().manual_seed(0))
-    return memory, made.interface
-
-
-@pytest.mark.parametrize(("capacity", "streams"), [(200, 4), (60, 4), (240, 2), (240, 6)])
-def test_a_replay_of_another_shape_takes_over_what_fits(capacity, streams, remembered):
-    memory, interface = remembered
-    other = make_replay(capacity, streams, interface, ((), torch.int64), torch.device("cpu"))
-    other.restore(*memory.state())
-    before, after = kept(memory), kept(other)
-    assert len(after["action"]) >= min(capacity, memory.drawable) - 3 * streams
-    for at, step in enumerate(after["action"].tolist()):
-        rows = (before["action"] == step).nonzero().squeeze(1).tolist()
-        assert any(all(torch.equal(after[name][at], before[name][row]) for name in before) for row in rows)
-
-
 def test_scores_are_true_and_lives_do_not_end_a_game():
     made = environments("Breakout", life_loss_ends=True, kwargs={"max_num_frames_per_episode": 4000})
     lost, resets = 0, 0

@@ -42,7 +42,7 @@ class Part:
         self.storage.write(shown, columns, next_observation=shown, valid=own, started=never, ended=never)
 
     def drawable(self):
-        return set(self.storage.nth(torch.arange(self.storage.drawable)).tolist())
+        return set(self.storage.valid_slots().tolist())
 
 
 def agree(parts, steps=0.0):

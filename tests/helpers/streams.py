@@ -167,7 +167,7 @@ def write(store, row, started):
 
 def everything(store):
     """All slots that can be drawn, and the transitions at them by their number."""
-    slots = store.nth(torch.arange(store.drawable))
+    slots = store.valid_slots()
     found = store.gather(slots)
     fields = fields_of(found)
     return slots, {

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -270,13 +271,17 @@ def replay_experience(
     )  # fmt: skip
 
 
+def draw_below(size, shape, generator):
+    return torch.randint(size, shape, generator=generator)
+
+
 def uniform_samplers(sizes, *batch_size, seed=0, drawable=None):
     """The samplers of ranks whose replays have these sizes, as those expect them; slots count from 0."""
     agents = [SimpleNamespace(hyperparameters={"batch_size": size}) for size in batch_size]
     found = []
     for rank, size in enumerate(sizes):
         there = size if drawable is None else drawable
-        storage = SimpleNamespace(drawable=there, nth=lambda index: index, device=torch.device("cpu"))
+        storage = SimpleNamespace(draw=partial(draw_below, there), device=torch.device("cpu"))
         sampler = UniformSampler(storage, SamplerSettings(seed, rank, rank, split_batches=True))
         sampler.begin(agents, 1, len(sizes))
         sampler.agree(Agreement(np.array(sizes), np.zeros(len(agents)), np.zeros((len(sizes), 0))))
@@ -291,7 +296,7 @@ def vector(size):
 
 def kept(storage):
     """The fields of all that can be drawn, oldest first."""
-    return fields_of(storage.gather(storage.nth(torch.arange(storage.drawable))))
+    return fields_of(storage.gather(storage.valid_slots()))
 
 
 def batch(agents, size=8, seed=0):

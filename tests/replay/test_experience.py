@@ -132,17 +132,3 @@ def test_agents_keep_the_share_of_an_update_that_they_have_earned():
         experience.end(group.agents)
     assert updates == 6, "12 steps at a learn step of 2"
     assert group.agents[0].state.update_debt == 0.0
-
-
-@pytest.mark.parametrize("shared", [True, False])
-def test_a_rank_with_other_agents_takes_over_a_replay_only_if_it_is_shared(shared):
-    before, after = (
-        replay_experience(
-            replay_of(16, streams, vector(2)), learning_starts=1, lockstep=False, reward_clip=None, shared=shared
-        )
-        for streams in (P * E, 2 * P * E)
-    )
-    before.begin(members(learn_step=1.0), 1)
-    before.add(transition(torch.ones(P, E, dtype=torch.bool)), output_of(torch.zeros(P, E, dtype=torch.int64)))
-    after.restore(*before.state())
-    assert after.storage.drawable == (P * E if shared else 0)

@@ -81,7 +81,7 @@ def test_windows_are_what_happened(seed, streams, rows, frames, n, resets_in_ste
     for steps, then in plan:
         world.play(Rewarded(store), steps)
         place = {step.number: (row, at) for row, own in enumerate(world.steps) for at, step in enumerate(own)}
-        slots = store.nth(torch.arange(store.drawable))
+        slots = store.valid_slots()
         found = windows.gather(slots.expand(2, len(GAMMAS), -1))
         for index in np.ndindex(found.columns["number"].shape):
             fields = {name: value[index] for name, value in fields_of(found).items()}

@@ -53,7 +53,7 @@ def test_what_was_written_since_the_last_exchange_is_in_a_checkpoint_too():
         for _ in range(rows):
             first.write(valid=0.8)
         second.storage.restore(*first.storage.state())
-        second.sampler.restore(first.sampler.state(), first.storage.state()[1])
+        second.sampler.restore(first.sampler.state())
         leaves = [part.sampler.tree.leaves for part in (first, second)]
         assert np.array_equal(*leaves)
         assert np.flatnonzero(leaves[0][0]).tolist() == sorted(first.drawable())
@@ -70,16 +70,6 @@ def test_a_restored_replay_draws_as_the_one_that_went_on(settings):
         went_on, restored = (played(each, policy_of(*ids), generation, 9, seed=generation) for each in (first, second))
         assert len(went_on) >= 13
         torch.testing.assert_close(went_on, restored, rtol=0, atol=0)
-
-
-def test_priorities_of_a_replay_of_another_shape_begin_anew():
-    first, second = prioritised_experience(), prioritised_experience(rows=12)
-    played(first, policy_of(0, 1), 1, 17, seed=1)
-    second.restore(*first.state())
-    played(second, policy_of(0, 1), 2, 1, seed=2)
-    assert set(second.sampler.tree.leaves[0]) >= {0.0, 1.0}
-    drawable = second.storage.can_draw(torch.arange(second.storage.slots)).numpy()
-    assert ((second.sampler.tree.leaves[0, : second.storage.slots] > 0) == drawable).all()
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_sequences_are_what_happened(seed, streams, rows, frames, length, burn_i
     for steps, then in plan:
         world.play(store, steps)
         place = {step.number: (row, at) for row, own in enumerate(world.steps) for at, step in enumerate(own)}
-        slots = store.nth(torch.arange(store.drawable))
+        slots = store.valid_slots()
         held = set(store.gather(slots).columns["number"].tolist())
         found = windows.batches(drawn(slots)) if len(slots) else None
         for draw, number in enumerate(store.gather(slots).columns["number"].tolist()):
@@ -69,7 +69,7 @@ def test_sequences_are_what_happened(seed, streams, rows, frames, length, burn_i
 def test_every_learned_step_of_a_batch_counts_the_same_times_the_weight_of_its_draw():
     world, store = World(2, 0, 3, True), storage(20, 2)
     world.play(store, 20)
-    slots = store.nth(torch.arange(store.drawable))
+    slots = store.valid_slots()
     share = torch.full((len(slots),), 1 / len(slots))
     found = Sequences(store, 3, 2).batches(drawn(slots, share * torch.linspace(0.5, 1, len(slots)), share))
     steps = store.window_end(slots, 3)

@@ -5,7 +5,6 @@ import pytest
 import torch
 from helpers.streams import COLUMNS, CPU, HISTORIES, World, check, check_ends, everything, newest, part, storage
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from evorl.replay.storage import Storage, link_type, memory_at_first
 
@@ -38,22 +37,30 @@ def test_slots_keep_what_they_hold_until_they_are_written_again(frames):
             world.end(store, fresh=step % 2 == 0)
 
 
-@given(st.integers(0, 2**20), st.integers(1, 5), st.floats(0, 1))
-@settings(max_examples=60, deadline=None)
-def test_the_kth_slot_is_the_kth_that_can_be_drawn(seed, streams, share):
-    """Also where hardly anything or nothing is valid; so draws are uniform exactly where their indices are."""
-    random, store, valid = np.random.default_rng(seed), storage(9, streams), []
+@pytest.mark.parametrize("rounds", [0, 1, 16])
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.9, 1.0])
+def test_all_valid_slots_are_equally_likely_however_many_are_invalid(share, rounds, monkeypatch):
+    """With fewer rounds of rejection the list of valid slots decides more of the draws, all of them without any."""
+    monkeypatch.setattr("evorl.replay.storage.ROUNDS", rounds)
+    random, store, valid = np.random.default_rng(0), storage(9, 4), []
+    shown, never = {"position": torch.zeros(4, 2)}, torch.zeros(4, dtype=torch.bool)
     for _ in range(50):
-        own = random.random(streams) < share
-        shown = {"position": torch.zeros(streams, 2)}
-        columns = {"number": torch.zeros(streams).long(), "terminated": torch.zeros(streams, dtype=torch.bool)}
-        flags = {"started": torch.zeros(streams, dtype=torch.bool), "ended": columns["terminated"]}
+        own = random.random(4) < share
+        columns = {"number": torch.zeros(4).long(), "terminated": never}
+        flags = {"started": never, "ended": never}
         store.write(shown, columns, next_observation=shown, valid=torch.from_numpy(own), **flags)
-        valid.append((store.newest_row * streams + np.flatnonzero(own)).tolist())
+        valid.append((store.newest_row * 4 + np.flatnonzero(own)).tolist())
         expected = [slot for row in valid[-9:] for slot in row]
         assert store.drawable == len(expected)
-        assert store.nth(torch.arange(len(expected))).tolist() == expected
-        assert store.nth(torch.arange(len(expected)).flip(0).view(-1, 1)).tolist() == [[s] for s in expected[::-1]]
+        assert store.valid_slots().tolist() == expected
+        one, again = (store.draw((3, 2, 5), torch.Generator().manual_seed(1)) for _ in range(2))
+        assert torch.equal(one, again)
+        assert not expected or set(one.flatten().tolist()) <= set(expected)
+    counts = torch.bincount(store.draw((40, 500), torch.Generator().manual_seed(2)).flatten(), minlength=store.slots)
+    counts = counts[expected] if expected else torch.zeros(1)
+    mean = 20_000 / max(1, len(expected))
+    # Chi-square with at most 35 degrees of freedom exceeds 77 once in 20,000 times.
+    assert not expected or ((counts - mean) ** 2 / mean).sum() < 77
 
 
 def test_a_ring_that_is_given_its_memory_drops_old_rows_where_there_are_too_many_last_observations():
@@ -88,7 +95,7 @@ def test_an_episode_that_starts_cuts_what_came_before_although_no_end_was_told()
     world.reset()
     world.play(store, 1, calm=True)
     check(store, world.steps)
-    assert store.window_end(store.nth(torch.arange(6)), 3).tolist() == [2, 2, 1, 1, 1, 1]
+    assert store.window_end(torch.arange(6), 3).tolist() == [2, 2, 1, 1, 1, 1]
 
 
 def test_windows_are_views_of_the_rows():
@@ -136,7 +143,7 @@ def test_a_device_is_never_waited_for(frames):
     for step in range(20):
         started = torch.arange(4) == step % 8 if step else fine
         store.write(shown, columns, next_observation=shown, valid=fine, started=started, ended=never.to(meta))
-        slots = store.nth(torch.randint(store.drawable, (2, 5), device=meta))
+        slots = store.draw((2, 5), None)
         assert store.gather(slots).next_observation["position"].shape == (2, 5, 2)
         assert store.window_end(slots, 3).shape == (2, 5)
     with pytest.raises((RuntimeError, NotImplementedError), match="meta"):

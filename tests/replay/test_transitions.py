@@ -92,7 +92,7 @@ def test_rollouts_are_stored_as_they_were_and_drawn_first_by_the_actors_errors(c
     assert count == min(5 * T, rows) * P * E
     fields = kept(received.storage)
     torch.testing.assert_close(fields["reward"], torch.cat(expected)[-count:], rtol=0, atol=0)
-    slots = received.storage.nth(torch.arange(count)).numpy()
+    slots = received.storage.valid_slots().numpy()
     priority = (torch.cat(errors)[-count:].abs().double() + 0.01).sqrt().numpy()
     tree = sampler.tree
     for leaves in tree.leaves:
