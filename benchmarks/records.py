@@ -1,14 +1,20 @@
-"""Files of JSON lines that benchmarks write, the scores and the revision that their lines have, and commands run."""
+"""Files of JSON lines that benchmarks write, the scores and the revision that their lines have, and commands run.
+
+Those of finished experiments are compressed (`.jsonl.gz`).
+"""
 
 from __future__ import annotations
 
+import fcntl
+import gzip
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +31,18 @@ Line = Mapping[str, Any]
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a file; none if there is no file."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    if not path.is_file():
+        return []
+    payload = path.read_bytes()
+    text = (gzip.decompress(payload) if path.suffix == ".gz" else payload).decode()
+    return [json.loads(line) for line in text.splitlines()]
 
 
-def append(path: Path, line: Line) -> None:
-    """Append a JSON line in a single write, so that only a disk failure can leave a partial line."""
+def append(path: Path, *lines: Line) -> None:
+    """Append JSON lines in a single write, so that only a disk failure can leave a partial line."""
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        os.write(file, (json.dumps(line) + "\n").encode())
+        os.write(file, _encoded(path, lines))
         os.fsync(file)
     finally:
         os.close(file)
@@ -43,8 +53,26 @@ def replace_lines(path: Path, new: Sequence[Line], run: Callable[[Line], Hashabl
     again = {run(line) for line in new}
     lines: list[Line] = [line for line in read_lines(path) if run(line) not in again]
     lines += new
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path.write_bytes(_encoded(path, lines))
     return lines
+
+
+def _encoded(path: Path, lines: Sequence[Line]) -> bytes:
+    """Lines as a file has them; compressed ones can follow others, since gzip's members do."""
+    text = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    return gzip.compress(text, mtime=0) if path.suffix == ".gz" else text
+
+
+@contextmanager
+def claimed(job: Sequence[object], directory: Path) -> Iterator[bool]:
+    """Claim a run until the block ends; False if another process on this machine has it."""
+    with (directory / ("-".join(map(str, job)) + ".lock")).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
 
 
 def evaluated(run: Path, episodes: int, seed: int | None = None) -> dict[str, float]:

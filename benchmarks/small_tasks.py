@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from curves import train
-from evidence import claimed
-from records import ROOT, append, read_lines, revision
+from records import ROOT, append, claimed, read_lines, revision
 
 from evorl.system.processes import cpu
 
