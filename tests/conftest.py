@@ -1,6 +1,7 @@
 import gc
 import os
 import subprocess
+import sys
 
 import gymnasium as gym
 import pytest
@@ -16,6 +17,9 @@ gc.disable()
 # Forked and launched processes share two cores, and a parent that has run multi-threaded work must not fork.
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Without bytecode, each launched process would compile evorl again, and pytest would rewrite each file of tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # Launched processes print their warnings, whatever the user's shell says of them.
 os.environ.pop("PYTHONWARNINGS", None)
 
@@ -28,7 +32,11 @@ LAUNCH_LIMIT = 300
 """Seconds for a test that launches processes or is slow; those of the others are in pyproject.toml."""
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    if "campaign" not in config.getoption("markexpr"):
+        campaigns = [item for item in items if item.get_closest_marker("campaign")]
+        config.hook.pytest_deselected(items=campaigns)
+        items[:] = [item for item in items if not item.get_closest_marker("campaign")]
     for item in items:
         launches = item.get_closest_marker("two_process") or item.get_closest_marker("slow")
         if launches and not item.get_closest_marker("timeout"):

@@ -1,6 +1,6 @@
 """Mutation testing: change single tokens of the program, at random, and see which of the changes the tests notice.
 
-    OMP_NUM_THREADS=1 python tests/robustness/mutants.py [--count 60] [--seed 1] [--skip N] [--at FILE:LINE ...]
+    OMP_NUM_THREADS=1 python tests/robustness/mutants.py [--count 60] [--seed 1] [--skip N] [--at FILE[:LINE] ...]
         [--whole-suite] [--limit 60] [--tree DIRECTORY]
 
 A mutant swaps an operator (`+` and `-`, `*` and `/`, `<` and `<=`, `==` and `!=`, `and` and `or`, `&` and `|`, ...),
@@ -10,8 +10,8 @@ of other packages that name it, and with `--whole-suite` all remaining tests. Th
 mutant; so does one that takes longer than `--limit` seconds. A test that fails without the mutant too ends the program.
 
 The same seed draws the same mutants from the same code, and a larger count draws more of the same sequence, so that
-`--tree` compares the tests of two revisions. `--at` tries all mutants of a line instead. Prints each mutant with what
-killed it, the survivors, and the share killed; exits with 1 if one survived.
+`--tree` compares the tests of two revisions. `--at` draws from the mutants of some files, or tries all of a line.
+Prints each mutant with what killed it, the survivors, and the share killed; exits with 1 if one survived.
 """
 
 from __future__ import annotations
@@ -309,11 +309,16 @@ def warm() -> None:
 
 def chosen_mutants(tree: Path, parsed: argparse.Namespace) -> list[Mutant]:
     """Return the mutants that the arguments ask for."""
-    known = mutants(tree)
-    if parsed.at:
-        return [mutant for mutant in known if f"{mutant.path}:{mutant.line}" in parsed.at]
-    order = np.random.default_rng(parsed.seed).permutation(len(known))
-    return [known[index] for index in order[parsed.skip : parsed.count]]
+    if not parsed.at:
+        return _drawn(mutants(tree), parsed)
+    some = mutants(tree, sorted({at.partition("/")[0] for at in parsed.at}))
+    chosen = [mutant for mutant in some if f"{mutant.path}:{mutant.line}" in parsed.at]
+    return chosen + _drawn([mutant for mutant in some if mutant.path in parsed.at], parsed)
+
+
+def _drawn(mutants: Sequence[Mutant], parsed: argparse.Namespace) -> list[Mutant]:
+    order = np.random.default_rng(parsed.seed).permutation(len(mutants))
+    return [mutants[index] for index in order[parsed.skip : parsed.count]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -321,7 +326,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--skip", type=int, default=0, help="so many of the first mutants were tried before")
-    parser.add_argument("--at", action="append", metavar="FILE:LINE", help="a line, such as envs/vector.py:9")
+    parser.add_argument("--at", action="append", metavar="FILE[:LINE]", help="such as envs/vector.py:9")
     parser.add_argument("--whole-suite", action="store_true", help="run all other tests on what survives")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds for a test")
     parser.add_argument("--tree", type=Path, default=ROOT, help="the tree to test")

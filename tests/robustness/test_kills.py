@@ -1,4 +1,4 @@
-"""Runs that are killed at random moments, in short, and a resume that forgets something."""
+"""Runs that are killed at random moments and resumed, on one and two ranks; the campaign is kills.py."""
 
 import json
 import sys
@@ -8,7 +8,7 @@ import pytest
 from timeline import Undisturbed
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the harness needs pidfd_open and prctl")
-FORGETFUL = """
+FORGETS_DEBT = """
 from evorl.runs.run import Run
 begin = Run.__init__
 def forgetful(self, *arguments):
@@ -17,13 +17,7 @@ def forgetful(self, *arguments):
         agent.state.update_debt = 0.0
 Run.__init__ = forgetful
 """
-WITHOUT_ARCHIVE = """
-from evorl.league import League
-League.restore = lambda self, standings, archive: None
-"""
-
-
-PLAY = """
+PROGRAM = """
 import kills
 {first}
 code = kills.main({arguments})
@@ -31,54 +25,45 @@ code = kills.main({arguments})
 
 
 @pytest.fixture
-def play(tmp_path, forked_launch):
-    """Plays kills.py in a process that has imported everything."""
+def kills(tmp_path, forked_launch):
+    """Runs kills.py in a process that has imported everything."""
 
-    def playing(*arguments, first=""):
+    def main(*arguments, first=""):
         out = tmp_path / "table.json"
         words = ["--launched", "0", "--out", str(out), *arguments]
-        done = forked_launch(tmp_path, no_rank=PLAY.format(first=first, arguments=words))
+        done = forked_launch(tmp_path, no_rank=PROGRAM.format(first=first, arguments=words))
         assert out.is_file(), done.stderr[-3000:]
         return done, json.loads(out.read_text())
 
-    return playing
+    return main
 
 
 @pytest.mark.two_process
-def test_runs_that_are_killed_at_random_moments_end_as_if_left_alone(play):
-    """The short form of kills.py."""
-    done, rows = play("--kills", "4", "--seed", "314", "--case", "dqn", "--case", "ppo-recurrent-running")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--kills", "4", "--seed", "314", "--case", "dqn", "--case", "ppo-recurrent-running"),
+        ("--kills", "3", "--seed", "4", "--case", "ppo-league", "--told", "0"),
+    ],
+    ids=["training", "league"],
+)
+def test_killed_runs_end_as_undisturbed_ones(arguments, kills):
+    done, rows = kills(*arguments)
     assert done.returncode == 0, done.stderr[-3000:]
     assert {row["outcome"] for row in rows} == {"identical"}
-
-
-@pytest.mark.two_process
-def test_a_league_that_is_killed_keeps_its_ratings_archive_and_agents(play):
-    done, rows = play("--kills", "3", "--seed", "4", "--case", "ppo-league", "--told", "0")
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert {row["outcome"] for row in rows} == {"identical"}
-
-
-@pytest.mark.two_process
-def test_a_league_that_forgets_its_archive_is_noticed(play):
-    """Of three, as one that is killed before its first checkpoint or after its last has nothing to forget."""
-    settings = "--kills", "3", "--seed", "8", "--case", "ppo-league", "--told", "0"
-    done, rows = play(*settings, first=WITHOUT_ARCHIVE)
-    assert done.returncode == 1, done.stderr[-3000:]
-    assert any("archive.safetensors" in row["outcome"] for row in rows)
 
 
 @pytest.mark.slow
-def test_a_resume_that_forgets_the_share_of_an_update_is_noticed(play):
-    """Of three, as one that is killed after its last update, or when no share is left over, has nothing to forget."""
-    done, rows = play("--kills", "3", "--seed", "11", "--case", "dqn", first=FORGETFUL)
+def test_kills_notice_a_resume_that_forgets_the_debt_of_updates(kills):
+    """Of three, as a run that is killed after its last update, or when nothing is owed, has nothing to forget."""
+    done, rows = kills("--kills", "3", "--seed", "11", "--case", "dqn", first=FORGETS_DEBT)
     assert done.returncode == 1, done.stderr[-3000:]
     different = [row for row in rows if "metrics.jsonl" in row["outcome"]]
     assert different
     assert f"DIFFERENT {different[0]['run']}: it leaves otherwise" in done.stderr
 
 
-def test_moments_are_uniform_over_what_is_left_of_a_run():
+def test_moments_of_kills_are_uniform_over_the_rest_of_a_run():
     """Worked by hand: a second to start, two generations of 4 s with a phase halfway, and a second to end."""
     course = Undisturbed([0.0, 1.0, 3.0, 5.0, 7.0], 10.0, [1, 3, 5])
     assert course.moment(0, 0.05) == pytest.approx((0, 0.5))

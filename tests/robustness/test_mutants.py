@@ -87,6 +87,7 @@ def test_operators_of_several_words_and_lines_are_found_where_they_stand():
     )
 
 
+@pytest.mark.campaign
 def test_mutants_are_killed_by_tests_or_by_the_limit_and_a_gap_is_shown(tree):
     program = WARM + "sys.exit(mutants.main(sys.argv[1:]))"
     lines = [word for line in (5, 7, 12) for word in ("--at", f"replay/sums.py:{line}")]
@@ -102,6 +103,7 @@ def test_mutants_are_killed_by_tests_or_by_the_limit_and_a_gap_is_shown(tree):
     assert (tree / "evorl" / "replay" / "sums.py").read_text() == PROGRAM
 
 
+@pytest.mark.campaign
 def test_a_test_that_hangs_is_ended_and_one_that_fails_by_itself_is_an_error(tree, tmp_path_factory):
     program = WARM + (
         "warm(); from pathlib import Path; tree = Path(sys.argv[1]); "

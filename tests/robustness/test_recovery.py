@@ -1,32 +1,64 @@
-"""Runs of two processes that are killed, stopped or hung."""
+"""Runs of two processes that are restarted by their launcher, or that hang."""
 
 import re
+import shutil
 import time
 
-import chaos
-import numpy as np
 import pytest
-import restarts
+from comparison import differences
 from helpers.support import ROOT, launch, lines
 
-SHORT = (*chaos.CASES["dqn-replicated"], "training.max_steps=1600")
+SETTINGS = ("training.max_steps=200", "run.timeout=60")
+RESTARTED = """
+import os, signal, sys
+sys.path[:0] = ["{root}/demos"]
+import online
+from evorl.commands.command import run_command
+from evorl.distributed import Launch
+from evorl.runs import directory
+from evorl.runs.program import run_program
+from evorl.runs.run import Run
+from evorl.types import UserError
+
+record = Run.record
+directory.LOCK_PATIENCE = 0.0
+
+def refused(work):
+    try:
+        work()
+    except UserError as error:
+        print("refused:", error, flush=True)
+
+def recorded(self, *arguments):
+    record(self, *arguments)
+    if self.progress.generation == 2 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        if self.ranks.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+    elif self.progress.generation == 3 and self.ranks.is_main:
+        resumed = self.config.model_copy(update={{"run": self.config.run.model_copy(update={{"resume": "auto"}})}})
+        another = directory.Owner.here(Launch("another", restarted=False))
+        refused(lambda: directory.RunDirectory.claim(resumed, another))
+        refused(lambda: run_command(["clean", str(self.path), "--yes"]))
+
+Run.record = recorded
+sys.exit(run_program(online.main, sys.argv[1:]))
+"""
 
 
 @pytest.mark.two_process
-def test_a_run_whose_launcher_is_killed_ends_as_one_left_alone(tmp_path, forked_launch):
-    """The short form of chaos.py. Ranks die below, of launchers that restart."""
-    rng = np.random.default_rng(0)
-
-    def train(*settings):
-        done = forked_launch(tmp_path, *SHORT, *settings, configuration=None)
-        assert done.returncode == 0, done.stderr[-3000:]
-
-    train("run.name=alone")
-    kills = chaos.disturb(tmp_path, "killed", SHORT, 1, rng, lambda: train("run.name=killed", "run.resume=auto"))
-    assert [kill.victim for kill in kills] == ["launcher"]
-    assert kills[0].seconds_to_end < 30
-    assert chaos.differences(tmp_path / "runs" / "alone", tmp_path / "runs" / "killed") == []
-    assert len(chaos.left_behind(tmp_path / "runs" / "alone")["metrics.jsonl"]) == 5
+def test_restarted_run_ends_as_undisturbed_and_is_locked_meanwhile(tmp_path, forked_launch):
+    """After a rank is killed, `--max_restarts` starts both again; another trainer and `evorl clean` are refused."""
+    done = forked_launch(tmp_path, *SETTINGS, "run.name=a")
+    assert done.returncode == 0, done.stderr[-3000:]
+    undisturbed = shutil.move(tmp_path / "runs" / "a", tmp_path / "undisturbed")
+    (tmp_path / "program.py").write_text(RESTARTED.format(root=ROOT))
+    done = launch(tmp_path, *SETTINGS, "run.name=a", program=tmp_path / "program.py", arguments=("--max_restarts", "1"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    refusals = [line for line in done.stdout.splitlines() if line.startswith("refused: ")]
+    assert [re.search("is in use by process|is still training", line) is not None for line in refusals] == [True] * 2
+    run = tmp_path / "runs" / "a"
+    assert [row["generation"] for row in lines(run / "metrics.jsonl")] == [1, 2, 3, 4, 5]
+    assert differences(run, undisturbed) == []
 
 
 HANGING = """
@@ -54,42 +86,8 @@ sys.exit(run_program(online.main, sys.argv[1:]))
 """
 
 
-RESTARTED = (
-    "training.max_steps=480", "evolution.steps=96", "replay.learning_starts=40", "evaluation.max_steps=40",
-)  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory, forked_launch):
-    """A run like those whose launchers restart, which nobody has killed."""
-    directory = tmp_path_factory.mktemp("alone")
-    done = forked_launch(directory, *restarts.SETTINGS, *RESTARTED, "run.name=alone", configuration=None)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return directory / "runs" / "alone"
-
-
 @pytest.mark.two_process
-@pytest.mark.parametrize("launcher", restarts.LAUNCHERS)
-def test_a_launcher_that_restarts_ends_with_the_same_run_and_locks_it_meanwhile(launcher, tmp_path, alone):
-    """The short form of restarts.py: a second trainer and `evorl clean --yes` are refused, and nothing is deleted.
-
-    Without a name the directory is that of the first attempt, and `run.resume` need not be set.
-    """
-    output, found = restarts.launch(tmp_path, "", 1, launcher, *RESTARTED)
-    assert found == ["held"]
-    (run,) = (tmp_path / "unnamed").iterdir()
-    rows = lines(run / "metrics.jsonl")
-    assert [row["generation"] for row in rows] == list(range(1, len(rows) + 1))
-    assert chaos.differences(alone, run) == []
-    killed, training = (
-        [float(at) for at in re.findall(rf"{what} at ([\d.]+)", output)] for what in ("killed", "training")
-    )
-    assert len(killed) == 1
-    assert training[1] - killed[0] < 60
-
-
-@pytest.mark.two_process
-def test_a_rank_that_hangs_is_named_and_ends_the_job_in_time(tmp_path):
+def test_hanging_rank_is_named_and_ends_the_job_in_time(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(HANGING.format(root=ROOT))
     started = time.monotonic()
@@ -101,8 +99,3 @@ def test_a_rank_that_hangs_is_named_and_ends_the_job_in_time(tmp_path):
     assert time.monotonic() - started < 90
     (ending,) = re.findall(r"ending at ([\d.]+)", done.stdout)
     assert time.time() - float(ending) < 25, "the launcher waited for the rank that hangs, as it does for 30 s"
-
-
-@pytest.fixture(autouse=True)
-def _one_thread(monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from chaos import differences, drifts
+from comparison import differences, drifts
 from launches import Handle, Main, Process, command, fork_launch, resume_command, start
 from systems import CASES, PLACEMENTS
 from timeline import ROOT, Timeline, Undisturbed

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.support import ROOT, demo, error_line, free_port, lines
-from robustness.chaos import differences
+from robustness.comparison import differences
 from robustness.systems import CASES
 
 from evorl.commands.train import processes_for

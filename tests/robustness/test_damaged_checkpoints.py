@@ -1,0 +1,112 @@
+"""Files of a checkpoint that are damaged: noticed, named, and never resumed from."""
+
+import os
+import shutil
+
+import pytest
+from comparison import differences
+from helpers.support import train, train_below
+
+from evorl.runs.directory import Checkpoints
+from evorl.system.files import read_owner
+from evorl.types import EvorlWarning, UserError
+
+LATER = "training.max_steps=200"
+
+
+def flip(path, payload):
+    middle = len(payload) // 2
+    path.write_bytes(payload[:middle] + bytes([payload[middle] ^ 1]) + payload[middle + 1 :])
+
+
+def link(path, payload):
+    """A link to an equal file, which can change later or be anybody's."""
+    os.link(path, path.parent.parent.parent / "equal")
+    path.unlink()
+    path.symlink_to(path.parent.parent.parent / "equal")
+
+
+def pipe(path, payload):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def directory(path, payload):
+    path.unlink()
+    path.mkdir()
+
+
+DAMAGES = {
+    "truncated": lambda path, payload: path.write_bytes(payload[: len(payload) // 2]),
+    "bit flipped": flip,
+    "byte appended": lambda path, payload: path.write_bytes(payload + b"\0"),
+    "emptied": lambda path, payload: path.write_bytes(b""),
+    "zeros": lambda path, payload: path.write_bytes(bytes(len(payload))),
+    "removed": lambda path, payload: path.unlink(),
+    "symbolic link": link,
+    "pipe": pipe,
+    "directory": directory,
+}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """A run that is trained to its end at once."""
+    return train_below(tmp_path_factory.mktemp("undisturbed"), LATER)
+
+
+def newest(run):
+    return max((run / "checkpoints").glob("generation-*"))
+
+
+def damage(path, kind="truncated"):
+    DAMAGES[kind](path, path.read_bytes())
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_verify_names_the_damaged_file(kind, trained_run, tmp_path):
+    names = sorted(path.name for path in newest(trained_run).iterdir())
+    assert len(names) >= 4
+    for name in names:
+        run = shutil.copytree(trained_run, tmp_path / name)
+        checkpoint = newest(run)
+        damage(checkpoint / name, kind)
+        with pytest.raises(UserError, match=f"{checkpoint / name}: "):
+            Checkpoints(checkpoint.parent, keep=2).verify(int(checkpoint.name[-6:]))
+
+
+def test_verify_notices_the_checkpoint_of_another_generation(trained_run, tmp_path):
+    run = shutil.copytree(trained_run, tmp_path / "a")
+    older, checkpoint = sorted((run / "checkpoints").glob("generation-*"))[-2:]
+    shutil.rmtree(checkpoint)
+    shutil.copytree(older, checkpoint)
+    with pytest.raises(UserError, match=r"manifest\.json: "):
+        Checkpoints(run / "checkpoints", keep=2).verify(int(checkpoint.name[-6:]))
+
+
+@pytest.mark.parametrize("name", ["agents.safetensors", "manifest.json"])
+def test_damaged_run_resumes_from_the_checkpoint_before_and_ends_as_undisturbed(
+    name, trained_run, undisturbed, in_directory
+):
+    run = shutil.copytree(trained_run, in_directory / "runs" / "a")
+    damage(newest(run) / name)
+    with pytest.warns(EvorlWarning, match=rf"{name}: .*the checkpoint before it"):
+        assert train("run.name=a", "run.resume=auto", LATER) == 0
+    # What is damaged stays beside the checkpoints.
+    assert {file.split("/")[1].partition("-")[0] for file in differences(run, undisturbed)} <= {"damaged"}
+
+
+def test_run_whose_checkpoints_are_all_damaged_ends_and_is_not_changed(trained_run, in_directory, capsys):
+    run = shutil.copytree(trained_run, in_directory / "runs" / "a")
+    for checkpoint in (run / "checkpoints").glob("generation-*"):
+        damage(checkpoint / "state.json")
+    before = (run / "metrics.jsonl").read_bytes()
+    with pytest.warns(EvorlWarning, match=r"state\.json"):
+        assert train("run.name=a", "run.resume=auto", LATER) == 2
+    assert capsys.readouterr().err.count("error: ") == 1
+    assert (run / "metrics.jsonl").read_bytes() == before
+
+
+def test_pipe_in_place_of_a_lock_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / ".lock")
+    assert read_owner(tmp_path) == {}
