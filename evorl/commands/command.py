@@ -119,13 +119,9 @@ def run_command(arguments: Sequence[str]) -> None:
 
 
 def file_and_assignments(words: Sequence[str]) -> tuple[Path, list[str]]:
-    """Split words into the configuration file and the `key.path=value` assignments. Raises UserError.
-
-    Prints a line if a file tuned for the task replaces the one named.
-    """
+    """Split words into the configuration file and the `key.path=value` assignments. Raises UserError."""
     from evorl.config.fields import DEFAULT_ALGORITHM
-    from evorl.config.yaml import configuration_file, substitution
-    from evorl.system.console import say
+    from evorl.config.yaml import configuration_file
     from evorl.types import UserError
 
     given = [word for word in words if re.match(r"[^/=]+=", word)]  # A folder may have "=" in its name.
@@ -137,10 +133,7 @@ def file_and_assignments(words: Sequence[str]) -> tuple[Path, list[str]]:
     if len(named) > 1:
         raise UserError(f"name one algorithm or file, not several: {', '.join(map(repr, named[:3]))}")
     name = named[0] if named else DEFAULT_ALGORITHM
-    file = configuration_file(name, given).absolute()
-    if told := substitution(name, file):
-        say(told)
-    return file, given
+    return configuration_file(name, given).absolute(), given
 
 
 def seed(text: str) -> int:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import difflib
 import re
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from annotated_types import Ge, Gt, Interval, Le, Lt
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
-
-from evorl.config.suggestions import keys_of, suggested
 
 MAX_LETTERS = 450
 """Maximum characters of the message for one invalid setting."""
@@ -28,8 +26,8 @@ KINDS: Mapping[str, str] = {
 }
 """Valid values by the type of an error of pydantic."""
 LISTS = ("tuple_type", "list_type")
-MAX_TOLD = 20_000
-"""Maximum characters of a whole message: more than any realistic number of errors needs."""
+MAX_ERRORS = 40
+"""Maximum invalid settings that a message describes."""
 
 
 def nearest(name: str, known: Mapping[str, Any] | Sequence[str]) -> str:
@@ -53,25 +51,17 @@ def shown(value: object) -> str:
         return f"this {type(value).__name__}"  # Python refuses to format numbers of more than 4300 digits.
 
 
-def explain(model: type[BaseModel], error: ValidationError, given: Sequence[str] = ()) -> str:
-    """Describe all errors on one line, each with path, value and what would be valid; unknown keys come first.
-
-    `given` are the settings of the command line, as `key.path=value`.
-    """
-    texts, known = dict(each.split("=", 1) for each in given), list(keys_of(model))
+def explain(model: type[BaseModel], error: ValidationError) -> str:
+    """Describe all errors on one line, each with path, value and what would be valid; unknown keys come first."""
     # A default computed from other settings has no value if those are invalid.
-    found = [problem for problem in error.errors(include_url=False) if problem["type"] != "default_factory_not_called"]
-    problems = sorted(_united(found), key=lambda problem: problem["type"] != "extra_forbidden")
-    each = list(
-        dict.fromkeys(on_one_line(_explanation(model, problem, known, texts), MAX_LETTERS) for problem in problems)
-    )
-    if len(each) == 1:
-        return each[0]
-    told = [f"({number}) {one}" for number, one in enumerate(each, 1)]
-    while sum(map(len, told)) > MAX_TOLD - MAX_LETTERS:
-        told.pop()
-    rest = f" and {len(each) - len(told)} more" if len(told) < len(each) else ""
-    return f"{len(each)} settings are wrong: {' '.join(told)}{rest}"
+    errors = [problem for problem in error.errors(include_url=False) if problem["type"] != "default_factory_not_called"]
+    problems = sorted(_united(errors), key=lambda problem: problem["type"] != "extra_forbidden")
+    texts = list(dict.fromkeys(on_one_line(_explanation(model, problem), MAX_LETTERS) for problem in problems))
+    if len(texts) == 1:
+        return texts[0]
+    numbered = [f"({number}) {text}" for number, text in enumerate(texts[:MAX_ERRORS], 1)]
+    rest = f" and {len(texts) - MAX_ERRORS} more" if len(texts) > MAX_ERRORS else ""
+    return f"{len(texts)} settings are wrong: {' '.join(numbered)}{rest}"
 
 
 def _united(problems: Sequence[ErrorDetails]) -> list[ErrorDetails]:
@@ -88,16 +78,16 @@ def _united(problems: Sequence[ErrorDetails]) -> list[ErrorDetails]:
     return united
 
 
-def _explanation(model: type[BaseModel], problem: ErrorDetails, known: Sequence[str], texts: Mapping[str, str]) -> str:
-    told, word = _alone(model, problem, known, texts), problem.get("ctx", {}).get("word")
-    return told if word is None else f"{told}, or {word}"
+def _explanation(model: type[BaseModel], problem: ErrorDetails) -> str:
+    text, word = _alone(model, problem), problem.get("ctx", {}).get("word")
+    return text if word is None else f"{text}, or {word}"
 
 
-def _alone(model: type[BaseModel], problem: ErrorDetails, known: Sequence[str], texts: Mapping[str, str]) -> str:
+def _alone(model: type[BaseModel], problem: ErrorDetails) -> str:
     location = tuple(str(part) for part in problem["loc"])
     path, kind, value = ".".join(location), problem["type"], problem.get("input")
     if kind == "extra_forbidden":
-        return f"{path}: unknown key" + _nearest_path(model, location, known, texts.get(path))
+        return f"{path}: unknown key" + _nearest_path(model, location)
     if kind in ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number"):
         return f"{path}: {shown(value)} is out of range; it must be {_range_at(model, location)}"
     if kind == "missing":
@@ -115,12 +105,31 @@ def _alone(model: type[BaseModel], problem: ErrorDetails, known: Sequence[str], 
     return f"{path or 'configuration'}: {shown(value)} does not fit: {message}"
 
 
-def _nearest_path(model: type[BaseModel], location: tuple[str, ...], known: Sequence[str], text: str | None) -> str:
+def _nearest_path(model: type[BaseModel], location: tuple[str, ...]) -> str:
     section = _section_at(model, location[:-1])
     if section is None:
         return ""
-    found = suggested(".".join(location), known, None if text is None else on_one_line(text, 80))
-    return found or f"; known here: {', '.join(field.alias or name for name, field in section.model_fields.items())}"
+    keys = {key.lower(): key for key in keys_of(model)}
+    path = ".".join(location).lower()[:MAX_LETTERS]
+    name = path.rpartition(".")[2]
+    similar = [key for key in keys if key.rpartition(".")[2] == name] or difflib.get_close_matches(path, keys, n=1)
+    if similar:
+        return f"; did you mean {' or '.join(repr(keys[key]) for key in similar)}?"
+    return f"; known here: {', '.join(field.alias or name for name, field in section.model_fields.items())}"
+
+
+def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Yield the paths of all sections and settings, except those in lists and mappings."""
+    for name, field in model.model_fields.items():
+        path = f"{prefix}{field.alias or name}"
+        yield path
+        section = section_in(field.annotation)
+        if section is not None and not _in_collection(field.annotation):
+            yield from keys_of(section, f"{path}.")
+
+
+def _in_collection(annotation: Any) -> bool:
+    return typing.get_origin(annotation) in (dict, tuple) or any(map(_in_collection, typing.get_args(annotation)))
 
 
 def _section_at(model: type[BaseModel], location: Sequence[str]) -> type[BaseModel] | None:

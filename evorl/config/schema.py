@@ -1,4 +1,4 @@
-"""The configuration schema of an experiment, one class per section, and the provenance of its settings.
+"""The configuration schema of an experiment, one class per section.
 
 Every default is in this package or in an algorithm's settings.
 """
@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, Self, TypeVar
@@ -19,7 +18,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    PrivateAttr,
     SerializerFunctionWrapHandler,
     ValidationError,
     ValidationInfo,
@@ -56,53 +54,6 @@ from evorl.config.fields import (
     without_booleans,
 )
 from evorl.types import UserError
-
-YOURS = "your setting"
-DEFAULT = "default"
-
-
-@dataclass(frozen=True)
-class Origins:
-    """Provenance of settings by dotted path. All instances compare equal: they are not part of a configuration."""
-
-    file: str = field(default="", compare=False)
-    """The file's name."""
-    in_file: Collection[str] = field(default=(), compare=False)
-    """Settings taken from the file."""
-    given: Sequence[str] = field(default=(), compare=False)
-    """Settings or sections given as overrides of the file."""
-    task: str = field(default="", compare=False)
-    """The environment that the file was written for."""
-    shipped: bool = field(default=False, compare=False)
-    """True if the file ships with the package."""
-    left_out: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    """Settings of the file dropped because they only apply to its own environment."""
-    found: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """Origins of settings that were looked up elsewhere."""
-
-    def is_given(self, key: str) -> bool:
-        """Return whether a setting was overridden, alone or with its section."""
-        return any(key == path or key.startswith(f"{path}.") for path in self.given)
-
-    def of(self, key: str) -> str:
-        """Return a short description of where a setting came from."""
-        if key in self.found:
-            return self.found[key]
-        if self.is_given(key):
-            return YOURS
-        return self.file if key in self.in_file else DEFAULT
-
-    def with_found(self, key: str, where: str) -> Self:
-        """Return a copy that records `where` a setting was looked up."""
-        return replace(self, found={**self.found, key: where})
-
-    def omissions(self) -> str:
-        """Return one line listing the file's settings that were dropped, or an empty string."""
-        if not self.left_out:
-            return ""
-        each = ", ".join(f"{key} {shown(value)}" for key, value in self.left_out.items())
-        return f"left out of {self.file}, since it is for {self.task}: {each}"
-
 
 MAX_WEIGHTS = 2**28
 """Maximum weights between a network's initial layers; with its target and Adam's moments, 4 GiB for each agent."""
@@ -374,10 +325,10 @@ class Evolution(Section):
     selection: Selection = Selection()
     mutation: Mutation = Mutation()
     hyperparameters: Annotated[dict[str, HyperparameterRange] | None, BeforeValidator(with_dotted_names)] = None
-    """Ranges of the hyperparameters that mutations perturb. Null uses the algorithm's own ranges; a range assigned
-    alone, as `evolution.hyperparameters.NAME={...}`, joins them or replaces the one of its name. `{}` means none. One
-    may be a number in `environment.kwargs`, as `environment.kwargs.gravity`: each agent then trains in environments
-    with its own value, and evaluation keeps the configured one."""
+    """Ranges of the hyperparameters that mutations perturb. Null uses the algorithm's own ranges; otherwise only those
+    that are named here are perturbed, `{}` means none. One may be a number in `environment.kwargs`, as
+    `environment.kwargs.gravity`: each agent then trains in environments with its own value, and evaluation keeps the
+    configured one."""
     strategy: Plain | None = None
     """`package.module:NAME` of a search strategy of your own, such as CMA-ES. It chooses all hyperparameters of new
     initial agents, and of children that draw the mutation `hyperparameters`, which it replaces. NAME(ranges, seed)
@@ -638,18 +589,6 @@ class Config(Section, Generic[Settings]):
     training: Training = Training()
     tracking: Tracking = Tracking()
     checkpoint: Checkpoint = Checkpoint()
-    _origins: Origins = PrivateAttr(default=Origins())
-
-    @property
-    def origins(self) -> Origins:
-        """The origins of the settings, as far as known."""
-        return self._origins
-
-    def with_origins(self, origins: Origins) -> Self:
-        """Return a copy with the settings' origins attached."""
-        config = self.model_copy()
-        config._origins = origins
-        return config
 
     def resolved(self) -> Self:
         """Return the effective configuration: null and `auto` replaced by the values that other settings imply.
@@ -838,12 +777,8 @@ def model_of(settings: type[AlgorithmSettings]) -> type[AnyConfig]:
     return Config[settings]  # type: ignore[valid-type]
 
 
-def validate(
-    data: Mapping[str, Any], algorithms: Mapping[str, type[AlgorithmSettings]], given: Sequence[str] = ()
-) -> AnyConfig:
+def validate(data: Mapping[str, Any], algorithms: Mapping[str, type[AlgorithmSettings]]) -> AnyConfig:
     """Validate `data` and return the effective configuration; `algorithms` maps names to algorithm settings.
-
-    `given` are the settings from the command line, as `key.path=value`.
 
     Raises UserError with the path of each invalid key and what would be valid.
     """
@@ -855,7 +790,7 @@ def validate(
     try:
         return model.model_validate({"algorithm": {"name": name}, **data}).resolved()
     except ValidationError as error:
-        raise UserError(explain(model, error, given)) from None  # Its text is for programmers.
+        raise UserError(explain(model, error)) from None  # Its text is for programmers.
 
 
 def check_name(key: str, name: str, registry: Mapping[str, Any]) -> None:

@@ -1,39 +1,17 @@
-"""Task-specific settings, which are dropped when a file is used for another environment."""
+"""The tasks that shipped configurations are for (`configs/tasks.yaml`), and what of them holds for other tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from evorl.config.fields import ENVIRONMENT, Section
-from evorl.config.schema import Environment, Evaluation, Evolution, Training, with_dotted_names
-
-TARGET = "training.target_fitness"
 GAMES = ("pettingzoo", "openspiel")
-"""What stands before the colon in ids of PettingZoo's and OpenSpiel's games, each a suite."""
-OF_ENVIRONMENT = (TARGET, "environment.observation_indices")
-"""Settings specific to one environment."""
-OF_SUITE = ("environment.kwargs", "environment.image_channels", "environment.life_loss_ends")
-"""Settings that may apply to all environments of a suite, such as Atari games, but to no others."""
-OF_SHIPPED = (
-    "training.max_steps",
-    "evolution.steps",
-    "evolution.fitness",
-    "evaluation.fitness",
-    "evaluation.episodes",
-    "evaluation.confirmation_episodes",
-    "evaluation.max_steps",
-    "algorithm.reward_clip",
-)
-"""Settings tuned to one suite in a shipped configuration; in a user's own file they express how long to
-train, in any environment."""
-SECTIONS: dict[str, Section] = {
-    "environment": Environment(),
-    "evolution": Evolution(),
-    "evaluation": Evaluation(),
-    "training": Training(),
-}
+"""What stands before the colon in ids of PettingZoo's and OpenSpiel's games, which are one suite."""
+OF_TASK = ("environment", "evaluation", "training")
+"""Sections of a shipped file that are for its own task."""
+LENGTH_AND_FITNESS = ("steps", "fitness")
+"""Keys of `evolution` in a shipped file that are for its own task."""
 
 
 def environment_of(data: Mapping[str, Any]) -> str:
@@ -44,10 +22,10 @@ def environment_of(data: Mapping[str, Any]) -> str:
 
 
 def suite_of(id: str) -> str:
-    """Return the namespace of an environment id, such as ALE of ALE/Pong-v5, or an empty string."""
+    """Return the suite of an environment id, such as ALE of ALE/Pong-v5, or an empty string."""
     before = id.partition(":")[0]
     if before in GAMES and before != id:
-        return before
+        return "games"
     return id.rpartition(":")[2].rpartition("/")[0]
 
 
@@ -74,40 +52,19 @@ class Tuned:
         return self.tasks.get(id, self.tasks.get(f"{suite_of(id)}/*"))
 
 
-def for_another(
-    data: Mapping[str, Any], asked: str, *, is_shipped: bool, is_tuned: bool = False
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split a file's settings for another environment `asked` into those kept and those dropped.
+def without_target(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a file's settings without its target, which is for its own environment."""
+    training = {key: value for key, value in data.get("training", {}).items() if key != "target_fitness"}
+    return {**data, "training": training}
 
-    A shipped file that is tuned for `asked` too keeps what environments of one suite share. Dropped settings that equal
-    their default are not reported.
+
+def without_task(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a shipped file's settings of its algorithm: without its task's target, lengths, fitness and environment.
+
+    The number of environments stays.
     """
-    same_suite = is_tuned or (suite_of(asked) != "" and suite_of(asked) == suite_of(environment_of(data)))
-    keys: tuple[str, ...] = OF_ENVIRONMENT if same_suite else OF_ENVIRONMENT + OF_SUITE
-    evolution = data.get("evolution")
-    if is_shipped and not same_suite:
-        keys += OF_SHIPPED
-    kept, left_out = dict(data), {}
-    for key in keys:
-        name, _, setting = key.partition(".")
-        section = kept.get(name)
-        if isinstance(section, dict) and setting in section:
-            kept[name] = {inner: value for inner, value in section.items() if inner != setting}
-            if section[setting] != getattr(SECTIONS.get(name), setting, None):
-                left_out[key] = section[setting]
-    if same_suite or not isinstance(evolution, dict):
-        return kept, left_out
-    ranges = with_dotted_names(evolution.get("hyperparameters"))
-    if isinstance(ranges, dict):
-        others = {name: range for name, range in ranges.items() if not str(name).startswith(ENVIRONMENT)}
-        left_out |= {f"evolution.hyperparameters.{name}": ranges[name] for name in ranges if name not in others}
-        kept["evolution"] = {**kept["evolution"], "hyperparameters": others}
-    return kept, left_out
-
-
-def paths_in(data: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the dotted paths of all sections and settings in a file."""
-    for name, section in data.items():
-        yield str(name)
-        if isinstance(section, dict):
-            yield from (f"{name}.{key}" for key in section)
+    kept = {name: section for name, section in data.items() if name not in OF_TASK}
+    evolution = data.get("evolution", {})
+    kept["evolution"] = {key: value for key, value in evolution.items() if key not in LENGTH_AND_FITNESS}
+    kept["environment"] = {key: value for key, value in data["environment"].items() if key == "num_envs"}
+    return kept

@@ -6,16 +6,16 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from evorl.config.errors import nearest, on_one_line, shown
-from evorl.config.fields import ENVIRONMENT, EXPONENT, algorithm_of
-from evorl.config.schema import Environment, Origins, with_dotted_names
-from evorl.config.task import Tuned, environment_of, for_another, paths_in
+from evorl.config.fields import EXPONENT, algorithm_of
+from evorl.config.schema import Environment
+from evorl.config.task import Tuned, environment_of, suite_of, without_target, without_task
 from evorl.types import UserError, message_of
 
 MAX_WHOLE = 2**63
@@ -40,6 +40,7 @@ MAX_BYTES = 2**17
 """Maximum size of a configuration in bytes; the largest shipped one has some thousands."""
 MAX_VALUES = 10_000
 """Maximum values with aliases expanded: a few lines of aliases can stand for more than memory holds."""
+DEFAULT_ID: str = Environment.model_fields["id"].default
 SHORT = {"environment": "id", "algorithm": "name"}
 """The key that a bare string in place of a section sets, as in `environment: CartPole-v1`."""
 VERBOSE = "run.verbose=true"
@@ -227,7 +228,6 @@ ACCELERATE = ROOT / "configs" / "accelerate" / "accelerate.yaml"
 TRAINING = ROOT / "configs" / "training"
 TASKS = ROOT / "configs" / "tasks.yaml"
 """The tasks that shipped configurations are tuned for besides their own."""
-RANGES = "evolution.hyperparameters"
 OF_ALGORITHM = ("algorithm", "replay", "actors")
 """Sections that are specific to an algorithm."""
 
@@ -254,8 +254,9 @@ def tuned_name(algorithm: str, environment: str) -> str | None:
 def configuration_file(name: str, assignments: Sequence[str] = ()) -> Path:
     """Resolve a configuration name: a file path, or a shipped configuration. Raises UserError.
 
-    Where the name is an algorithm's, or the overrides `assignments` name one, and a shipped configuration of it is
-    tuned for the environment that they name, that one is returned. `ppo.yaml` in place of `ppo` is always that file.
+    If the overrides `assignments` name another algorithm than that of a shipped configuration, its own one is taken;
+    and for an algorithm's name, the one that is tuned for the environment, if there is one. `ppo.yaml` in place of
+    `ppo` is always that file.
     """
     own = Path(name)
     if own.is_file():
@@ -264,81 +265,56 @@ def configuration_file(name: str, assignments: Sequence[str] = ()) -> Path:
         return TRAINING / name if name in (f"{each}.yaml" for each in shipped_names()) else own
     if name not in shipped_names():
         raise UserError(f"{shown(name)} is neither a file nor a shipped configuration" + nearest(name, shipped_names()))
-    asked = override({"algorithm": {"name": name}}, assignments)
-    return TRAINING / f"{tuned_name(algorithm_of(asked) or name, environment_of(asked)) or name}.yaml"
-
-
-def substitution(name: str, path: Path) -> str:
-    """Return one line that names the file taken in place of `name` for its task, or an empty string if it is `name`."""
-    if path.stem == Path(name).stem or not _is_shipped(path):
-        return ""
-    algorithm = tuned_files()[path.stem].algorithm
-    general = f"name `{algorithm}.yaml` in place of `{algorithm}` for the general ones"
-    return f"settings for this task: {_name_of(path)}; {general}"
+    before = read_yaml(TRAINING / f"{name}.yaml")["algorithm"]["name"]
+    asked = override({"algorithm": {"name": before}}, assignments)
+    algorithm = algorithm_of(asked)
+    if algorithm is not None and algorithm != before and algorithm in shipped_names():
+        name = algorithm
+    if name == algorithm:
+        name = tuned_name(algorithm, environment_of(asked)) or name
+    return TRAINING / f"{name}.yaml"
 
 
 def read_settings(path: Path, assignments: Sequence[str]) -> dict[str, Any]:
-    """Read a file's settings with `key.path=value` overrides applied. Raises UserError.
+    """Read a file's settings and apply `key.path=value` overrides. Raises UserError.
 
-    If they change the algorithm to one with a shipped configuration, that configuration replaces a shipped file; in any
-    other file it replaces the algorithm's sections and the ranges of its hyperparameters. If they change the
-    environment, settings specific to the file's own environment are dropped (`evorl/config/task.py`).
+    Of a shipped file, only what holds for the environment that the overrides name is read: all for its own one, all but
+    the target for others of its suite or that it is tuned for, and its algorithm's settings for any other.
     """
-    return settings_and_origins(path, assignments)[0]
-
-
-def settings_and_origins(path: Path, assignments: Sequence[str]) -> tuple[dict[str, Any], Origins]:
-    """Read a file's settings with overrides applied, as in `read_settings`, and their origins."""
-    file, data = _with_algorithm(path, assignments)
-    given = tuple(_path_of(each) for each in assignments)
-    changed = override(data, assignments)
-    own, asked = environment_of(data), environment_of(changed) or Environment.model_fields["id"].default
-    left_out: dict[str, Any] = {}
-    if own and own != asked:
-        tuned = tuned_files().get(file.stem) if _is_shipped(file) else None
-        fits = tuned is not None and tuned.is_for(asked)
-        kept, left_out = for_another(data, asked, is_shipped=_is_shipped(path), is_tuned=fits)
-        for key, value in tuned.settings_for(asked).items() if tuned else ():
-            kept = _with_value(kept, key.split("."), value, key)
-        changed = override(kept, assignments)
-        data = kept
-    in_file = frozenset(paths_in(data))
-    left_out = {key: value for key, value in left_out.items() if not Origins(given=given).is_given(key)}
-    return changed, Origins(_name_of(file), in_file, given, own, _is_shipped(path), left_out)
-
-
-def _path_of(assignment: str) -> str:
-    """Return the path of the setting or section that an override sets."""
-    path = assignment.partition("=")[0]
-    return f"{path}.{SHORT[path]}" if path in SHORT and "{" not in assignment else path
-
-
-def _with_algorithm(path: Path, assignments: Sequence[str]) -> tuple[Path, dict[str, Any]]:
-    """Return the effective file and its settings, for the algorithm that the overrides name."""
     data = read_yaml(path)
-    before, after = (algorithm_of(each) for each in (data, override(data, assignments)))
-    named = any(each.startswith(("algorithm.name=", "algorithm=")) and "{" not in each for each in assignments)
-    if not named or before == after or after not in shipped_names():
-        return path, data
-    file = TRAINING / f"{after}.yaml"
-    other = read_yaml(file)
-    if _is_shipped(path):
-        return file, other
-    kept = {name: section for name, section in data.items() if name not in OF_ALGORITHM}
-    kept |= {name: other[name] for name in OF_ALGORITHM if name in other}
-    if isinstance(evolution := data.get("evolution"), dict) and "hyperparameters" in evolution:
-        ranges = other.get("evolution", {}).get("hyperparameters")
-        own = with_dotted_names(evolution["hyperparameters"])
-        kept_ranges = own.items() if isinstance(own, dict) else ()
-        of_environment = {name: range for name, range in kept_ranges if str(name).startswith(ENVIRONMENT)}
-        if of_environment and not ranges and not any(each.startswith(RANGES) for each in assignments):
-            raise UserError(
-                f"{RANGES}: {_name_of(path)} sets ranges of environment settings, and {after} also needs ranges of "
-                f"its own; give all of them as {RANGES}={{...}}"
-            )
-        ranges = {**ranges, **of_environment} if ranges else ranges
-        kept["evolution"] = {**evolution, "hyperparameters": ranges}
-    return path, kept
+    changed = override(data, assignments)
+    id = environment_of(changed) or DEFAULT_ID
+    return changed if _is_for(path, data, id) else override(_for_task(path, data, id)[0], assignments)
+
+
+def source(path: Path, assignments: Sequence[str]) -> str:
+    """Return what `read_settings` reads of a file, for people: its name, and what of it does not hold for the task."""
+    data = read_yaml(path)
+    id = environment_of(override(data, assignments)) or DEFAULT_ID
+    if _is_for(path, data, id):
+        return _name_of(path)
+    return f"{_name_of(path)}, without the {_for_task(path, data, id)[1]} of {environment_of(data)}"
+
+
+def is_for_another_task(path: Path, settings: Mapping[str, Any]) -> bool:
+    """Return whether `settings` were read from a shipped file of another environment, whose target does not hold."""
+    return not _is_for(path, read_yaml(path), environment_of(settings) or DEFAULT_ID)
+
+
+def _is_for(path: Path, data: Mapping[str, Any], id: str) -> bool:
+    return not _is_shipped(path) or environment_of(data) == id
+
+
+def _for_task(path: Path, data: Mapping[str, Any], id: str) -> tuple[dict[str, Any], str]:
+    """Return what of a shipped file's settings holds for another environment `id`, and what was left out, in words."""
+    tuned = tuned_files().get(path.stem)
+    is_tuned = tuned is not None and tuned.is_for(id)
+    if not is_tuned and (suite_of(id) == "" or suite_of(id) != suite_of(environment_of(data))):
+        return without_task(data), "target, lengths and environment settings"
+    settings = without_target(data)
+    for key, value in tuned.settings_for(id).items() if tuned else ():
+        settings = _with_value(settings, key.split("."), value, key)
+    return settings, "target"
 
 
 def _is_shipped(path: Path) -> bool:

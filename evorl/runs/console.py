@@ -14,8 +14,7 @@ import gymnasium as gym
 from evorl.config import AnyConfig
 from evorl.config.errors import on_one_line
 from evorl.config.fields import RATING, RETURN
-from evorl.config.schema import DEFAULT, LeagueSettings
-from evorl.config.task import TARGET
+from evorl.config.schema import LeagueSettings
 from evorl.distributed import Placement, Ranks
 from evorl.envs.generation import GenerationLength
 from evorl.envs.spaces import EnvSpec
@@ -66,7 +65,7 @@ def announcement(config: AnyConfig) -> list[str]:
 
 
 def header(config: AnyConfig, placement: Placement, *, threads: int, directory: Path) -> list[str]:
-    """The ranks, device, `threads` and directory of a run; then omitted settings and a bfloat16 warning."""
+    """The ranks, device, `threads` and directory of a run; then what slows it down."""
     ranks = placement.ranks.size
     where = "on 1 rank"
     compute = f"{placement.ranks.device.type}, {_counted(threads, 'thread')}"
@@ -78,7 +77,6 @@ def header(config: AnyConfig, placement: Placement, *, threads: int, directory: 
     slow = config.network.bf16 and not multiplies_bfloat16(placement.ranks.device)
     return [
         f"{where} ({compute}), in {from_here(directory)}",
-        *([omissions] if not config.origins.shipped and (omissions := config.origins.omissions()) else []),
         *([SLOW] if slow else []),
         *([_unused(unused, ranks)] if (unused := placement.ranks.unused_gpus) else []),
     ]
@@ -90,15 +88,11 @@ def _unused(gpus: int, ranks: int) -> str:
 
 
 def _aim(config: AnyConfig) -> str:
-    """Describe the target and each agent's steps in the run, with the origin of each."""
-    target, of_target, of_steps = config.training.target_fitness, *map(config.origins.of, (TARGET, STEPS))
+    """Describe the target and each agent's steps in the run."""
     steps = f"for {config.training.max_steps:,} steps of each agent"
-    if target is None:
-        return f"{steps} ({of_steps})" + ("" if of_target == DEFAULT else f"; no target ({of_target})")
-    until = f"until the mean {_measure(config)} is above {target:g}"
-    if of_target == of_steps:
-        return f"{until}, or {steps} (both: {of_steps})"
-    return f"{until} ({of_target}), or {steps} ({of_steps})"
+    if config.training.target_fitness is None:
+        return f"{steps}, without a target"
+    return f"until the mean {_measure(config)} is above {config.training.target_fitness:g}, or {steps}"
 
 
 def details(
@@ -106,13 +100,11 @@ def details(
 ) -> list[str]:
     """The rest, printed on request: spaces, a new agent's batch size and update frequency, generations and fitness."""
     together = f" of {placement.copies} ranks" if placement.copies > 1 else ""
-    generation = f"{length.steps * length.counted:,} steps of each agent ({config.origins.of('evolution.steps')})"
     return [
         f"observations: {short(interface.observation)}; actions: {short(interface.action)}"
         + (", with action masks" if interface.masked else ""),
         f"each update: {pace.batch:,} transitions{together}, {_frequency(pace)} of an agent",
-        f"each generation: {generation}",
-        *([omissions] if config.origins.shipped and (omissions := config.origins.omissions()) else []),
+        f"each generation: {length.steps * length.counted:,} steps of each agent",
         *([f"fitness: {_sum(config.evolution.fitness)}"] if config.evolution.fitness != {RETURN: 1.0} else []),
         *(["fitness: the mean return of training episodes"] if config.evaluation.fitness == "training" else []),
         length.sentence(),

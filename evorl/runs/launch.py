@@ -10,7 +10,7 @@ import contextlib
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,10 @@ import yaml
 
 from evorl.actors.actors import max_staleness
 from evorl.algorithms import ALGORITHMS, SETTINGS, Algorithm, make_algorithm
-from evorl.config import AnyConfig, check_name, override, validate
+from evorl.config import AnyConfig, check_name, validate
 from evorl.config.fields import BENCHMARK, ENVIRONMENT, RATING, RETURN, as_configured
-from evorl.config.schema import LeagueSettings, Network, with_dotted_names
-from evorl.config.task import TARGET
-from evorl.config.yaml import RANGES, VERBOSE, plain_assignments, read_settings, settings_and_origins
+from evorl.config.schema import LeagueSettings, Network
+from evorl.config.yaml import VERBOSE, is_for_another_task, plain_assignments, read_settings, source
 from evorl.distributed import default_launch_file
 from evorl.envs import Environments
 from evorl.envs.games import is_game
@@ -40,13 +39,13 @@ from evorl.runs.hub import is_on_hub
 from evorl.runs.opponents import Task, benchmark_of, is_run, opponent_of
 from evorl.runs.program import Parser, parse
 from evorl.runs.video import check_encoder
+from evorl.system.console import say
 from evorl.system.extras import EXTRAS, require
 from evorl.system.processes import is_first_rank, usable_cores
 from evorl.system.signals import LAUNCHED
 from evorl.tracking import TRACKERS, check_exclusions
 from evorl.types import Architecture, EvorlWarning, UserError
 
-FITNESS = "evolution.fitness"
 PRECISION = "ACCELERATE_MIXED_PRECISION"
 PRECISIONS = ("no", "bf16")
 PLAIN = {
@@ -200,9 +199,9 @@ def load_config(arguments: Sequence[str], default: Path, asynchronous: bool | No
         other = "demos/asynchronous.py" if config.actors else "demos/online.py"
         raise UserError(f"algorithm.name: {config.algorithm.name} is trained by {other}")
     if is_first_rank():
-        for told in (replaced_ranges(parsed.config, parsed.overrides, config), *_without_effect(config)):
-            if told:
-                warnings.warn(told, EvorlWarning, stacklevel=2)
+        say(f"settings: {source(parsed.config, parsed.overrides)}")
+        for warning in _without_effect(config):
+            warnings.warn(warning, EvorlWarning, stacklevel=2)
     return config
 
 
@@ -230,64 +229,15 @@ def _without_effect(config: AnyConfig) -> Iterator[str]:
 def read_config(path: Path, assignments: Sequence[str]) -> AnyConfig:
     """Read a configuration file and apply `key.path=value` assignments. Raises UserError.
 
-    If they change the environment, its reward threshold replaces the file's target, and fitness by rating is kept only
-    if the new environment is a game too.
+    Where a shipped file is of another environment, the reward threshold of the one that is asked for is the target.
     """
-    settings, origins = settings_and_origins(path, assignments)
-    settings = _with_default_ranges(path, assignments, settings)
-    config = validate(settings, SETTINGS, assignments)
-    is_lost = origins.left_out.get(FITNESS) == RATING and not origins.is_given(FITNESS)
-    if is_lost and is_game(config.environment.id):
-        config = validate(override(settings, [f"{FITNESS}={RATING}"]), SETTINGS, assignments)
-        kept = {key: value for key, value in origins.left_out.items() if key != FITNESS}
-        origins = replace(origins, left_out=kept)
-    if TARGET not in origins.left_out:
-        return config.with_origins(origins)
-    id = config.environment.id
-    if config.evolution.fitness != {RETURN: 1.0}:
-        return config.with_origins(origins.with_found(TARGET, "fitness is not the return alone"))
-    threshold = reward_threshold(config.environment)
-    if threshold is None:
-        return config.with_origins(origins.with_found(TARGET, f"{id} has no reward threshold"))
-    training = config.training.model_copy(update={"target_fitness": float(threshold)})
-    config = config.model_copy(update={"training": training})
-    return config.with_origins(origins.with_found(TARGET, f"reward threshold of {id}"))
-
-
-def _with_default_ranges(path: Path, assignments: Sequence[str], settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings in which ranges that are assigned one by one join the algorithm's own, where the file gives none."""
-    single = [each for each in assignments if each.startswith(f"{RANGES}.")]
-    if not single or any(each.startswith(f"{RANGES}=") for each in assignments):
-        return settings
-    rest = [each for each in assignments if each not in single]
-    others, _ = settings_and_origins(path, rest)
-    evolution = others.get("evolution", {})
-    if not isinstance(evolution, dict) or evolution.get("hyperparameters") is not None:
-        return settings
-    ranges = validate(others, SETTINGS, rest).evolution.hyperparameters or {}
-    defaults = {name: each.model_dump(exclude_none=True) for name, each in ranges.items()}
-    return override({**others, "evolution": {**evolution, "hyperparameters": defaults}}, single)
-
-
-def replaced_ranges(path: Path, assignments: Sequence[str], config: AnyConfig) -> str:
-    """Name the ranges of the file that the `config` lacks because an assignment replaced all of them at once.
-
-    Returns an empty string if there are none, or if no ranges are left at all.
-    """
-    others = [each for each in assignments if not each.startswith(f"{RANGES}=")]
-    chosen = config.evolution.hyperparameters
-    if len(others) == len(assignments) or not chosen:
-        return ""
-    section = read_settings(path, others).get("evolution")
-    ranges = with_dotted_names(section.get("hyperparameters")) if isinstance(section, dict) else None
-    lost = [str(name) for name in ranges if name not in chosen] if isinstance(ranges, dict) else []
-    if not lost:
-        return ""
-    single = next(iter(chosen))
-    return (
-        f"{RANGES}: replaces all ranges of {config.origins.file}, so that {', '.join(lost)} no longer "
-        f"evolve{'s' if len(lost) == 1 else ''}; {RANGES}.{single}={{...}} changes one and keeps the others"
-    )
+    settings = read_settings(path, assignments)
+    config = validate(settings, SETTINGS)
+    if "target_fitness" in settings.get("training", {}) or not is_for_another_task(path, settings):
+        return config
+    threshold = reward_threshold(config.environment) if config.evolution.fitness == {RETURN: 1.0} else None
+    target = None if threshold is None else float(threshold)
+    return config.model_copy(update={"training": config.training.model_copy(update={"target_fitness": target})})
 
 
 def launched(config: AnyConfig, bf16: bool) -> AnyConfig:

@@ -15,9 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from evorl.config import model_of
-from evorl.config.errors import MAX_TOLD, on_one_line
-from evorl.config.suggestions import keys_of, suggested
+from evorl.config.errors import on_one_line
 from evorl.system.background import end_background, end_now, limit_end
 from evorl.system.console import escape_stdout, say, warnings_on_one_line
 from evorl.system.plugins import told_exit
@@ -26,6 +24,8 @@ from evorl.system.signals import Interrupted, signal_handlers
 from evorl.system.streams import open_missing
 from evorl.types import RunFailed, UserError
 
+MAX_TOLD = 20_000
+"""Maximum characters of an error message."""
 REPORT_AFTER = 15.0
 """Seconds that a rank waits for another rank to report an error."""
 
@@ -45,29 +45,15 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse arguments in any order; an unknown option is a UserError, with the setting that it may stand for."""
+    """Parse arguments in any order; an unknown option is a UserError."""
     found = parser.parse_known_intermixed_args(arguments)
     parsed: argparse.Namespace = found[0]
     unknown: list[str] = found[1]
     if unknown:
         takes_settings = any(action.nargs == "*" and not action.option_strings for action in parser._actions)
-        if takes_settings and (meant := _meant_by(unknown[0], arguments)):
-            raise UserError(meant)
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        advice = "; settings are written key.path=value" if takes_settings else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{advice}")
     return parsed
-
-
-def _meant_by(option: str, arguments: Sequence[str]) -> str:
-    """The error message on an unknown option that may stand for a setting; empty if there is no such setting."""
-    name, _, value = option.partition("=")
-    following = arguments[arguments.index(option) + 1 :][:1] if option in arguments else []
-    if not value and following and not following[0].startswith("--"):
-        value = following[0]
-    from evorl.algorithms import SETTINGS
-
-    known = sorted({key for settings in SETTINGS.values() for key in keys_of(model_of(settings))})
-    found = suggested(name, known, on_one_line(value, 80) or "...")
-    return f"{on_one_line(name, 80)}: settings are written key.path=value{found}" if found else ""
 
 
 def is_initialized() -> bool:

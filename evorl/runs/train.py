@@ -34,7 +34,7 @@ from evorl.config.schema import (
     Tracking,
     Training,
 )
-from evorl.config.yaml import ROOT, TRAINING, configuration_file, read_settings, read_yaml, substitution
+from evorl.config.yaml import ROOT, configuration_file, read_settings
 from evorl.distributed import own_world
 from evorl.runs.callbacks import Callback
 from evorl.runs.directory import from_here, saved_settings
@@ -43,9 +43,9 @@ from evorl.runs.read import RunRecord, read_run
 from evorl.runs.run import Run
 from evorl.seeding import global_generators_restored
 from evorl.system.background import end_background, limit_end
-from evorl.system.console import digits, say, warnings_on_one_line
+from evorl.system.console import digits, warnings_on_one_line
 from evorl.system.plugins import SCRIPT, name_of
-from evorl.system.processes import is_first_rank, keep_freed_memory
+from evorl.system.processes import keep_freed_memory
 from evorl.system.signals import Interrupted, signal_handlers
 from evorl.types import UserError
 
@@ -139,8 +139,8 @@ def train(
     The other parameters change settings. A section is given as an object, `training=evorl.Training(max_steps=10_000)`,
     or as a mapping, `training={"max_steps": 10_000}`; both change the settings that they name, and leave the others as
     `config` has them. An algorithm's section, such as `algorithm=evorl.PPOSettings(learning_rate=3e-4)`, also selects
-    the algorithm where `config` does not name another one. `overrides` are single settings by their paths, as in
-    `**{"network.hidden_sizes": [64]}`; they are applied last.
+    the algorithm, and its shipped configuration in place of another algorithm's. `overrides` are single settings by
+    their paths, as in `**{"network.hidden_sizes": [64]}`; they are applied last.
 
     `environment` may be an environment class or factory function defined at the top level of a module or of the
     script. The run stores it by module and name, so a process that resumes or evaluates the run must be able to import
@@ -163,8 +163,6 @@ def train(
     told = assignments(_with_environment(given, place) | overrides)
     if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
         raise UserError("callbacks: give a list of functions, such as [watch]")
-    if isinstance(algorithm, AlgorithmSettings):
-        _refuse_other_algorithm(config, type(algorithm))
     keep_freed_memory()
     with tempfile.TemporaryDirectory() as folder:
         path = _file_of(DEFAULT_ALGORITHM if config is None else config, Path(folder), told)
@@ -328,37 +326,18 @@ def _registering_packages() -> set[str]:
 
 
 def _file_of(config: str | Path | Mapping[str, Any] | AnyConfig, folder: Path, given: Sequence[str]) -> Path:
-    """The path of a configuration file; settings are written to one in `folder`. Raises UserError.
-
-    The main process says so if a file that is tuned for the task in `given` was taken in place of the one named.
-    """
+    """The path of a configuration file; settings are written to one in `folder`. Raises UserError."""
     if isinstance(config, str | Path):
-        path = configuration_file(str(config), given).absolute()
-        if (told := substitution(str(config), path)) and is_first_rank():
-            say(told)
-        return path
+        return configuration_file(str(config), given).absolute()
     if not isinstance(config, Mapping | Config):
         raise UserError(
             f"config: {shown(config)} is not a configuration; give a name such as 'ppo', a file or a mapping"
         )
-    # The run's header shows this file name as the origin of settings.
+    # The first line of the run's output shows this file name.
     path = folder / "your settings"
     data = config if isinstance(config, Mapping) else config.model_dump(mode="json")
     path.write_text(_text("config", data), encoding="utf-8")
     return path
-
-
-def _refuse_other_algorithm(config: object, section: type[AlgorithmSettings]) -> None:
-    """Raise UserError if `config` names a shipped configuration of another algorithm than a `section` is for."""
-    path = configuration_file(str(config)) if isinstance(config, str | Path) else None
-    if path is None or path.resolve().parent != TRAINING.resolve():
-        return
-    own = SETTINGS[read_yaml(path)["algorithm"]["name"]]
-    if section is not own:
-        raise UserError(
-            f"algorithm: {config} uses {own.__name__}, not {section.__name__}; name a configuration of the "
-            "same algorithm, or give only the section"
-        )
 
 
 def _refuse_script_for_actors(settings: Mapping[str, Any]) -> None:

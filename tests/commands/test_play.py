@@ -12,7 +12,7 @@ from evorl.commands.command import run_command
 from evorl.commands.play import ask, board
 from evorl.runs.program import run_program
 
-GAME = ("algorithm.name=a2c", "environment.id=helpers.games:ThreeMoves", "training.max_steps=40", "run.name=a")
+GAME = ("algorithm={name: a2c}", "environment.id=helpers.games:ThreeMoves", "training.max_steps=40", "run.name=a")
 DISCRETE = gym.spaces.Discrete(3)
 
 

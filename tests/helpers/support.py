@@ -393,7 +393,8 @@ def free_port():
 
 def error_line(capsys):
     """The one line that was printed, after what trains if it began, which is an error."""
-    error = re.sub(r"\A\w+ on [^\n]+ agents? x [^\n]+\n(until|for) [^\n]+\n", "", capsys.readouterr().err)
+    header = r"\A(settings: [^\n]+\n)?(\w+ on [^\n]+ agents? x [^\n]+\n(until|for) [^\n]+\n)?"
+    error = re.sub(header, "", capsys.readouterr().err)
     assert error.startswith("error: ")
     assert error.count("\n") == 1
     return error

@@ -46,8 +46,17 @@ def test_copies_that_draw_from_a_global_generator_differ_wherever_they_run(sourc
 
 def test_actors_that_draw_from_a_global_generator_differ(in_directory):
     log = in_directory / "draws"
-    few = ("algorithm.rollout_steps=4", "evolution.steps=64", "training.max_steps=64", "evaluation.fitness=training")
-    assert train("algorithm.name=impala", "actors.count=2", "environment.num_envs=4", coin("numpy", log=log), *few) == 0
+    few = ("evolution.steps=64", "training.max_steps=64", "evaluation.fitness=training")
+    assert (
+        train(
+            "algorithm={name: impala, rollout_steps: 4}",
+            "actors.count=2",
+            "environment.num_envs=4",
+            coin("numpy", log=log),
+            *few,
+        )
+        == 0
+    )
     begun = log.read_text().split()
     assert len(begun) >= 16
     # Evaluation gives each agent the same episodes.

@@ -16,7 +16,7 @@ from evorl.types import EvorlWarning
 
 GAME = (
     "environment.id=helpers.games:ThreeMoves",
-    "algorithm.name=a2c",
+    "algorithm={name: a2c}",
     "evolution.fitness=rating",
     "population.size=3",
     "training.max_steps=40",

@@ -94,7 +94,7 @@ def test_a_tracker_that_is_not_installed_is_a_mistake_before_training(in_directo
     assert not (in_directory / "runs").exists()
 
 
-def test_it_is_the_first_line_of_a_run(in_directory, monkeypatch, capsys):
+def test_it_is_told_before_what_trains(in_directory, monkeypatch, capsys):
     class Silent:
         def log(self, record):
             pass
@@ -105,7 +105,7 @@ def test_it_is_the_first_line_of_a_run(in_directory, monkeypatch, capsys):
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
     monkeypatch.setitem(TRACKERS, "wandb", lambda config, directory, history: Silent())
     assert train("run.name=a", "tracking.backends=[wandb]") == 0
-    first, second, *_ = capsys.readouterr().err.splitlines()
+    _, first, second, *_ = capsys.readouterr().err.splitlines()
     assert TOLD in first
     assert second.startswith("dqn on CartPole-v1")
 
