@@ -8,7 +8,6 @@ Axes: T steps of a rollout, P agents, E environments, S sequences, B = T * S ste
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
@@ -70,7 +69,6 @@ class A3CDataParallel(Asynchronous):
     """A2C on rollouts of several actors, which one learner joins into batches, without off-policy correction."""
 
     Settings = A3CDataParallelSettings
-    state_limits: ClassVar[Mapping[str, float]] = {SCALE: 1e9}
 
     def initial_state(self) -> dict[str, float]:
         """A new agent's step count and entropy scale."""

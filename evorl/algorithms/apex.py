@@ -8,7 +8,6 @@ that arrive, whatever the machine's speed. Axes: P agents, E environments, A act
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 import torch
@@ -126,7 +125,6 @@ class ApeXDDPG(ApeX, DDPG):
     """DDPG whose actors have a different noise scale in each of their environments."""
 
     Settings = ApeXDDPGSettings
-    state_limits: ClassVar[Mapping[str, float]] = {NOISE_SCALE: 1e9}
 
     def initial_state(self) -> dict[str, float]:
         """A new agent's step count and noise scale."""

@@ -104,8 +104,6 @@ class Algorithm(ABC):
     explores_by_noise: bool = False
     """True if exploration adds noise outside the policy, as epsilon-greedy does. Training returns are then lower
     than evaluation returns."""
-    state_limits: ClassVar[Mapping[str, float]] = {}
-    """Upper bounds of the acting states that are not counters; agents in files are checked against them."""
     report_every: ClassVar[int] = 1
     """See `Objective`; with small networks, metrics cost a tenth of an update. A prime period samples all minibatches
     of an epoch in turn, and also the updates of agents that are due only in every second or fourth one."""

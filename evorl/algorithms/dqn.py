@@ -112,7 +112,6 @@ class DQN(OffPolicy):
 
     Settings = DQNSettings
     explores_by_noise = True
-    state_limits: ClassVar[Mapping[str, float]] = {"epsilon": 1.0}
     stored_action = (), torch.int64
 
     def __init__(self, config: Config[DQNSettings], interface: EnvSpec) -> None:

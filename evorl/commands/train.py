@@ -36,9 +36,8 @@ from evorl.runs.read import read_overview
 from evorl.runs.train import ASYNCHRONOUS, ONLINE, main_of, program_for
 from evorl.runs.trust import refuse_code
 from evorl.system.console import aligned, digits, say
-from evorl.system.files import CHECKPOINTS, json_bytes
+from evorl.system.files import CHECKPOINTS, json_bytes, parse_json
 from evorl.system.processes import usable_cores
-from evorl.system.untrusted_json import parse_json
 from evorl.types import FINISHED, RunFailed, UserError
 
 LOCAL_LAUNCHER = PACKAGE / "distributed" / "local_launch.py"

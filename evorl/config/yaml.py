@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,73 +18,32 @@ from evorl.config.task import Tuned, environment_of, suite_of, without_target, w
 from evorl.types import UserError, message_of
 
 MAX_WHOLE = 2**63
-"""Exclusive bound on the magnitude of integers. Larger ones fit into no array, and printing them may fail."""
-
-
-def check_text(text: str) -> None:
-    """Raise ValueError for text with an unpaired surrogate, which no file or terminal accepts."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError("text has an unpaired surrogate, which is not valid Unicode") from error
-
-
-def check_whole(number: int) -> None:
-    """Raise ValueError for an integer beyond 64 bits."""
-    if not -MAX_WHOLE < number < MAX_WHOLE:
-        raise ValueError("a whole number is beyond 64 bits")
-
-
+"""Exclusive bound on the magnitude of integers: larger ones fit into no array."""
 MAX_BYTES = 2**17
 """Maximum size of a configuration in bytes; the largest shipped one has some thousands."""
-MAX_VALUES = 10_000
-"""Maximum values with aliases expanded: a few lines of aliases can stand for more than memory holds."""
 DEFAULT_ID: str = Environment.model_fields["id"].default
 SHORT = {"environment": "id", "algorithm": "name"}
 """The key that a bare string in place of a section sets, as in `environment: CartPole-v1`."""
 VERBOSE = "run.verbose=true"
 """What `--verbose` is short for."""
-MAX_DEPTH = 50
-"""Maximum bracket nesting; the parser takes seconds to give up on thousands."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML loader that rejects tags, duplicate keys and unbounded aliases.
+    """Safe YAML loader that rejects tags, duplicate keys and keys that are no texts.
 
     As in YAML 1.2, 1e-3 is a number, 010 is ten, and 1:30, which is ninety in YAML 1.1, is a text.
     """
 
-    def fetch_flow_collection_start(self, token: type[yaml.Token]) -> None:
-        if self.flow_level >= MAX_DEPTH:
-            raise yaml.scanner.ScannerError(None, None, "it is nested too deeply", self.get_mark())
-        super().fetch_flow_collection_start(token)
-
     def fetch_tag(self) -> None:
-        # A tag changes a value's type: `!!binary` let a module's name bypass every check of text.
+        # Constructors of tags raise AttributeError and KeyError for values that do not fit them.
         raise yaml.scanner.ScannerError(None, None, "it has a tag (`!`); values are plain", self.get_mark())
-
-    def get_single_node(self) -> yaml.Node | None:
-        node = super().get_single_node()
-        if node is not None and _values(node, {}) > MAX_VALUES:
-            raise yaml.constructor.ConstructorError(None, None, f"it stands for more than {MAX_VALUES} values")
-        return node
-
-    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> str:
-        text: str = super().construct_scalar(node)
-        try:
-            check_text(text)
-        except ValueError as error:
-            raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from error
-        return text
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
         text = self.construct_scalar(node).replace("_", "")
         # As in YAML 1.2, a leading 0 makes no octal number.
         number: int = int(text) if text.lstrip("+-").isdecimal() else super().construct_yaml_int(node)
-        try:
-            check_whole(number)
-        except ValueError as error:
-            raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from error
+        if not -MAX_WHOLE < number < MAX_WHOLE:
+            raise yaml.constructor.ConstructorError(None, None, "a whole number is beyond 64 bits", node.start_mark)
         return number
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -113,16 +71,6 @@ for letter in "-+0123456789":
     of_times = ("tag:yaml.org,2002:str", re.compile(r"^[-+]?\d[\d_]*(:\d+)+(\.[\d_]*)?$"))
     _Loader.yaml_implicit_resolvers[letter].insert(0, of_times)
 _Loader.add_implicit_resolver(*EXPONENT)
-
-
-def _values(node: yaml.Node, known: dict[int, float]) -> float:
-    """Count the values of a node with aliases expanded; infinite for a node that contains itself."""
-    if id(node) not in known:
-        known[id(node)] = math.inf
-        parts = node.value if isinstance(node, yaml.CollectionNode) else []
-        pairs = [part if isinstance(part, tuple) else (part,) for part in parts]
-        known[id(node)] = 1 + sum(_values(part, known) for pair in pairs for part in pair)
-    return known[id(node)]
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

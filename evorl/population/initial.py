@@ -23,16 +23,7 @@ from evorl.networks.stack import check_network, new_tensors
 from evorl.seeding import numpy_generator, torch_generator
 from evorl.system.formats import MAX_HEADER_BYTES, header_bytes
 from evorl.system.processes import check_room
-from evorl.types import EXP_AVG, EXP_AVG_SQ, INITIAL, ROLES, Agent, AgentState, Architecture, UserError
-
-MAX_COUNT = 1e15
-"""Upper bound on every counter of an agent; no counter and no acting state is negative."""
-MOMENTS_RATIO, TINY = 10.0, 1e-12
-"""Adam's first moment is at most 7.3 times the square root of its second: (1 - b1) / sqrt((1 - b2) (1 - b1**2 / b2)),
-by the Cauchy-Schwarz inequality."""
-STATISTICS = "normal."
-"""Name prefix of the observation normalisation statistics of networks: count, mean and variance."""
-
+from evorl.types import INITIAL, ROLES, Agent, AgentState, Architecture, UserError
 
 ARCHITECTURE = TypeAdapter(Architecture)
 EXPLORES = 4
@@ -234,30 +225,5 @@ def check_agents(agents: Sequence[Agent], algorithm: Algorithm, where: str) -> N
             raise UserError(f"{here}: its state is {sorted(agent.state.metrics())[:20]}, which is another algorithm's")
         for name, spec in algorithm.networks.items():
             check_network(agent, name, spec, here)
-        if fault := not_finite(agent) or _impossible(agent, algorithm.state_limits):
+        if fault := not_finite(agent):
             raise UserError(f"{here}: {fault}")
-
-
-def _impossible(agent: Agent, state_limits: Mapping[str, float]) -> str | None:
-    """Name the first value of valid type and shape that no training could produce, or None."""
-    if agent.parent is not None and agent.parent >= agent.id:
-        return f"its parent {agent.parent} is not older than itself"
-    if agent.parent is None and agent.parent_generation is not None:
-        return f"has no parent, but the parent_generation {agent.parent_generation}"
-    for name, value in agent.state.acting.items():
-        most = state_limits.get(name, MAX_COUNT)
-        if not 0 <= value <= most:
-            return f"state {name} is {value:g}; it must be 0 to {most:g}"
-    for name, value in agent.state.updates.items():
-        if not value.is_integer():
-            return f"has made {value:g} updates of {name}, which is not a whole number"
-    for module, roles in agent.tensors.items():
-        for name, exp_avg_sq in roles[EXP_AVG_SQ].items():
-            if (exp_avg_sq < 0).any():
-                return f"Adam's second moment of {module}.{name} is below 0"
-            if (roles[EXP_AVG][name].abs() > MOMENTS_RATIO * exp_avg_sq.sqrt() + TINY).any():
-                return f"Adam's first moment of {module}.{name} is too large for its second"
-        for name, buffer in roles["buffers"].items():
-            if name.startswith(STATISTICS) and not name.endswith(".mean") and (buffer < 0).any():
-                return f"{module}.{name} is below 0"
-    return None

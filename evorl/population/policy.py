@@ -132,9 +132,6 @@ class Policy(Population):
             raise UserError(f"{WHERE}: its recurrent state or its generator is missing")
         recurrent, generator = found.pop(RECURRENT), found.pop(GENERATOR)
         load_like(found, {"flat": self.flat, **{f"{ACTING}{name}": values for name, values in acting.items()}}, WHERE)
-        for name, values in acting.items():
-            if not (values.isfinite() & (values >= 0)).all():
-                raise UserError(f"{WHERE}: {name} is negative or not finite")
         self.set_acting_states(acting)
         set_generator(self.generator, generator, WHERE)
         if recurrent.dim() > 1:

@@ -134,8 +134,8 @@ class RolloutStatistics:
         if "sums" in tensors:
             own["sums"] = torch.zeros(len(own["number"]), num_envs, device=device)
         load_like(tensors, own, WHERE)
-        if not all(values.isfinite().all() for values in own.values()) or (own["variance"] < 0).any():
-            raise UserError(f"{WHERE}: its reward statistics are not finite, or their variance is negative")
+        if not all(values.isfinite().all() for values in own.values()):
+            raise UserError(f"{WHERE}: its reward statistics are not finite")
         self._sums = own.pop("sums", None)
         self._rewards = Moments(**{name: values.numpy() for name, values in own.items()})
 

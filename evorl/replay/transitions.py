@@ -295,10 +295,8 @@ class ReplayExperience(Experience):
         counters = {name: torch.zeros(len(self._made), dtype=torch.float64) for name in ("steps", "made")}
         counters["sizes"] = torch.zeros(len(self._sizes), dtype=torch.int64)
         load_like(_part_of("counters.", within), counters, WHERE)
-        for name, values in counters.items():
-            most = self._capacity if name == "sizes" else 10**15
-            if not ((values >= 0) & (values <= most)).all():
-                raise UserError(f"{WHERE}: {name} must be from 0 to {most:,}")
+        if not all(values.isfinite().all() for values in counters.values()):
+            raise UserError(f"{WHERE}: its counters are not finite")
         self.restore(rows, known)
         self._schedule.resume(counters["steps"].numpy())
         self._made, self._sizes = counters["made"].numpy(), counters["sizes"].numpy()

@@ -40,9 +40,8 @@ from evorl.runs.directory import (
 from evorl.runs.progress import Progress, progress_of
 from evorl.seeding import derive_seed
 from evorl.system.console import WarnOnce, say
-from evorl.system.files import digest, json_bytes, read_bounded
+from evorl.system.files import digest, json_bytes, parse_json, read_bounded
 from evorl.system.formats import decode_agents, decode_tensors, encode_agents, encode_tensors
-from evorl.system.untrusted_json import parse_json
 from evorl.types import Agent, Number, Tensors, UserError, Words
 
 
@@ -594,8 +593,6 @@ class CheckpointManager:
             raise UserError(f"{path}: holds other agents than the league's standings")
         for agent in agents:  # One at a time: the archive may hold several snapshots of one agent, and so an id twice.
             check_agents([agent], self._algorithm, str(path))
-            if problem := progress.contradicts([agent]):
-                raise UserError(f"{path}: {problem}")
         return payload
 
     def _read_agents(self, progress: Progress, name: str, count: int) -> bytes:
@@ -609,8 +606,6 @@ class CheckpointManager:
             raise UserError(f"{path}: holds {len(agents)} agents, not {count}")
         check_agents(agents, self._algorithm, path)
         check_environment_hyperparameters(agents, self._config, path)
-        if problem := progress.contradicts(agents):
-            raise UserError(f"{path}: {problem}")
         return payload
 
     def _load_replay(self, generation: int, progress: Progress) -> int:

@@ -36,7 +36,9 @@ from evorl.system.files import (
     json_bytes,
     make_directory,
     make_subdirectory,
+    parse_json,
     read_bounded,
+    read_json,
     read_owner,
     reason,
     refuse_links,
@@ -48,7 +50,6 @@ from evorl.system.files import (
     write_json,
     write_through,
 )
-from evorl.system.untrusted_json import parse_json
 from evorl.types import FINISHED, STOPPED, Agent, RunFailed, UserError
 
 if TYPE_CHECKING:
@@ -487,7 +488,7 @@ class RunDirectory:
             return
         has_finished = False
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, UserError):
-            has_finished = parse_json(read_bounded(self.path / SUMMARY))["ended"] in (FINISHED, STOPPED)
+            has_finished = read_json(self.path / SUMMARY)["ended"] in (FINISHED, STOPPED)
         if any(row["generation"] > 1 or has_finished for row in self.metrics.rows()):
             raise UserError(
                 f"run.resume: {self.path} has been trained before, but has no checkpoint; nothing was changed; choose "
@@ -499,7 +500,7 @@ class RunDirectory:
         path, before = self.path / RESUMES, []
         # A damaged file is replaced: training does not depend on it.
         with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError, UserError):
-            before = [each for each in parse_json(read_bounded(path))["generations"] if isinstance(each, int)]
+            before = [each for each in read_json(path)["generations"] if isinstance(each, int)]
         with self._writing():
             write_json(path, {"generations": [*before, generation][-MOST_RESUMES:]})
 

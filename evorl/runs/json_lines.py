@@ -13,13 +13,13 @@ from typing import Any
 
 from evorl.system.files import (
     open_file,
+    parse_json,
     read_lines,
     read_lines_backwards,
     refuse_links,
     sync_directory,
     write_atomically,
 )
-from evorl.system.untrusted_json import parse_json
 from evorl.types import EvorlWarning
 
 Row = dict[str, Any]

@@ -34,9 +34,8 @@ from evorl.runs.hub import local_run
 from evorl.runs.trust import refuse_code
 from evorl.seeding import torch_generator
 from evorl.system.console import digits
-from evorl.system.files import CHECKPOINTS, read_bounded, reason
+from evorl.system.files import CHECKPOINTS, read_json, reason
 from evorl.system.formats import decode_agents
-from evorl.system.untrusted_json import parse_json
 from evorl.types import Agent, UserError
 
 State = NDArray[np.float32] | None
@@ -200,7 +199,7 @@ def _interface(run: Path, config: AnyConfig, allow_code: bool) -> tuple[EnvSpec,
             data: Mapping[str, Any] = interface_to_json(environments.interface)
         return interface_from_json(data, config.environment, str(file))
     try:
-        data = parse_json(read_bounded(file))
+        data = read_json(file)
     except OSError as error:
         raise UserError(reason(error, file)) from error
     except ValueError as error:

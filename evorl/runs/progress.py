@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated
 
@@ -15,7 +15,7 @@ from evorl.distributed import Placement
 from evorl.league.standings import Standings
 from evorl.runs.champion import Champion
 from evorl.system.processes import made_with
-from evorl.types import Agent, Number, UserError, Words
+from evorl.types import Number, UserError, Words
 
 
 @dataclass
@@ -106,23 +106,6 @@ class Progress:
             if value != versions.get(name):
                 yield f"{name} changed from {value} to {versions.get(name)}"
 
-    def contradiction(self) -> str | None:
-        """Describe an inconsistency between fields, or return None."""
-        if (self.elite.generation or 0) > self.generation:
-            return f"elite.generation {self.elite.generation} comes after generation {self.generation}"
-        if self.agent_steps > self.global_steps:
-            return f"agent_steps {self.agent_steps} are more than global_steps {self.global_steps}"
-        return None
-
-    def contradicts(self, agents: Sequence[Agent]) -> str | None:
-        """Describe why these agents are inconsistent with this progress, or return None."""
-        for agent in agents:
-            if agent.id >= self.next_id:
-                return f"agent {agent.id} is not below next_id {self.next_id}"
-            if (agent.parent_generation or 0) > self.generation:
-                return f"agent {agent.id} has a parent of generation {agent.parent_generation}, after {self.generation}"
-        return None
-
 
 def _made_with(config: AnyConfig, placement: Placement) -> dict[str, str]:
     """The conditions of bit-exact results, by name: versions, machine, precision, compilation, limit of evaluation."""
@@ -152,6 +135,4 @@ def progress_of(payload: bytes, where: str) -> Progress:
             # Defaults describe a new run, and would be wrong for one that has been trained.
             if each.name not in section:
                 raise UserError(f"{where}: lacks {place}{each.name}, which every checkpoint of this version has")
-    if problem := progress.contradiction():
-        raise UserError(f"{where}: {problem}")
     return progress

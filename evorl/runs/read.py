@@ -19,8 +19,7 @@ from evorl.runs.directory import RESUMES as RESUMES_FILE
 from evorl.runs.directory import SUMMARY as SUMMARY_FILE
 from evorl.runs.json_lines import JsonLines, Row
 from evorl.runs.table import Table, as_table
-from evorl.system.files import read_bounded, reason
-from evorl.system.untrusted_json import parse_json
+from evorl.system.files import read_json, reason
 from evorl.types import Measured, Number, UserError, Words
 
 
@@ -130,7 +129,7 @@ def _object(path: Path, schema: TypeAdapter[Any]) -> Row:
     Raises UserError if a value does not have the type that `schema` gives for its key.
     """
     with contextlib.suppress(ValueError, FileNotFoundError):
-        value = parse_json(read_bounded(path))
+        value = read_json(path)
         if not isinstance(value, dict):
             return {}
         try:

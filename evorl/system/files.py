@@ -114,6 +114,19 @@ def json_bytes(value: Any) -> bytes:
     return (json.dumps(value, indent=2) + "\n").encode()
 
 
+def parse_json(payload: bytes) -> Any:
+    """The value that JSON stands for. Raises ValueError for invalid JSON, also for unbounded nesting."""
+    try:
+        return json.loads(payload)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def read_json(path: Path) -> Any:
+    """The value in a JSON file. Raises OSError, ValueError, and UserError if it does not fit into memory."""
+    return parse_json(read_bounded(path))
+
+
 def make_directory(path: Path, fresh: bool = False) -> None:
     """Create a directory and its parents, durably. Raises FileExistsError if it exists and must be `fresh`."""
     missing = [directory for directory in (path, *path.parents) if not directory.exists()]
@@ -331,9 +344,6 @@ class Lock:
         self.path = directory / LOCK
         self._file = open_file(self.path, "a+b")
         _held.add(self)
-        if os.fstat(self._file.fileno()).st_nlink > 1:
-            self.release()
-            raise UserError(f"{self.path}: has several names (hard links), so locking it locks others too; remove it")
         deadline = time.monotonic() + wait
         try:
             while not _flock(self._file, fcntl.LOCK_EX):

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, NotRequired
 
 import torch
-from pydantic import BeforeValidator, ConfigDict, FailFast, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
@@ -29,13 +29,6 @@ from evorl.types import (
 )
 
 
-def _small(value: object) -> object:
-    """Raise ValueError for a mapping with over 100 entries: every invalid one would leave an error in memory."""
-    if isinstance(value, dict) and len(value) > 100:
-        raise ValueError("has more than 100 entries")
-    return value
-
-
 class Description(TypedDict):
     """An agent without its tensors, as JSON."""
 
@@ -46,14 +39,13 @@ class Description(TypedDict):
     fitness: float | None
     fault: Annotated[str, Field(max_length=10_000)] | None
     ranks: NotRequired[Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], Field(max_length=100)]]
-    architectures: Annotated[dict[str, Architecture], BeforeValidator(_small)]
-    hyperparameters: Annotated[dict[str, float], BeforeValidator(_small)]
+    architectures: dict[str, Architecture]
+    hyperparameters: dict[str, float]
     state: AgentState
 
 
 Description.__pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)  # type: ignore[attr-defined]
-# Fail fast: otherwise each of millions of empty descriptions would leave an error in memory.
-DESCRIPTIONS = TypeAdapter(Annotated[list[Description], FailFast()])
+DESCRIPTIONS = TypeAdapter(list[Description])
 """Validator of the agent descriptions in a file."""
 
 

@@ -1,7 +1,6 @@
 """Files of agents that somebody has prepared: one line says which, and nothing is built from them."""
 
 import json
-import re
 import resource
 import time
 
@@ -15,39 +14,27 @@ from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.config import validate
 from evorl.envs import Environments
 from evorl.evolution.mutation import mutate_layers
-from evorl.networks.optimizer import StackedAdam
 from evorl.population import check_agents, initial, initial_population
-from evorl.population.initial import MOMENTS_RATIO, TINY
 from evorl.runs.launch import check
 from evorl.system.formats import MAX_HEADER_BYTES, decode_agents, decode_tensors, encode_agents, header_bytes
 from evorl.types import Mutation, UserError
 
-
-def with_shape(shape, **metadata):
-    return raw({"__metadata__": metadata, "0/q/parameters/w": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}})
-
-
 FILES = {
     "nothing": b"",
-    "seven bytes": b"1234567",
     "a header past the end": (2**60).to_bytes(8, "little") + b"{}",
-    "a header of 2**64 - 1": b"\xff" * 8,
     "a header of no JSON": raw(b"{" * 50),
     "a header of 9 MB": raw({"__metadata__": {"agents": "[]", "more": "x" * 9_000_000}}),
     "a header of nested lists": raw(b"[" * 1_000_000),
-    "a header that is a list": raw([1, 2]),
     "no metadata": raw({}),
-    "metadata of a list": raw({"__metadata__": ["agents"]}),
-    "no agents": raw({"__metadata__": {"format": "pt"}}),
-    "agents of nested lists": described("[" * 1_000_000),
-    "agents of text": described('"agents"'),
     "an agent of a number": described("[1]"),
-    "an agent of no number": described("[NaN]"),
-    "a description without end": described('[{"id": 0'),
     "more tensors than agents": described("[]"),
     "a tensor without a place": described("[]", w=torch.zeros(1)),
-    "shapes that overflow": with_shape([0, 2**62, 2**62], agents="[]"),
-    "shapes past 64 bits": with_shape([0, 2**64 - 1], agents="[]"),
+    "shapes that overflow": raw(
+        {
+            "__metadata__": {"agents": "[]"},
+            "0/q/parameters/w": {"dtype": "F32", "shape": [0, 2**62, 2**62], "data_offsets": [0, 0]},
+        }
+    ),
     "offsets past the end": raw(
         {"__metadata__": {"agents": "[]"}, "w": {"dtype": "U8", "shape": [10**15], "data_offsets": [0, 10**15]}}
     ),
@@ -119,92 +106,26 @@ def test_tensors_of_an_agent_before_the_first_are_refused():
     assert "belongs to no agent" in check_refused(payload)
 
 
-NAN, INF = float("nan"), float("inf")
 NONSENSE = {
     "an id past all counting": {"id": 10**16},
-    "an id past 64 bits": {"id": 2**70},
-    "a fitness of NaN": {"fitness": NAN},
-    "an infinite fitness": {"fitness": INF},
-    "a fitness of minus infinity": {"fitness": -INF},
-    "a parent past all counting": {"parent": 10**16, "id": 10**16 + 1},
-    "itself as its parent": {"parent": 3, "id": 3},
-    "a younger parent": {"parent": 9, "id": 3},
-    "a parent's generation without a parent": {"parent_generation": 4},
-    "a negative parent's generation": {"parent": 1, "id": 3, "parent_generation": -1},
-    "a parent's generation past all counting": {"parent": 1, "id": 3, "parent_generation": 10**16},
+    "a fitness of NaN": {"fitness": float("nan")},
     "a mutation of a long kind": {"mutation__kind": "x" * 100_000},
-    "a mutation of a long target": {"mutation__target": "x" * 100_000},
-    "a mutation from NaN": {"mutation__before": NAN},
-    "a mutation to infinity": {"mutation__after": INF},
-    "a mutation to a long text": {"mutation__after": "x" * 100_000},
     "a fault of a megabyte": {"fault": "x" * 1_000_000},
     "a learning rate of 0": {"hyperparameters__learning_rate": 0.0},
-    "a negative learning rate": {"hyperparameters__learning_rate": -1e-3},
-    "a learning rate above 1": {"hyperparameters__learning_rate": 7.0},
-    "an infinite learning rate": {"hyperparameters__learning_rate": INF},
-    "a discount above 1": {"hyperparameters__gamma": 1.01},
-    "a negative discount": {"hyperparameters__gamma": -0.1},
-    "a discount of NaN": {"hyperparameters__gamma": NAN},
-    "a batch of nothing": {"hyperparameters__batch_size": 0.0},
-    "a negative batch": {"hyperparameters__batch_size": -32.0},
+    "a discount of NaN": {"hyperparameters__gamma": float("nan")},
     "a batch past memory": {"hyperparameters__batch_size": 1e12},
-    "an infinite batch": {"hyperparameters__batch_size": INF},
-    "no steps between updates": {"hyperparameters__learn_step": 0.0},
     "updates without end in a step": {"hyperparameters__learn_step": 1e-300},
-    "no update ever": {"hyperparameters__learn_step": 1e300},
-    "a target rate above 1": {"hyperparameters__tau": 2.0},
-    "an exploration rate above 1": {"state__acting__epsilon": 1.5},
-    "a negative exploration rate": {"state__acting__epsilon": -0.5},
-    "an exploration rate of NaN": {"state__acting__epsilon": NAN},
-    "an infinite exploration rate": {"state__acting__epsilon": INF},
-    "negative updates": {"state__updates__q": -5.0},
-    "a fraction of an update": {"state__updates__q": 2.5},
-    "updates past all counting": {"state__updates__q": 1e16},
-    "updates of NaN": {"state__updates__q": NAN},
-    "a negative debt of updates": {"state__update_debt": -0.5},
+    "an infinite exploration rate": {"state__acting__epsilon": float("inf")},
     "a debt of many updates": {"state__update_debt": 1e6},
-    "a debt of NaN": {"state__update_debt": NAN},
-    "a negative count of rewards": {"state__rewards__count": -1.0},
-    "an infinite count of rewards": {"state__rewards__count": INF},
-    "a count of rewards past all counting": {"state__rewards__count": 1e30},
-    "a mean reward of NaN": {"state__rewards__mean": NAN},
-    "an infinite mean reward": {"state__rewards__mean": INF},
     "a negative variance of rewards": {"state__rewards__variance": -1.0},
-    "an infinite variance of rewards": {"state__rewards__variance": INF},
-    "a variance of rewards of NaN": {"state__rewards__variance": NAN},
 }
 
 
 @pytest.mark.parametrize("changes", NONSENSE.values(), ids=NONSENSE)
-def test_numbers_that_no_training_leads_to_are_refused(changes):
+def test_numbers_out_of_range_are_refused(changes):
     error = check_refused(hostile(**changes))
     assert "\n" not in error
     assert len(error) < 600
-
-
-IMPOSSIBLE = {
-    "a negative square": ("square", -1e-6, "second moment of q.* is below 0"),
-    "a square just below zero": ("square", -1e-38, "second moment of q.* is below 0"),
-    "a mean without a square": ("mean", 1e20, "first moment of q.* is too large for its second"),
-}
-
-
-@pytest.mark.parametrize(("role", "value", "message"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
-def test_moments_that_adam_never_has_are_refused(role, value, message):
-    error = check_refused(spoiled(lambda roles, name: roles[role][name].view(-1)[-1].fill_(value)))
-    assert re.search(message, error)
-
-
-@pytest.mark.parametrize("name", ["number", "variance"])
-def test_statistics_of_observations_below_zero_are_refused(name):
-    normal = algorithm("algorithm.normalize_observations=true")
-    member = agent(dqn=normal)
-    check_agents([member], normal, "here")
-    (roles,) = member.tensors.values()
-    (key,) = (key for key in roles["buffers"] if key.endswith(f".{name}"))
-    roles["buffers"][key].view(-1)[0] = -1.0
-    with pytest.raises(UserError, match=f"here: agent 0: q.{key} is below 0"):
-        check_agents([member], normal, "here")
 
 
 CARTPOLE, PENDULUM = {"id": "CartPole-v1"}, {"id": "Pendulum-v1"}
@@ -241,18 +162,6 @@ def test_populations_that_no_checkpoint_has_room_for_are_refused_before_training
     with pytest.raises(UserError, match=r"population.size: a checkpoint has room for [0-9,]+ agents .*; 9,999 are"):
         check(validate({**sections, **limits, "population": {"size": 9999}, "environment": one}, SETTINGS))
     assert 300 < most < 3000
-
-
-def test_what_adam_has_after_every_kind_of_gradient_is_not_refused():
-    """Of all gradients, those that have just become large make the mean the largest beside the square's root."""
-    adam = StackedAdam({"w": (1, 4)}, 1, 1e-8, torch.device("cpu"))
-    values, worst = torch.zeros(4), 0.0
-    for step in range(400):
-        gradient = torch.tensor([1e-20, 0.0, 1.0, 10.0 ** (step / 20 - 10)])
-        adam.step(values, gradient, torch.full((1,), 1e-3))
-        worst = max(worst, float((adam.exp_avg.flat / adam.exp_avg_sq.flat.sqrt()).max()))
-        assert not (adam.exp_avg.flat.abs() > MOMENTS_RATIO * adam.exp_avg_sq.flat.sqrt() + TINY).any()
-    assert worst > 3
 
 
 def test_an_agent_whose_minibatches_are_too_small_to_normalise_advantages_is_refused():

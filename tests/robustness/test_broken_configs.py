@@ -259,7 +259,7 @@ def test_many_broken_configurations(in_directory, capsys):
         ("seed: " + "[" * 5000, "it is nested too deeply"),
         ("#" + "x" * 2**17, "it has more than 131072 bytes"),
         ("seed: 0x" + "f" * 5000, "a whole number is beyond 64 bits"),
-        ('run: {name: "\\ud800"}', "text has an unpaired surrogate"),
+        ('run: {name: "\\ud800"}', "run.name: it must be a path of printable characters"),
         ("environment: {kwargs: {1: 2}}", "key 1 is not a string"),
         ('"a\\nb\\x1b": 1', r"a\\nb\\x1b: unknown key"),
         ("run: {name: ../x}", "run.name: '../x' would not lie below run.directory; use a plain name"),

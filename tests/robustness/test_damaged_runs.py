@@ -18,7 +18,7 @@ from evorl.types import EvorlWarning, UserError
 
 COUNT = 3000
 """Inputs of the campaign."""
-NAN, SURROGATE = float("nan"), "\ud800"
+NAN = float("nan")
 
 
 def setting(text):
@@ -85,17 +85,13 @@ TABLE = {
     "seed of 16,000 bits": setting("seed=0x" + "f" * 4000),
     "keys of mixed types": setting("environment.kwargs={1: 2, a: 3}"),
     "control letters in environment": setting('environment.id="\\e[2J"'),
-    "surrogate in environment": setting('environment.id="\\ud800"'),
     "environment of 5,000 letters": setting("environment.id=" + "x" * 5000),
     "fitness NaN": last_line("lineage.jsonl", fitness=NAN),
     "hyperparameter NaN": last_line("lineage.jsonl", hyperparameters={"learning_rate": NAN}),
     "fitness that cannot be squared": last_line("lineage.jsonl", fitness=1e308),
-    "id of 1,000 bits": last_line("lineage.jsonl", id=2**1000),
-    "surrogate in mutation": last_line("lineage.jsonl", mutation={"kind": SURROGATE}),
     "steps of text": last_line("metrics.jsonl", agent_steps="many"),
     "fitness of a list": last_line("metrics.jsonl", elite_fitness=[1]),
     "summary: steps of text": member("summary.json", agent_steps="many"),
-    "summary: fitness of 4,000 bits": member("summary.json", best_fitness=2**4000),
     "summary: seconds NaN": member("summary.json", wall_clock_seconds=NAN),
     "summary: end of a list": member("summary.json", ended=["x"]),
     "elite: id of a list": member("elite/agent.json", id=[1]),
