@@ -58,7 +58,7 @@ class Ranks:
     """The processes started by Accelerate.
 
     Every wait times out after `timeout` seconds, with RankLost over gloo; NCCL ends the process itself. `on_host`
-    counts the ranks of this machine, the first of which `leads_host`. `backend` is the collective backend, or the
+    counts the ranks of this machine. `backend` is the collective backend, or the
     device type of a single process.
     """
 
@@ -79,7 +79,6 @@ class Ranks:
         handler = InitProcessGroupKwargs(timeout=timedelta(seconds=timeout))
         self._accelerator = Accelerator(cpu=self.backend in ("cpu", "gloo"), kwargs_handlers=[handler])
         self.on_host = int(os.environ.get("LOCAL_WORLD_SIZE", launched))
-        self.leads_host = os.environ.get("LOCAL_RANK", "0") == "0"
         self.rank: int = self._accelerator.process_index
         self.size: int = self._accelerator.num_processes
         self.device: torch.device = self._accelerator.device

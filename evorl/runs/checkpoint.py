@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -40,7 +39,7 @@ from evorl.runs.directory import (
 from evorl.runs.progress import Progress, progress_of
 from evorl.seeding import derive_seed
 from evorl.system.console import WarnOnce, say
-from evorl.system.files import digest, json_bytes, parse_json, read_bounded
+from evorl.system.files import digest, json_bytes, parse_json, reason
 from evorl.system.formats import decode_agents, decode_tensors, encode_agents, encode_tensors
 from evorl.types import Agent, Number, Tensors, UserError, Words
 
@@ -60,6 +59,16 @@ def _naming(path: Path) -> Iterator[None]:
         yield
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
+
+
+def prune(checkpoints: Checkpoints, warn_once: WarnOnce, best: int | None = None) -> None:
+    """Remove older checkpoints, except that of generation `best`; warn if that fails."""
+    try:
+        checkpoints.prune(best)
+    except OSError as error:
+        warn_once("prune", f"old checkpoints could not be removed: {reason(error, checkpoints.directory)}")
+    except UserError as error:
+        warn_once("prune", str(error))
 
 
 def _resume_episodes(environments: Continued, checkpoints: Checkpoints, number: int, path: Path, seed: int) -> str:
@@ -155,11 +164,11 @@ class InterimCheckpoints:
         if self._config.actors is not None:
             return False
         ranks, checkpoints = self._ranks, self._checkpoints
-        self._number = self._newest()
+        self._number = json.loads(ranks.from_main(self._newest, "interim checkpoints"))
         if not self._number:
             self.clear()
             return False
-        if problem := ranks.first_problem(self._damage(), OTHERS):
+        if problem := ranks.from_main(self._damage, OTHERS).decode():
             return self._refuse(problem, generation)
         position, progress = self._read(ranks.from_main(lambda: checkpoints.read(self._number, STATE), "its state"))
         if progress.generation < generation:
@@ -185,25 +194,9 @@ class InterimCheckpoints:
         self.position, self.progress = position, progress
         return True
 
-    def _newest(self) -> int:
-        """The number of the newest interim checkpoint on all hosts, else of the main process's newest; 0 without any.
-
-        A host that was killed before it completed its part has only the one before, and newer ones are removed.
-        """
-        numbers, problem = None, ""
-        if self._directory.leads:
-            try:
-                numbers = self._checkpoints.generations()
-            except UserError as error:
-                problem = str(error)
-        self._ranks.raise_if_any_failed(problem, "interim checkpoints")
-        replies = self._ranks.gather_bytes(json_bytes(numbers), "the other hosts' interim checkpoints")
-        everyones = [json.loads(reply) for reply in replies]
-        common = set.intersection(*(set(each) for each in everyones if each is not None))
-        if common and self._directory.leads:
-            with contextlib.suppress(OSError, UserError):
-                self._checkpoints.clear(after=max(common))
-        return max(common or everyones[0], default=0)
+    def _newest(self) -> bytes:
+        """The number of the newest interim checkpoint as JSON; 0 without any. Raises UserError."""
+        return json_bytes(max(self._checkpoints.generations(), default=0))
 
     def resume(self, parts: Sequence[Part]) -> int:
         """Load the one that was found into the parts; return this rank's steps in it. Raises UserError on all ranks."""
@@ -270,30 +263,27 @@ class InterimCheckpoints:
             position = Position(base, [each["steps"] for each in everyones], horizon, training_seconds, dict(seconds))
             files[STATE] = json_bytes({"progress": asdict(here), "position": asdict(position)})
         problem = self._directory.write_checkpoint(ranks, self._checkpoints, self._number, files)
-        if not problem and (left := self._directory.prune(self._checkpoints)):
-            self._warn_once("prune", left)
+        if not problem and ranks.is_main:
+            prune(self._checkpoints, self._warn_once)
         return problem
 
     def clear(self) -> None:
         """Remove all interim checkpoints; one that remains is ignored when a later generation is resumed."""
-        if self._directory.leads:
+        if self._ranks.is_main:
             with contextlib.suppress(OSError, UserError):
                 self._checkpoints.clear()
 
-    def _damage(self) -> str:
-        """A description of damage to the files that this rank needs, or ""."""
-        ranks, checkpoints = self._ranks, self._checkpoints
-        where = checkpoints.path(self._number)
-        needed = {part_file(ENVIRONMENTS, ranks.rank), *(part_file(name, ranks.rank) for name in PARTS)}
+    def _damage(self) -> bytes:
+        """A description of damage to the newest interim checkpoint, or b""."""
+        checkpoints = self._checkpoints
         try:
-            files = checkpoints.verify(self._number) if self._directory.leads else checkpoints.files(self._number)
-            if ranks.is_main:
-                needed.add(STATE)
-                self._read(checkpoints.read(self._number, STATE))
+            files = checkpoints.verify(self._number)
+            _, progress = self._read(checkpoints.read(self._number, STATE))
         except UserError as error:
-            return str(error)
-        missing = needed - files.keys()
-        return f"{where}: lacks {min(missing)} on {socket.gethostname()}" if missing else ""
+            return str(error).encode()
+        expected = {part_file(name, rank) for rank in range(progress.ranks) for name in (ENVIRONMENTS, *PARTS)}
+        missing = expected - files.keys()
+        return f"{checkpoints.path(self._number)}: lacks {min(missing)}".encode() if missing else b""
 
     def _read(self, payload: bytes) -> tuple[Position, Progress]:
         """Parse the state of an interim checkpoint. Raises UserError if it is invalid."""
@@ -320,23 +310,24 @@ class InterimCheckpoints:
 
     def _refuse(self, problem: str, generation: int) -> bool:
         """Set the newest one aside, and say why and that the generation after this one starts over; return False."""
-        if self._ranks.is_main:
+
+        def set_aside() -> bytes:
             self._warn_once(problem, f"{problem}; generation {generation + 1} starts over")
-        moved = ""
-        if self._directory.leads:
             try:
                 self._checkpoints.set_aside(self._number)
             except OSError as error:
-                moved = f"run.directory: cannot write to {self._checkpoints.path(self._number)}: {error.strerror}"
-        self._ranks.raise_if_any_failed(moved, "the hosts' run directories")
+                where = self._checkpoints.path(self._number)
+                raise UserError(f"run.directory: cannot write to {where}: {error.strerror}") from error
+            return b""
+
+        self._ranks.from_main(set_aside, "the run directory")
         return False
 
 
 class CheckpointManager:
     """Saves the checkpoints after each generation, and restores the newest one, collectively on all ranks.
 
-    Ranks that can access the main process's directory write into it. Every other host keeps the replay parts of its
-    ranks in a directory of its own. `interim` has the checkpoints within a generation.
+    `interim` has the checkpoints within a generation.
     """
 
     def __init__(
@@ -368,8 +359,7 @@ class CheckpointManager:
     def save(self, progress: Progress, agents: bytes) -> str:
         """Write a checkpoint from every rank's files. If a disk fails, warn and let training continue.
 
-        `agents` are encoded, on the main process. Returns the problem, empty on success: the same on
-        all ranks, unless only a host other than the main process's failed.
+        `agents` are encoded, on the main process. Returns the problem, the same on all ranks and empty on success.
         """
         generation = progress.generation
         progress.note_setup(self._config, self._placement)
@@ -380,25 +370,14 @@ class CheckpointManager:
             self._warn_once("checkpoint", f"{lost} if the run ends before a later one succeeds")
         else:
             self._warn_once.reset("checkpoint")
-            self._prune(best)
+            if self._ranks.is_main:
+                prune(self._checkpoints, self._warn_once, best)
         return problem
 
-    def _prune(self, best: int | None) -> None:
-        """Remove older checkpoints except that of generation `best`; warn if that fails."""
-        if left := self._directory.prune(self._checkpoints, best):
-            self._warn_once("prune", left)
-
     def reload(self, payload: bytes, generation: int) -> list[Agent]:
-        """The main process's agents on all ranks, from the checkpoint where accessible, else by broadcast."""
-        ranks, path = self._ranks, self._checkpoints.path(generation) / AGENTS
-        expected = ranks.broadcast_bytes(digest(payload).encode(), "the evolved agents' digest").decode()
-        if not ranks.is_main and path.is_file():
-            with contextlib.suppress(OSError):  # It is sent to this rank instead.
-                payload = read_bounded(path)
-        seen = ranks.gather(np.array([float(digest(payload) == expected)]), "who can see the checkpoint")
-        if not seen.all():
-            payload = ranks.broadcast_bytes(payload, "the evolved agents")
-        return decode_agents(payload, str(path))
+        """The main process's agents on all ranks, from the `payload` that it has saved."""
+        payload = self._ranks.broadcast_bytes(payload, "the evolved agents")
+        return decode_agents(payload, str(self._checkpoints.path(generation) / AGENTS))
 
     def _files(self, progress: Progress, agents: bytes) -> dict[str, bytes]:
         """This rank's files: its replay and running episodes; on the main process also agents, state, elite."""
@@ -425,32 +404,32 @@ class CheckpointManager:
         return total <= limit
 
     def restore(self) -> tuple[Progress, list[Agent]] | None:
-        """Restore the newest checkpoint that is intact on all hosts; None if training starts from the beginning.
+        """Restore the newest intact checkpoint; None if training starts from the beginning.
 
-        The directory is unchanged until `roll_back`. Raises UserError if there are checkpoints but none is intact, or
-        if another host has a newer one.
+        The directory is unchanged until `roll_back`. Raises UserError if there are checkpoints but none is intact.
         """
         ranks, checkpoints = self._ranks, self._checkpoints
-        self._refuse_a_newer_one_elsewhere()
         generations: list[int] = json.loads(ranks.from_main(self._listed, "the checkpoints"))
         again = 0
         for generation in reversed(generations):
-            problem = self._first_problem(generation, generations)
+            problem = self._damage(generation)
             if not problem:
                 progress, agents = self._load(generation)
                 shortened = self._is_too_short(progress)
-                if shortened and (generation == 1 or not self._first_problem(generation - 1, generations)):
+                if shortened and (generation == 1 or not self._damage(generation - 1)):
                     again = generation
                     continue
                 going_on = self.interim.find(generation, agents)
-                missing = 0 if going_on else self._load_replay(generation, progress)
-                lost = [] if going_on else self._load_environments(generation, progress)
+                lost: list[str] = []
+                if not going_on:
+                    self._load_replay(generation, progress)
+                    lost = self._load_environments(generation, progress)
                 if shortened:
                     lost.append(
                         f"generation {generation} was cut short, and the checkpoint before it is gone or damaged"
                     )
                 known = self.interim.progress if going_on else None
-                self._warn_where_inexact(known or progress, missing, lost)
+                self._warn_where_inexact(known or progress, lost)
                 self._restored, self._again = progress, again
                 return progress, agents
             if ranks.is_main:
@@ -468,7 +447,8 @@ class CheckpointManager:
         """Roll the directory back to the restored checkpoint (collective). Raises UserError on all ranks."""
         progress, elite = self._restored, self._restored.elite
         self._directory.rollback(self._ranks, progress.generation, elite.payload, self._announce(self._again))
-        self._prune(elite.generation)
+        if self._ranks.is_main:
+            prune(self._checkpoints, self._warn_once, elite.generation)
 
     def restore_first(self, agents: Sequence[Agent]) -> None:
         """Roll the directory back to the beginning of the first generation, which begins with `agents`.
@@ -477,7 +457,7 @@ class CheckpointManager:
         """
         self._directory.rollback(self._ranks, 0, b"", self._announce(self._again))
         if self.interim.find(0, agents) and self.interim.progress is not None:
-            self._warn_where_inexact(self.interim.progress, 0, ())
+            self._warn_where_inexact(self.interim.progress, ())
 
     def _is_too_short(self, progress: Progress) -> bool:
         """True if the last generation was cut short by a smaller `training.max_steps` than the current one."""
@@ -494,71 +474,22 @@ class CheckpointManager:
             )
         return "shortened" if again else "damaged"
 
-    def _refuse_a_newer_one_elsewhere(self) -> None:
-        """Raise UserError if another host has a whole checkpoint that is newer than all of the main process's.
-
-        That host had the main process in an earlier launch: ranks are numbered anew in each.
-        """
-        ranks, newest, problem = self._ranks, 0, ""
-        if self._directory.leads:
-            try:
-                newest = self._newest_whole()
-            except UserError as error:
-                problem = str(error)
-        ranks.raise_if_any_failed(problem, "the hosts' checkpoints")
-        replies = ranks.gather_bytes(json_bytes([newest, socket.gethostname()]), "the hosts' newest checkpoints")
-        (mains, here), *others = (json.loads(reply) for reply in replies)
-        known, there = max(others, default=(0, ""))
-        if known > mains:
-            raise UserError(
-                f"run.resume: {self._checkpoints.directory} on {there} has generation {known}, and on {here}, the host "
-                f"of the main process, {mains or 'none'}; nothing was changed. Launch with {there} as the first "
-                "machine, or remove the directory there to go on without it",
-                reported_elsewhere=not ranks.is_main,
-            )
-
-    def _newest_whole(self) -> int:
-        """The newest generation of which this host has the whole checkpoint, not only its ranks' parts; 0 without any.
-
-        Raises UserError if they cannot be listed.
-        """
-        for generation in reversed(self._checkpoints.generations()):
-            with contextlib.suppress(UserError):
-                if STATE in self._checkpoints.files(generation):
-                    return generation
-        return 0
-
     def _listed(self) -> bytes:
         """The generations with checkpoints, as JSON."""
         return json_bytes(self._checkpoints.generations())
 
-    def _first_problem(self, generation: int, known: Sequence[int]) -> str:
-        """The reason why some host cannot resume from a generation, the same on all ranks, or "".
+    def _damage(self, generation: int) -> str:
+        """The reason why the run cannot resume from a generation, the same on all ranks, or ""."""
 
-        The main process has checkpoints of the generations `known`.
-        """
-        return self._ranks.first_problem(self._problem(generation, known), "the other hosts' checkpoints")
+        def look() -> bytes:
+            try:
+                if not {AGENTS, STATE} <= self._checkpoints.verify(generation).keys():
+                    return f"{self._checkpoints.path(generation)}: lacks the agents or state.json".encode()
+            except UserError as error:
+                return str(error).encode()
+            return b""
 
-    def _problem(self, generation: int, known: Sequence[int]) -> str:
-        """The reason why this host cannot resume from a generation, or "".
-
-        A host with neither of the last two generations `known` is new, or was away while the others went on; only its
-        parts of the replay are missing then.
-        """
-        checkpoints = self._checkpoints
-        recent = {each for each in known if each >= max(known) - 1}
-        try:
-            if self._ranks.is_main:
-                files = checkpoints.verify(generation)
-                if not {AGENTS, STATE} <= files.keys():
-                    return f"{checkpoints.path(generation)}: lacks the agents or state.json"
-            elif self._directory.leads and recent.intersection(checkpoints.generations()):
-                if generation not in checkpoints.generations():
-                    return f"{checkpoints.path(generation)}: is not there on {socket.gethostname()}"
-                checkpoints.verify(generation)
-        except UserError as error:
-            return str(error)
-        return ""
+        return self._ranks.from_main(look, "the checkpoint").decode()
 
     def _load(self, generation: int) -> tuple[Progress, list[Agent]]:
         """Load and validate the main process's files of a checkpoint, on all ranks. Raises UserError."""
@@ -608,26 +539,18 @@ class CheckpointManager:
         check_environment_hyperparameters(agents, self._config, path)
         return payload
 
-    def _load_replay(self, generation: int, progress: Progress) -> int:
-        """Restore this rank's part of the replay, unless ranks have other parts now; return how many parts are missing.
-
-        Raises UserError.
-        """
-        ranks, checkpoints = self._ranks, self._checkpoints
+    def _load_replay(self, generation: int, progress: Progress) -> None:
+        """Restore this rank's part of the replay, unless ranks have other parts now. Raises UserError."""
         if not progress.replay or progress.regrouped(self._placement):
-            return 0
-        missing, problem, path = 0, "", checkpoints.path(generation) / part_file(REPLAY, ranks.rank)
-        if path.is_file():
-            try:
-                payload = checkpoints.read(generation, path.name)
-                with _naming(path):
-                    self._experience.restore(*decode_tensors(payload, "the replay"))
-            except UserError as error:
-                problem = str(error)
-        else:
-            missing = 1
-        ranks.raise_if_any_failed(problem, "the replay")
-        return int(ranks.gather(np.array([float(missing)]), "the parts of the replay").sum())
+            return
+        name, problem = part_file(REPLAY, self._ranks.rank), ""
+        try:
+            payload = self._checkpoints.read(generation, name)
+            with _naming(self._checkpoints.path(generation) / name):
+                self._experience.restore(*decode_tensors(payload, "the replay"))
+        except UserError as error:
+            problem = str(error)
+        self._ranks.raise_if_any_failed(problem, "the replay")
 
     def _load_environments(self, generation: int, progress: Progress) -> list[str]:
         """Restore the running episodes of every rank; describe those that cannot continue. Raises UserError."""
@@ -652,7 +575,7 @@ class CheckpointManager:
             if reply
         ]
 
-    def _warn_where_inexact(self, progress: Progress, missing: int, lost: Sequence[str]) -> None:
+    def _warn_where_inexact(self, progress: Progress, lost: Sequence[str]) -> None:
         """Warn if the resume is not bit-exact, with the reasons."""
         reasons = [*progress.changes_of_setup(self._config, self._placement), *lost]
         if self._config.actors is not None and not self._config.actors.lockstep:
@@ -662,7 +585,5 @@ class CheckpointManager:
                 reasons.append("the replay starts empty")
             elif not progress.replay:
                 reasons.append("the replay was too large to be kept")
-        if missing:
-            reasons.append(f"{missing} parts of the replay are not on these hosts")
         if reasons and self._ranks.is_main:
             self._warn_once("exact", f"this resume is not bit-exact: {', '.join(reasons)}")

@@ -1,6 +1,6 @@
-"""The directory of a run on each host: ownership and locking, checkpoints, and histories that a resume cuts back.
+"""The directory of a run: ownership and locking, checkpoints, and histories that a resume cuts back.
 
-A checkpoint is a directory that is created atomically by a rename and validated before use. Axes: R ranks.
+A checkpoint is a directory that is created atomically by a rename and validated before use.
 """
 
 from __future__ import annotations
@@ -12,13 +12,10 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from evorl.config import AnyConfig, read_yaml, validate
 from evorl.config.fields import leaves
@@ -315,11 +312,9 @@ class Owner:
 
 
 class RunDirectory:
-    """The directory `runs/NAME/` in which this rank writes; docs/recipes.md lists its files.
+    """The directory `runs/NAME/`, which all ranks see; docs/recipes.md lists its files.
 
-    If this host can access the main process's directory, that one is used (`is_shared`); if not, the host has its own,
-    with only the checkpoint files of its ranks. Only the main process writes outside `checkpoints/`. `leads` is true on
-    the rank that moves and removes files in it. `who_shares` [R] marks the ranks that can access the main process's.
+    Every rank writes its own files of a checkpoint; only the main process writes, moves and removes anything else.
     """
 
     def __init__(self, path: Path, keep: int, lock: Lock | None = None) -> None:
@@ -331,8 +326,6 @@ class RunDirectory:
         self._lock = lock
         self._locked = identity(path / LOCK)
         self._has_begun = False
-        self.is_shared = self.leads = True
-        self.who_shares: NDArray[np.bool_] = np.ones(1, dtype=bool)
 
     @classmethod
     def claim(cls, config: AnyConfig, owner: Owner) -> RunDirectory:
@@ -359,48 +352,32 @@ class RunDirectory:
         return run
 
     @classmethod
-    def claim_on_all_hosts(cls, config: AnyConfig, ranks: Ranks) -> RunDirectory:
-        """Claim the run's directory on every host, collectively. Raises UserError on all ranks if a host cannot."""
-        here = Owner.here(ranks.launch)
+    def open(cls, config: AnyConfig, ranks: Ranks) -> RunDirectory:
+        """Claim the run's directory on the main process and open it on the others, collectively.
+
+        Raises UserError on all ranks if it belongs to another run, or if a rank does not see the same directory.
+        """
+        owner = Owner.here(ranks.launch)
         claimed: list[RunDirectory] = []
 
         def claim() -> bytes:
-            claimed.append(cls.claim(config, here))
-            return json_bytes({"path": str(claimed[0].path), "owner": here.to_json()})
+            claimed.append(cls.claim(config, owner))
+            return json_bytes({"path": str(claimed[0].path), "owner": owner.to_json()})
 
         reply = json.loads(ranks.from_main(claim, "the run directory"))
         path, problem = Path(reply["path"]), ""
-        is_shared = ranks.is_main or read_owner(path) == reply["owner"]
-        leads = ranks.is_main or (ranks.leads_host and not is_shared)
-        run = claimed[0] if claimed else cls(path, config.checkpoint.keep)
-        if leads and not ranks.is_main:
-            try:
-                run = cls._claim_own(path, config, here)
-            except OSError as error:
-                problem = f"run.directory: cannot write to {reason(error, path)}"
-            except UserError as error:
-                problem = str(error)
-        ranks.raise_if_any_failed(problem, "the hosts' run directories")
-        run.is_shared, run.leads = is_shared, leads
-        run.who_shares = ranks.gather(np.array([float(is_shared)]), "who sees the run directory")[:, 0] > 0
-        return run
-
-    @classmethod
-    def _claim_own(cls, path: Path, config: AnyConfig, here: Owner) -> RunDirectory:
-        """Create and lock this host's own directory, at the path of the main process's. Raises OSError, UserError."""
-        make_directory(path)
-        run = cls(path, config.checkpoint.keep, lock := Lock(path, LOCK_PATIENCE))
+        if read_owner(path) != reply["owner"]:
+            problem = (
+                f"run.directory: rank {ranks.rank} on {owner.host} does not see {path} of rank 0 on "
+                f"{reply['owner']['host']}; all hosts need one directory, on a file system that they share"
+            )
         try:
-            refuse_links_within(path)
-            if (path / CONFIG).exists():
-                # This host may have had the main process in an earlier attempt; else it is another run.
-                run._refuse_another(config, here.had(path))
-            lock.sign(here.to_json())
-            run.checkpoints.discard()
+            ranks.raise_if_any_failed(problem, "who sees the run directory")
         except BaseException:
-            run.release()
+            for directory in claimed:
+                directory.release()
             raise
-        return run
+        return claimed[0] if claimed else cls(path, config.checkpoint.keep)
 
     def release(self) -> None:
         """Release the lock on the directory."""
@@ -460,7 +437,7 @@ class RunDirectory:
         lock, problem = identity(self.path / LOCK), ""
         if self._locked is not None and lock != self._locked:
             problem = f"{LOCK} is {'missing' if lock is None else 'that of another run'}"
-        elif self._has_begun and self.is_shared and identity(self.path / CONFIG) is None:
+        elif self._has_begun and identity(self.path / CONFIG) is None:
             problem = f"{CONFIG} is missing"
         if problem:
             raise RunFailed(
@@ -513,79 +490,46 @@ class RunDirectory:
     def write_checkpoint(self, ranks: Ranks, checkpoints: Checkpoints, number: int, files: Mapping[str, bytes]) -> str:
         """Write checkpoint `number` from the `files` of every rank, collectively.
 
-        It is complete in the main process's directory first, then on the other hosts, and on all hosts when this
-        returns, unless one failed. Returns the problem, empty on success. One on the main process is the same on all
-        ranks; another host that fails alone has no such checkpoint. Raises RunFailed like `check`.
+        The generation's lines are flushed first: a checkpoint guarantees that they are on disk. Returns the problem,
+        the same on all ranks and empty on success. Raises RunFailed like `check`.
         """
-        parts = self._gather_files(ranks, checkpoints, number, files)
+        written: dict[str, Any] = {"files": {}, "problem": ""}
+        try:
+            self.flush()
+            written["files"] = {name: checkpoints.write(number, name, value) for name, value in files.items()}
+        except OSError as error:
+            written["problem"] = reason(error, self.path)
+        replies = ranks.gather_bytes(json_bytes(written), "the other ranks' checkpoint files")
+        parts = [json.loads(reply) for reply in replies]
         problem = next((part["problem"] for part in parts if part["problem"]), "")
-
-        def complete(own: Sequence[Mapping[str, Any]]) -> str:
-            entries = {name: listed for part in own for name, listed in part["files"].items()}
-            try:
-                checkpoints.complete(number, entries)
-            except OSError as error:
-                return reason(error, self.path)
-            return ""
-
         if not problem and ranks.is_main:
-            problem = complete([part for part, shares in zip(parts, self.who_shares, strict=True) if shares])
+            try:
+                checkpoints.complete(number, {name: entry for part in parts for name, entry in part["files"].items()})
+            except OSError as error:
+                problem = reason(error, self.path)
         problem = ranks.broadcast_bytes(problem.encode(), "the checkpoint").decode()
-        if not problem and self.leads and not ranks.is_main:
-            problem = complete(parts[ranks.rank :][: ranks.on_host])
-        if problem:
+        if problem and ranks.is_main:
             with contextlib.suppress(OSError):
                 self.check()  # Another run's partial checkpoint is left alone.
                 checkpoints.discard()
-        ranks.gather_bytes(b"", "the other hosts' checkpoints")
-        return ranks.broadcast_bytes(problem.encode(), "the checkpoint").decode() or problem
-
-    def prune(self, checkpoints: Checkpoints, best: int | None = None) -> str:
-        """Remove older checkpoints on this host, except that of generation `best`. Returns the problem, or "".
-
-        Only after `write_checkpoint`, so that all hosts have one in common wherever a process is killed.
-        """
-        try:
-            if self.leads:
-                checkpoints.prune(best)
-        except OSError as error:
-            return f"old checkpoints could not be removed: {reason(error, self.path)}"
-        except UserError as error:
-            return str(error)
-        return ""
-
-    def _gather_files(
-        self, ranks: Ranks, checkpoints: Checkpoints, number: int, files: Mapping[str, bytes]
-    ) -> list[dict[str, Any]]:
-        """Write this rank's files; gather the manifest entries and the problem, if any, of every rank.
-
-        The generation's lines are flushed first: a checkpoint guarantees that they are on disk.
-        """
-        mine: dict[str, Any] = {"files": {}, "problem": ""}
-        try:
-            self.flush()
-            mine["files"] = {name: checkpoints.write(number, name, value) for name, value in files.items()}
-        except OSError as error:
-            mine["problem"] = reason(error, self.path)
-        return [json.loads(part) for part in ranks.gather_bytes(json_bytes(mine), "the other ranks' checkpoint files")]
+        return problem
 
     def rollback(self, ranks: Ranks, generation: int, elite: bytes, why: str = "damaged") -> None:
-        """Roll every host's directory back to the end of `generation`.
+        """Roll the directory back to the end of `generation`, collectively.
 
         Newer checkpoints are set aside under names that begin with `why`. Raises UserError on all ranks.
         """
-        problem = ""
-        try:
-            # An interruption in between is repaired: a checkpoint whose lines are missing is rolled back again.
-            if ranks.is_main:
+
+        def roll_back() -> bytes:
+            try:
+                # An interruption in between is repaired: a checkpoint whose lines are missing is rolled back again.
                 self.cut_back(generation, elite)
-            if self.leads:
                 self.checkpoints.set_aside(generation + 1, why)
-        except OSError as error:
-            problem = f"run.directory: cannot write to {reason(error, self.path)}"
-        except UserError as error:
-            problem = str(error)
-        ranks.raise_if_any_failed(problem, "the hosts' run directories")
+            except OSError as error:
+                raise UserError(f"run.directory: cannot write to {reason(error, self.path)}") from error
+            return b""
+
+        ranks.from_main(roll_back, "the run directory")
 
     def cut_back(self, generation: int, elite: bytes) -> None:
         """Roll metrics, lineage and elite back to the end of `generation`; `elite` is empty if there was none."""

@@ -125,7 +125,7 @@ class Run:
             generation_length(config, placement.copies, experience.period), continued=environments.can_continue
         )
         self.league = None
-        self._directory = RunDirectory.claim_on_all_hosts(config, self.ranks)
+        self._directory = RunDirectory.open(config, self.ranks)
         try:
             self._prepare(experience, environments)
         except BaseException:
@@ -136,7 +136,7 @@ class Run:
     def _prepare(self, experience: Experience, environments: Continued) -> None:
         """Restore the newest checkpoint of the claimed directory, or make the first agents."""
         config, placement, algorithm, directory = self.config, self.placement, self.algorithm, self._directory
-        self._warn_once = WarnOnce(speaks=self.ranks.is_main or not directory.is_shared)
+        self._warn_once = WarnOnce(speaks=self.ranks.is_main)
         self._checkpoints = CheckpointManager(
             config,
             placement,

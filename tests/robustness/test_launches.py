@@ -16,14 +16,14 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from helpers.support import ROOT, SMALL, config, free_port, lines
+from helpers.support import ROOT, SMALL, free_port, lines
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from evorl.commands.train import launch_command
 from evorl.distributed import Launch, Peer, Ranks, local_launch
 from evorl.distributed.ranks import _own_gpu, choose_backend, loopback
 from evorl.distributed.rendezvous import launch_name, meet
-from evorl.runs.directory import Owner, RunDirectory
+from evorl.runs.directory import Owner
 from evorl.runs.launch import processes_wanted, refuse_options
 from evorl.system.processes import launcher, started_at
 from evorl.system.signals import signal_handlers
@@ -199,23 +199,6 @@ def test_the_file_that_accelerate_config_wrote_counts_where_accelerate_reads_it(
     file.write_text("num_processes: 4\n")
     assert processes_wanted(words) == 4
     assert processes_wanted([*words[:3], "--cpu", "program.py"]) == processes_wanted(["bash"]) == 1
-
-
-def test_another_host_s_run_of_the_same_name_is_left_alone(tmp_path):
-    """A host without the main process's disk has a directory of its own, at the same path."""
-    there, here = config(f"run.directory={tmp_path}", "run.name=a"), Owner.here(Launch("this", restarted=False))
-    path = tmp_path / "a"
-    path.mkdir()
-    RunDirectory._claim_own(path, there, here).release()
-    (path / "config.yaml").write_text(there.to_yaml())
-    for _ in range(2):
-        with pytest.raises(UserError, match="already holds a run; choose another name"):
-            RunDirectory._claim_own(path, there, here)
-    resumed = config(f"run.directory={tmp_path}", "run.name=a", "run.resume=auto")
-    RunDirectory._claim_own(path, resumed, here).release()
-    with pytest.raises(UserError, match="was started with another configuration: seed was"):
-        RunDirectory._claim_own(path, resumed.model_copy(update={"seed": 77}), here)
-    assert not list((path / "checkpoints").glob("*"))
 
 
 def test_a_launcher_that_starts_one_process_of_two_is_an_error(tmp_path):
