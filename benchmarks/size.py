@@ -84,8 +84,7 @@ def used(root: Path, settings: set[str]) -> set[str]:
     """The settings that a configuration file, a script or a page sets."""
     sources = [root / "README.md", *(root / "docs").rglob("*.md"), *(root / "benchmarks").rglob("*.py")]
     sources += [*(root / "demos").rglob("*.*"), *(root / "configs").rglob("*.yaml")]
-    lists = ("configuration.md", "api.md")  # They name every setting.
-    text = "\n".join(path.read_text(errors="ignore") for path in sources if path.name not in lists)
+    text = "\n".join(path.read_text(errors="ignore") for path in sources)
     blocks = [path.read_text() for path in sources if path.suffix == ".yaml"]
     blocks += re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     keys = {key for block in blocks for key in nested(yaml.safe_load(block))}

@@ -145,8 +145,6 @@ ALGORITHM` prints a whole configuration with the same sentences, `evorl config -
 key. A file holds only what differs from the defaults; on the command line a key is given as
 `training.max_steps=200000`, in Python as `evorl.train(training={"max_steps": 200_000})`. The
 shipped files in `configs/training` replace some of the defaults.
-
-This page is generated from the models: `evorl config --markdown > docs/configuration.md`.
 """
 
 
