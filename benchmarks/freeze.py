@@ -78,12 +78,13 @@ def fingerprint(folder: Path, name: str, layout: Layout) -> str:
 
 
 def tensors(paths: Iterable[Path]) -> str:
-    """Return a digest of all tensors in the files, sorted by name within each file."""
+    """Return a digest of all tensors in the files but counters, sorted by name within each file."""
     state = hashlib.sha256()
     for path in paths:
         for name, value in sorted(load_file(path).items()):
-            state.update(f"{name} {value.dtype} {value.shape}".encode())
-            state.update(value.tobytes())
+            if value.ndim:
+                state.update(f"{name} {value.dtype} {value.shape}".encode())
+                state.update(value.tobytes())
     return state.hexdigest()[:12]
 
 

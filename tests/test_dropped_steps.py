@@ -89,7 +89,7 @@ def test_in_lockstep_nothing_stands_in_for_a_step_that_was_dropped_also_after_a_
     add(experience, 0, [[True, True], [True, True]])
     add(experience, 1, DROPS)
     assert rows(experience) == [0, 1, 2, 3, 4, 6, 7]
-    resumed.restore(*experience.state())
+    resumed.load_state_dict(experience.state_dict())
     for each in (experience, resumed):
         add(each, 2, NOTHING, before=DROPS)
         assert rows(each) == [4, 6, 7]

@@ -179,12 +179,12 @@ class Actor(Closing):
     def _saved(self) -> bytes:
         """The running episodes as bytes; empty if another process could not resume them."""
         episodes = self._environments.state()
-        return encode_tensors(episodes, {}) if episodes else b""
+        return encode_tensors(episodes) if episodes else b""
 
     def _restored(self, reader: int) -> bytes:
         """Resume the episodes that the learner sends; return the names of those that failed. Raises UserError."""
         size, seed = (NUMBER.unpack(read_all(reader, NUMBER.size))[0] for _ in range(2))
-        tensors, _ = decode_tensors(read_all(reader, size), "the running episodes")
+        tensors = decode_tensors(read_all(reader, size), "the running episodes")
         return self._environments.restore(tensors, seed).encode()
 
     def _beat(self) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from evorl.system.formats import load_like
 from evorl.types import Shape, Tensors
 
 
@@ -121,13 +122,16 @@ class StackedAdam:
         self._updates.copy_(updates)
         self._common, self._ahead = 0, self._ahead[:0]
 
-    def snapshot(self) -> tuple[dict[str, Tensor], int]:
+    def state_dict(self) -> Tensors:
         """The moments, each agent's own steps [P], and the steps that all agents have taken together."""
-        return {"mean": self.exp_avg.flat, "square": self.exp_avg_sq.flat, "updates": self._updates}, self._common
+        moments = {"mean": self.exp_avg.flat, "square": self.exp_avg_sq.flat}
+        return {**moments, "updates": self._updates, "common": torch.tensor(self._common)}
 
-    def resume(self, common: int) -> None:
-        """Continue after the tensors of `snapshot` were loaded in place, with this many common steps."""
-        self._common, self._ahead = common, self._ahead[:0]
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Load the output of `state_dict` of the same agents. Raises UserError for another one."""
+        tensors = self.state_dict()
+        load_like(state, tensors, "the optimiser")
+        self._common, self._ahead = int(tensors["common"]), self._ahead[:0]
 
     def step(self, parameters: Tensor, gradient: Tensor, learning_rate: Tensor, active: Tensor | None = None) -> None:
         """Update flat `parameters` [D] in place by the finite flat `gradient` [D] and learning rates [P].

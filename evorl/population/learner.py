@@ -20,7 +20,7 @@ from evorl.population.compiled import CompiledLoss, Compiler
 from evorl.population.initial import not_finite
 from evorl.population.policy import Policy
 from evorl.replay.received import gradient_batch
-from evorl.system.formats import check_numbers, load_like
+from evorl.system.formats import load_like, numbers_to_tensors, part_of, with_prefix
 from evorl.system.stopwatch import Stopwatch
 from evorl.types import (
     EXP_AVG,
@@ -41,8 +41,10 @@ GUARDED = "loss", "gradient norm"
 """The numbers of an agent that must be finite for it to take a step."""
 AGREED = "loss", "divergence"
 """Each agent's numbers that go with a flat gradient, so that all ranks decide alike who takes a step."""
+NUMBERS = ("count", "partial", "common", "suspicious", "phase")
+"""The whole numbers in a state."""
 WHERE, SUMS = "the learner", "sums/"
-"""The name of a snapshot in errors, and the prefix of its metrics, which are named STACK/NETWORK/METRIC,METRIC."""
+"""The name of a state in errors, and the prefix of its metrics, which are named STACK/NETWORK/METRIC,METRIC."""
 
 
 class NetworkLearner:
@@ -323,49 +325,42 @@ class Learner:
                 agent.fault = fault or not_finite(agent)
         return agents
 
-    def snapshot(self) -> tuple[Tensors, dict[str, int]]:
-        """The state for an interim checkpoint: targets, optimisers, faults and metrics."""
-        tensors, numbers = self._changing()
+    def state_dict(self) -> Tensors:
+        """Targets, optimisers, faults and metrics."""
+        tensors = self._changing()
         for index, own in enumerate(self._sums):
             tensors |= {f"{SUMS}{index}/{network}/{','.join(names)}": sums for (network, names), sums in own.items()}
-        return tensors, numbers
+        return tensors
 
     @torch.no_grad()
-    def resume(self, tensors: Tensors, numbers: Mapping[str, int]) -> None:
-        """Load the output of `snapshot` into a learner of the same agents. Raises UserError for an invalid one."""
-        own, known = self._changing()
-        check_numbers(numbers, known, WHERE)
-        load_like({name: value for name, value in tensors.items() if not name.startswith(SUMS)}, own, WHERE)
-        for name, value in tensors.items():
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Load the output of `state_dict` of a learner of the same agents. Raises UserError for another one."""
+        tensors = self._changing()
+        load_like({name: value for name, value in state.items() if not name.startswith(SUMS)}, tensors, WHERE)
+        for name, value in state.items():
             if name.startswith(SUMS):
-                self._resume_sums(name, value)
+                self._load_sums(name, value)
         for index, stack in enumerate(self.networks):
             for name, network in stack.items():
-                network.adam.resume(numbers[f"{index}/{name}"])
-        self._count, self._partial, self._common = numbers["count"], numbers["partial"], numbers["common"]
-        self._suspicious = bool(numbers["suspicious"])
-        self._phase = None if numbers["phase"] < 0 else numbers["phase"]
+                network.adam.load_state_dict(part_of(f"{index}/{name}/adam/", tensors))
+        self._count, self._partial, self._common, suspicious, phase = (int(tensors[name]) for name in NUMBERS)
+        self._suspicious = bool(suspicious)
+        self._phase = None if phase < 0 else phase
 
-    def _changing(self) -> tuple[Tensors, dict[str, int]]:
-        """The tensors and numbers that updates change, without the metrics, whose names the losses decide."""
-        tensors: Tensors = {"updates": self._updates}
-        numbers: dict[str, int] = {
-            "count": self._count,
-            "partial": self._partial,
-            "common": self._common,
-            "suspicious": int(self._suspicious),
-            "phase": -1 if self._phase is None else self._phase,
-        }
+    def _changing(self) -> Tensors:
+        """The state without the metrics, whose names the losses decide."""
+        phase = -1 if self._phase is None else self._phase
+        numbers = self._count, self._partial, self._common, int(self._suspicious), phase
+        tensors = {"updates": self._updates, **numbers_to_tensors(**dict(zip(NUMBERS, numbers, strict=True)))}
         for index, stack in enumerate(self.networks):
             tensors |= {f"{index}/healthy": self._healthy[index], f"{index}/faults": self._faults[index]}
             for name, network in stack.items():
-                own, numbers[f"{index}/{name}"] = network.adam.snapshot()
+                tensors |= with_prefix(f"{index}/{name}/adam/", network.adam.state_dict())
                 if network.target is not None:
-                    own["target"] = network.target.parameters.flat
-                tensors |= {f"{index}/{name}/{role}": value for role, value in own.items()}
-        return tensors, numbers
+                    tensors[f"{index}/{name}/target"] = network.target.parameters.flat
+        return tensors
 
-    def _resume_sums(self, name: str, values: Tensor) -> None:
+    def _load_sums(self, name: str, values: Tensor) -> None:
         """Load the accumulated metrics of one objective and stack. Raises UserError if no loss has such metrics."""
         index, network, given = [*name.removeprefix(SUMS).split("/", 2), "", ""][:3]
         names, stacks = tuple(given.split(",")), {str(number): number for number in range(len(self._sums))}

@@ -18,12 +18,12 @@ from evorl.algorithms.base import ActInput
 from evorl.networks.stack import Architectures, Layout, Shapes, Stack, StackedNetwork, plan_stacks
 from evorl.replay import Population
 from evorl.replay.statistics import Moments
-from evorl.system.formats import check_numbers, load_like, set_generator
-from evorl.types import Agent, Batch, Observation, PolicyOutput, RecurrentInput, Tensors, UserError
+from evorl.system.formats import load_like, part_of, set_generator, with_prefix
+from evorl.types import Agent, Batch, Observation, PolicyOutput, RecurrentInput, Tensors
 
 WHERE = "the policy"
 ACTING, RECURRENT, GENERATOR = "acting.", "recurrent", "generator"
-"""Tensor names, or prefixes of names, in a snapshot of a policy."""
+"""Tensor names, or prefixes of names, in a state."""
 
 
 class Policy(Population):
@@ -115,30 +115,23 @@ class Policy(Population):
         output, self._recurrent = self.act(observation, started, self._recurrent)
         return output
 
-    def snapshot(self) -> tuple[Tensors, dict[str, int]]:
-        """The state for an interim checkpoint: parameters, acting states, recurrent state, generator."""
+    def state_dict(self) -> Tensors:
+        """Parameters, acting states, recurrent state and generator."""
         recurrent = torch.zeros(0) if self._recurrent is None else self._recurrent
         tensors = {"flat": self.flat, RECURRENT: recurrent, GENERATOR: self.generator.get_state()}
-        return tensors | {f"{ACTING}{name}": values for name, values in self.acting_states().items()}, {
-            "version": self.version
-        }
+        return tensors | with_prefix(ACTING, self.acting_states()) | {"version": torch.tensor(self.version)}
 
     @torch.no_grad()
-    def resume(self, tensors: Tensors, numbers: Mapping[str, int]) -> None:
-        """Load the output of `snapshot` into a policy of the same agents. Raises UserError for an invalid one."""
-        found, acting = dict(tensors), self.acting_states()
-        check_numbers(numbers, ("version",), WHERE)
-        if RECURRENT not in found or GENERATOR not in found:
-            raise UserError(f"{WHERE}: its recurrent state or its generator is missing")
-        recurrent, generator = found.pop(RECURRENT), found.pop(GENERATOR)
-        load_like(found, {"flat": self.flat, **{f"{ACTING}{name}": values for name, values in acting.items()}}, WHERE)
-        self.set_acting_states(acting)
-        set_generator(self.generator, generator, WHERE)
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Load the output of `state_dict` of a policy of the same agents. Raises UserError for another one."""
+        recurrent = state.get(RECURRENT, torch.zeros(0))
         if recurrent.dim() > 1:
-            state = self.initial_state(recurrent.shape[1])
-            load_like({RECURRENT: recurrent}, {RECURRENT: state}, WHERE)
-            self._recurrent = state
-        self.version = numbers["version"]
+            self._recurrent = self.initial_state(recurrent.shape[1])
+        tensors = self.state_dict()
+        load_like(state, tensors, WHERE)
+        self.set_acting_states(part_of(ACTING, tensors))
+        set_generator(self.generator, tensors[GENERATOR], WHERE)
+        self.version = int(tensors["version"])
 
     @torch.no_grad()
     def value(self, observation: Observation, state: Tensor | None) -> Tensor:

@@ -6,7 +6,7 @@ Axes: P agents, E environments; recurrent states have K numbers for each of N un
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +46,7 @@ class Experience:
     """A buffer of experience: environments or actor processes feed it, and it yields the batches that are due.
 
     Environments `add` every step, actor processes `extend` it by a message at a time. `batches` follows either, and
-    `observe` each update. A subclass that keeps anything beyond a generation overrides `state` and `restore`.
+    `observe` each update. A subclass that has a state overrides `state_dict` and `load_state_dict`.
     """
 
     def __init__(self, period: int, *, gather: Gather, device: torch.device, stopwatch: Stopwatch) -> None:
@@ -57,10 +57,11 @@ class Experience:
         self._device = device
         self._stopwatch = stopwatch
         self._policy: Population
+        self._has_begun = False
 
     def begin(self, policy: Population, generation: int) -> None:
         """Start a generation with the agents of `policy`."""
-        self._policy = policy
+        self._policy, self._has_begun = policy, True
 
     def add(self, transition: Transition, output: PolicyOutput) -> None:
         """Store one step of all of this process's environments."""
@@ -83,21 +84,17 @@ class Experience:
 
     def end(self, agents: list[Agent]) -> None:
         """End the generation; state that belongs to an agent is stored with it."""
+        self._has_begun = False
 
-    def state(self) -> tuple[Tensors, dict[str, int]]:
-        """This rank's part of a checkpoint between two generations."""
-        return {}, {}
+    def state_dict(self) -> Tensors:
+        """This rank's part of a checkpoint: what later generations need and, within one, what the rest of it needs."""
+        return {}
 
-    def restore(self, rows: Tensors, numbers: Mapping[str, int]) -> None:
-        """Load the output of `state`. Raises UserError for an invalid one."""
+    def load_state_dict(self, state: Tensors) -> None:
+        """Load the output of `state_dict`: between generations before `begin`, else after it with the same agents.
 
-    def snapshot(self) -> tuple[Tensors, dict[str, int]]:
-        """This rank's part of an interim checkpoint, between two steps of a generation."""
-        return self.state()
-
-    def resume(self, tensors: Tensors, numbers: Mapping[str, int]) -> None:
-        """Load the output of `snapshot` after `begin` with the same agents. Raises UserError for an invalid one."""
-        self.restore(tensors, numbers)
+        Raises UserError for an invalid one.
+        """
 
 
 @dataclass(frozen=True)
@@ -138,7 +135,8 @@ class UpdateSchedule:
         """The environment steps [P] so far."""
         return self._steps
 
-    def resume(self, steps: NDArray[np.float64]) -> None:
+    @steps.setter
+    def steps(self, steps: NDArray[np.float64]) -> None:
         """Continue after `steps` [P], whose updates have been done."""
         self._steps = steps.copy()
         self._done = self._earned()

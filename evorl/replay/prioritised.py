@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evorl.replay.samplers import Agreement, Draws, Sampler, SamplerSettings, share_of_draws
+from evorl.replay.samplers import PRIORITIES, Agreement, Draws, Sampler, SamplerSettings, share_of_draws
 from evorl.replay.storage import WHERE, Storage, rows_held
-from evorl.seeding import numpy_generator, numpy_state, set_numpy_state
-from evorl.system.formats import check_tensors, load_like
+from evorl.seeding import numpy_generator
+from evorl.system.formats import check_tensors
 from evorl.types import Agent, RunFailed, Tensors, UpdateResult, UserError
 
 Floats = NDArray[np.float64]
@@ -220,6 +220,7 @@ class PrioritisedSampler(Sampler):
         self._own = numpy_generator(
             self._settings.seed, generation=generation, rank=self._settings.rank, purpose="draws"
         )
+        self._generators["own"] = self._own
         places = {id: place for place, id in enumerate(self._ids)}
         known = (agent.id if agent.id in places else agent.parent for agent in agents)
         sources = np.array([-1 if id is None else places.get(id, -1) for id in known])
@@ -311,16 +312,7 @@ class PrioritisedSampler(Sampler):
         self.maximum = np.maximum(self.maximum, np.max(priority, 1, where=where, initial=0.0))
         self.tree.set(slots, priority, where)
 
-    def generators(self) -> Tensors:
-        return {"shared": numpy_state(self._shared), "own": numpy_state(self._own)}
-
-    def resume(self, generators: Tensors) -> None:
-        own = self.generators()
-        load_like(generators, own, WHERE)
-        set_numpy_state(self._shared, own["shared"])
-        set_numpy_state(self._own, own["own"])
-
-    def state(self) -> Tensors:
+    def state_dict(self) -> Tensors:
         """The priorities [P, S] of the written rows of the ring, the maxima [P], and the agents' ids [P]."""
         self._set_priorities()
         self._drop()
@@ -330,10 +322,9 @@ class PrioritisedSampler(Sampler):
             "priorities": torch.from_numpy(self.tree.leaves[:, :held].copy()),
             "priorities.maximum": torch.from_numpy(self.maximum.copy()),
             "priorities.agents": torch.tensor(self._ids, dtype=torch.int64),
-        }
+        } | super().state_dict()
 
-    def restore(self, tensors: Tensors) -> None:
-        """Load the output of `state`, after the storage has been restored. Raises UserError for an invalid one."""
+    def load_state_dict(self, state: Tensors) -> None:
         storage, agents = self._storage, len(self.maximum)
         held = rows_held(storage.written, storage.ring) * storage.streams
         expected = {
@@ -341,7 +332,9 @@ class PrioritisedSampler(Sampler):
             "priorities.maximum": ((agents,), torch.float64),
             "priorities.agents": ((agents,), torch.int64),
         }
+        tensors = {name: value for name, value in state.items() if name.startswith(PRIORITIES)}
         check_tensors(tensors, expected, WHERE)
+        super().load_state_dict({name: value for name, value in state.items() if name not in tensors})
         leaves, maximum = tensors["priorities"].numpy(), tensors["priorities.maximum"].numpy()
         if not (np.isfinite(leaves).all() and np.isfinite(maximum).all()):
             raise UserError(f"{WHERE}: a priority is not finite")

@@ -21,7 +21,7 @@ from evorl.replay.experience import Experience, Population
 from evorl.replay.statistics import Gather, RolloutStatistics, normalized
 from evorl.replay.storage import Empty, Field, Found, Storage
 from evorl.seeding import torch_generator
-from evorl.system.formats import load_like, set_generator
+from evorl.system.formats import load_like, numbers_to_tensors, part_of, set_generator, with_prefix
 from evorl.system.stopwatch import Stopwatch
 from evorl.types import (
     Agent,
@@ -37,7 +37,7 @@ from evorl.types import (
 
 WHERE = "the rollout"
 STATES, FIRST = "states", "first"
-"""A tensor and a number in a snapshot, besides those of the storage."""
+"""Tensors in a state, besides those of the storage."""
 
 
 @dataclass(frozen=True)
@@ -171,27 +171,29 @@ class RolloutBuffer:
         found = self._states.flatten(0, 2).index_select(0, place.flatten())
         return found.view(*index.shape, *found.shape[1:])
 
-    def snapshot(self) -> tuple[Tensors, dict[str, int]]:
-        """The steps of the rollout so far, at least one."""
-        tensors, numbers = self.storage.state()
-        states = {STATES: self._states} if self._states.numel() else {}
-        return {**tensors, **states}, {**numbers, FIRST: int(self._first[0])}
+    @property
+    def steps_held(self) -> int:
+        """The number of steps that are stored."""
+        return self.storage.written - int(self._first[0])
 
-    def resume(self, step: int, tensors: Tensors, numbers: Mapping[str, int]) -> None:
-        """Load the output of `snapshot` after `step` steps. Raises UserError for an invalid one."""
-        storage, rows, known = self.storage, dict(tensors), dict(numbers)
-        states, first = rows.pop(STATES, None), known.pop(FIRST, -1)
-        storage.clear()
+    def state_dict(self) -> Tensors:
+        """The steps of the rollout so far, at least one."""
+        return self.storage.state_dict() | self._tensors()
+
+    def load_state_dict(self, state: Tensors) -> None:
+        """Load the output of `state_dict` of a buffer of the same layout. Raises UserError for another one."""
+        tensors = self._tensors()
+        load_like({name: state[name] for name in (FIRST, STATES) if name in state}, tensors, WHERE)
         try:
-            storage.restore(rows, known)
+            self.storage.load_state_dict({name: values for name, values in state.items() if name not in tensors})
         except UserError as error:
             raise UserError(f"{WHERE} of an interim checkpoint: {error}") from error
         # The rows before the first step hold the older frames of its stacks.
-        if storage.broken or not 0 <= first < storage.depth or storage.written != first + step:
-            raise UserError(f"{WHERE}: it does not hold the {step} steps that the interim checkpoint records")
-        if states is not None or self._states.numel():
-            load_like({} if states is None else {STATES: states}, {STATES: self._states}, WHERE)
-        self._first[0] = first
+        if self.storage.broken or not 0 <= int(self._first[0]) < self.storage.depth:
+            raise UserError(f"{WHERE}: its first step is in row {int(self._first[0])}")
+
+    def _tensors(self) -> Tensors:
+        return {FIRST: self._first} | ({STATES: self._states} if self._states.numel() else {})
 
 
 class RolloutMemory(RolloutBuffer):
@@ -306,8 +308,8 @@ Targets = Callable[[Segment, Mapping[str, Tensor]], Tensors]
 """Computes learning targets [T, P, E], those of `TARGETS` by name, from a rollout and hyperparameters [P]."""
 TARGETS = "advantage", "return"
 
-STORED, REWARDS, GENERATOR, STEP = "rollout.", "rewards.", "generator", "step"
-"""Tensor names, or prefixes of names, and a number in a snapshot."""
+STORED, REWARDS, GENERATOR = "rollout.", "rewards.", "generator"
+"""Tensor names, or prefixes of names, in a state."""
 GATHERED_BYTES = 2**24
 """Minibatches are gathered in groups of about this many bytes: for small ones, calls cost more than copies."""
 
@@ -360,7 +362,7 @@ class RolloutExperience(Experience):
         self._row_bytes = sum(math.prod(part.shape) * part.dtype.itemsize for part in parts.values()) + 32
         self._rollout: RolloutBuffer
         self._layout: RolloutLayout | None = None
-        self._resumed: tuple[Tensors, dict[str, int]] | None = None
+        self._resumed: Tensors | None = None
         self._learned: tuple[str, ...] = ()
         self._step = 0
         # Mask [P] of agents still learning from this rollout; None until one stops early.
@@ -385,7 +387,7 @@ class RolloutExperience(Experience):
         self._statistics.begin(agents)
 
     def add(self, transition: Transition, output: PolicyOutput) -> None:
-        """Store one step of all environments. Raises UserError if a resumed snapshot does not fit it."""
+        """Store one step of all environments. Raises UserError if a resumed state does not fit it."""
         step, clip = self._step, self._settings.reward_clip
         if clip is not None:
             transition = replace(transition, reward=transition.reward.clamp(-clip, clip))
@@ -426,8 +428,10 @@ class RolloutExperience(Experience):
             self._rollout, self._layout = RolloutBuffer(layout, self._device), layout
             self._learned = (*output.extras, *TARGETS, "valid", *(["started"] if recurrent else []))
         if self._resumed is not None:
-            self._rollout.resume(self._step, *self._resumed)
+            self._rollout.load_state_dict(self._resumed)
             self._resumed = None
+            if self._rollout.steps_held != self._step:
+                raise UserError(f"{WHERE}: it does not hold the {self._step} steps that the interim checkpoint records")
 
     def batches(self) -> Iterator[Batch]:
         """Yield the minibatches of a complete rollout; every rank of the same agents yields equally many."""
@@ -456,29 +460,31 @@ class RolloutExperience(Experience):
 
     def end(self, agents: list[Agent]) -> None:
         """End the generation; each agent keeps its reward statistics."""
+        super().end(agents)
         if self._settings.normalize_rewards:
             self._statistics.end(agents)
 
-    def snapshot(self) -> tuple[Tensors, dict[str, int]]:
-        """The rollout so far, the reward statistics and the generator of the minibatches."""
-        tensors, numbers = (self._resumed or self._rollout.snapshot()) if self._step else ({}, {})
-        tensors = {f"{STORED}{name}": value for name, value in tensors.items()}
-        tensors |= {f"{REWARDS}{name}": value for name, value in self._statistics.snapshot().items()}
-        return {**tensors, GENERATOR: self._generator.get_state()}, {**numbers, STEP: self._step}
+    def state_dict(self) -> Tensors:
+        """Within a generation: the rollout so far, the reward statistics and the generator of the minibatches."""
+        if not self._has_begun:
+            return {}
+        stored = (self._resumed or self._rollout.state_dict()) if self._step else {}
+        state = with_prefix(STORED, stored) | with_prefix(REWARDS, self._statistics.state_dict())
+        return state | {GENERATOR: self._generator.get_state()} | numbers_to_tensors(step=self._step)
 
-    def resume(self, tensors: Tensors, numbers: Mapping[str, int]) -> None:
-        """Load the output of `snapshot` for the same agents. Raises UserError for an invalid one, here or in `add`."""
-        found, known = dict(tensors), dict(numbers)
-        step, generator = known.pop(STEP, -1), found.pop(GENERATOR, torch.zeros(0))
-        if not 0 <= step < self.period or bool(step) != bool(known):
+    def load_state_dict(self, state: Tensors) -> None:
+        """Load the output of `state_dict` for the same agents. Raises UserError for another one, here or in `add`."""
+        if not self._has_begun:
+            return
+        tensors = {GENERATOR: self._generator.get_state()} | numbers_to_tensors(step=0)
+        load_like({name: state[name] for name in tensors if name in state}, tensors, WHERE)
+        step, stored = int(tensors["step"]), part_of(STORED, state)
+        if not 0 <= step < self.period or bool(step) != bool(stored):
             raise UserError(f"{WHERE}: its {step} stored steps do not fit a rollout of {self.period} steps")
-        set_generator(self._generator, generator, WHERE)
-        rewards = {name.removeprefix(REWARDS): found.pop(name) for name in tensors if name.startswith(REWARDS)}
-        self._statistics.resume(rewards, self._settings.num_envs, self._device)
-        if step:
-            # The shapes of a step are not known before the next `add`.
-            self._resumed = {name.removeprefix(STORED): value for name, value in found.items()}, known
-        self._step = step
+        set_generator(self._generator, tensors[GENERATOR], WHERE)
+        self._statistics.load_state_dict(part_of(REWARDS, state), self._settings.num_envs, self._device)
+        # The shapes of a step are not known before the next `add`.
+        self._step, self._resumed = step, stored or None
 
     def _agree_on_steps(self) -> NDArray[np.float64]:
         """Each agent's valid transitions [P] in the rollout, summed over its ranks."""

@@ -16,8 +16,11 @@ from torch import Tensor
 
 from evorl.replay.storage import WHERE, Storage
 from evorl.seeding import numpy_generator, numpy_state, set_numpy_state, torch_generator
-from evorl.system.formats import check_tensors, load_like, set_generator
+from evorl.system.formats import load_like, set_generator
 from evorl.types import Agent, Tensors, UpdateResult
+
+PRIORITIES, DRAWS = "priorities", "draws."
+"""Prefixes of a sampler's tensors in a state: what belongs to transitions, and the generators of a generation."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +87,18 @@ class Sampler:
         self._settings = settings
         self._draws: NDArray[np.int64]
         self._shared: np.random.Generator
+        self._generators: dict[str, np.random.Generator | torch.Generator] = {}
+        """The generators that this generation draws with; none between generations."""
 
     def begin(self, agents: Sequence[Agent], generation: int, ranks: int) -> None:
         """Start a generation with these agents, held by `ranks` ranks."""
         self._draws = self._settings.draws(agents, ranks)
         self._shared = self._settings.shared(generation)
+        self._generators = {"shared": self._shared}
+
+    def end(self) -> None:
+        """End the generation."""
+        self._generators = {}
 
     def insert(self, td_error: NDArray[np.float64]) -> None:
         """Take actor-computed td_errors [T, N] of the T newest rows."""
@@ -108,21 +118,22 @@ class Sampler:
     def observe(self, update: int, result: UpdateResult) -> None:
         """Take the result of an update of the last draw."""
 
-    def generators(self) -> Tensors:
-        """States of the random generators that this generation draws with, as bytes by name."""
-        raise NotImplementedError
+    def state_dict(self) -> Tensors:
+        """What belongs to the transitions, and within a generation also the states of the generators that draw."""
+        return {
+            f"{DRAWS}{name}": numpy_state(own) if isinstance(own, np.random.Generator) else own.get_state()
+            for name, own in self._generators.items()
+        }
 
-    def resume(self, generators: Tensors) -> None:
-        """Load the output of `generators`. Raises UserError for an invalid one."""
-        raise NotImplementedError
-
-    def state(self) -> Tensors:
-        """Tensors for a checkpoint, under names that begin with `priorities`."""
-        return {}
-
-    def restore(self, tensors: Tensors) -> None:
-        """Load the output of `state`, after the storage has been restored. Raises UserError for an invalid one."""
-        check_tensors(tensors, {}, WHERE)
+    def load_state_dict(self, state: Tensors) -> None:
+        """Load the output of `state_dict`, after that of the storage. Raises UserError for an invalid one."""
+        tensors = Sampler.state_dict(self)
+        load_like(state, tensors, WHERE)
+        for name, generator in self._generators.items():
+            if isinstance(generator, torch.Generator):
+                set_generator(generator, tensors[f"{DRAWS}{name}"], WHERE)
+            else:
+                set_numpy_state(generator, tensors[f"{DRAWS}{name}"])
 
 
 def share_of_draws(
@@ -164,6 +175,7 @@ class UniformSampler(Sampler):
         self._own = torch_generator(
             settings.seed, generation=generation, rank=settings.rank, purpose="draws", device=device
         )
+        self._generators["own"] = self._own
         self._weights = {}
 
     def agree(self, known: Agreement) -> None:
@@ -177,15 +189,6 @@ class UniformSampler(Sampler):
         width = max(1, int(counts.max()))
         slots = self._storage.draw((updates, agents, width), self._own)
         return Draws(slots, self._weight(counts, width), None)
-
-    def generators(self) -> Tensors:
-        return {"shared": numpy_state(self._shared), "own": self._own.get_state()}
-
-    def resume(self, generators: Tensors) -> None:
-        own = self.generators()
-        load_like(generators, own, WHERE)
-        set_numpy_state(self._shared, own["shared"])
-        set_generator(self._own, own["own"], WHERE)
 
     def _weight(self, counts: NDArray[np.int64], width: int) -> Tensor:
         """Weights [U, P, B] of draws of which `counts` [U, P] count; those of the last call are reused."""

@@ -123,13 +123,13 @@ class RolloutStatistics:
         for agent, values in zip(agents, zip(*(each.reshape(-1) for each in self._rewards), strict=True), strict=True):
             agent.state.rewards = RewardStats(*map(float, values))
 
-    def snapshot(self) -> Tensors:
+    def state_dict(self) -> Tensors:
         """Moments of discounted reward sums, and the running sums [P, E] once there are any."""
         moments = {name: torch.from_numpy(values) for name, values in self._rewards._asdict().items()}
         return moments | ({} if self._sums is None else {"sums": self._sums})
 
-    def resume(self, tensors: Tensors, num_envs: int, device: torch.device) -> None:
-        """Load the output of `snapshot`. Raises UserError for an invalid one."""
+    def load_state_dict(self, tensors: Tensors, num_envs: int, device: torch.device) -> None:
+        """Load the output of `state_dict`. Raises UserError for an invalid one."""
         own = {name: torch.from_numpy(values.copy()) for name, values in self._rewards._asdict().items()}
         if "sums" in tensors:
             own["sums"] = torch.zeros(len(own["number"]), num_envs, device=device)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evorl.envs.spaces import ObservationSpec
-from evorl.system.formats import check_tensors
+from evorl.system.formats import check_tensors, numbers_to_tensors, with_prefix
 from evorl.types import Tensors, Transition, UserError
 
 Integers = NDArray[np.int64]
@@ -33,6 +33,8 @@ Field = tuple[tuple[int, ...], torch.dtype]
 Empty = Callable[[tuple[int, ...], torch.dtype], Tensor]
 """Allocates an uninitialised tensor of a shape and dtype."""
 WHERE = "the replay"
+NUMBERS = ("rows", "streams", "written", "oldest", "broken")
+"""The counters in a state."""
 MOST = 2**40
 """Upper bound on rows ever written."""
 ROUNDS = 16
@@ -466,23 +468,22 @@ class Storage:
             slots = self._tensor(row % self.ring * self.streams + streams)
             self.links[slots] = self.following(slots, 1).to(self.links.dtype)
 
-    def state(self) -> tuple[Tensors, dict[str, int]]:
-        """Written rows of the ring and its counters for a checkpoint."""
+    def state_dict(self) -> Tensors:
+        """Written rows of the ring and its counters."""
         held = rows_held(self.written, self.ring)
         tensors = {name: values[:held] for name, values in self._stores()}
         if self.store_next:
             last, tensors["last_slots"] = self.last_observations()
-            tensors |= {f"last.{name}": values for name, values in last.items()}
-        numbers = ("rows", "streams", "written", "oldest", "broken")
-        return tensors, {name: int(getattr(self, name)) for name in numbers}
+            tensors |= with_prefix("last.", last)
+        return tensors | numbers_to_tensors(**{name: int(getattr(self, name)) for name in NUMBERS})
 
-    def restore(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, int]) -> None:
-        """Load the output of `state` of a storage of the same shape. Raises UserError for one that does not fit."""
-        self._check(tensors, numbers)
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Load the output of `state_dict` of a storage of the same shape. Raises UserError for another one."""
+        *_, written, oldest, broken = self._checked(tensors)
         self.clear()
-        if not numbers["written"]:
+        if not written:
             return
-        self.written, self.oldest, self.broken = numbers["written"], numbers["oldest"], bool(numbers["broken"])
+        self.written, self.oldest, self.broken = written, oldest, bool(broken)
         held = rows_held(self.written, self.ring)
         for name, values in self._stores():
             values[:held] = tensors[name].to(self.device)
@@ -510,11 +511,11 @@ class Storage:
         columns = [(f"column.{name}", values) for name, values in self.columns.items()]
         return [*seen, *columns, *self.flags.items()]
 
-    def _check(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, int]) -> None:
-        """Raise UserError unless the state fits a storage of these parts and columns."""
-        rows, streams, written, oldest, broken = (
-            numbers.get(name, -1) for name in ("rows", "streams", "written", "oldest", "broken")
-        )
+    def _checked(self, tensors: Mapping[str, Tensor]) -> list[int]:
+        """The numbers of a state. Raises UserError unless it fits a storage of these parts and columns."""
+        numbers = {name: tensors[name] for name in NUMBERS if name in tensors}
+        check_tensors(numbers, dict.fromkeys(NUMBERS, ((), torch.int64)), WHERE)
+        rows, streams, written, oldest, broken = (int(numbers[name]) for name in NUMBERS)
         if (rows, streams) != (self.rows, self.streams):
             raise UserError(
                 f"{WHERE}: has {rows} rows of {streams} environments, not {self.rows} rows of {self.streams}"
@@ -528,11 +529,13 @@ class Storage:
         slots = tensors["last_slots"].cpu() if self.store_next else torch.zeros(0)
         if ((slots < 0) | (slots >= held * streams)).any():
             raise UserError(f"{WHERE}: tensor 'last_slots' names slots that are not there")
+        return [rows, streams, written, oldest, broken]
 
     def _expected(self, held: int, streams: int, last: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Shape and dtype of each tensor of a state."""
         expected = {f"column.{name}": ((held, streams, *shape), dtype) for name, (shape, dtype) in self.fields.items()}
         expected |= {name: ((held, streams), values.dtype) for name, values in self.flags.items()}
+        expected |= dict.fromkeys(NUMBERS, ((), torch.int64))
         for name, part in self.parts.items():
             shape = part.shape[1:] if part.frames else part.shape
             expected[f"observation.{name}"] = (held, streams, *shape), part.dtype

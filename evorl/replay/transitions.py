@@ -7,7 +7,7 @@ Ape-X does (arXiv 1803.00933).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,11 +22,11 @@ from evorl.envs.spaces import EnvSpec, ObservationSpecs, as_numbers
 from evorl.replay.experience import Experience, Population, UpdateSchedule
 from evorl.replay.prioritised import PrioritisedSampler, PrioritySettings, PriorityTree
 from evorl.replay.rollouts import RolloutMemory
-from evorl.replay.samplers import Agreement, Sampler, SamplerSettings, UniformSampler
+from evorl.replay.samplers import DRAWS, PRIORITIES, Agreement, Sampler, SamplerSettings, UniformSampler
 from evorl.replay.statistics import Gather, Moments
 from evorl.replay.storage import WHERE, Field, Storage, memory_at_first
 from evorl.replay.windows import Returns, Sequences, Windows, make_windows
-from evorl.system.formats import check_numbers, check_tensors, load_like
+from evorl.system.formats import check_tensors, load_like, numbers_to_tensors, part_of, with_prefix
 from evorl.system.processes import check_room
 from evorl.system.stopwatch import Stopwatch
 from evorl.types import Agent, Batch, PolicyOutput, Tensors, Transition, UpdateResult, UserError
@@ -37,7 +37,7 @@ EVERY = 64
 """Steps of each environment between exchanges of statistics among ranks; another takes place at a generation's end."""
 
 SEEN, VALID = "seen.", "valid"
-"""Tensor names, or prefixes of names, in a snapshot of the buffer."""
+"""Tensor names, or prefixes of names, in the state of observation statistics."""
 
 
 class ObservationStatistics:
@@ -83,15 +83,15 @@ class ObservationStatistics:
             self._policy.update_observation_stats(name, self._moments(samples, weight))
         self._seen, self._valid = [], []
 
-    def snapshot(self) -> Tensors:
+    def state_dict(self) -> Tensors:
         """The buffered observations [T, P, E, ...] by part, and which of them count; empty if there are none."""
         if not self._seen:
             return {}
         parts = {f"{SEEN}{name}": torch.stack([step[name] for step in self._seen]) for name in self._parts}
         return parts | {VALID: torch.stack(self._valid)}
 
-    def resume(self, tensors: Tensors, device: torch.device) -> None:
-        """Load the output of `snapshot` to the device of the observations. Raises UserError for an invalid one."""
+    def load_state_dict(self, tensors: Tensors, device: torch.device) -> None:
+        """Load the output of `state_dict` to the device of the observations. Raises UserError for an invalid one."""
         if not tensors:
             return
         valid = tensors.get(VALID, torch.zeros(0))
@@ -115,10 +115,8 @@ class ObservationStatistics:
         return moments.part(np.zeros(agents, np.intp)) if self._shared else moments
 
 
-PRIORITIES = "priorities"
-"""Prefix of a sampler's tensor names in a checkpoint."""
-WITHIN, FULL = "within.", "full"
-"""Prefix of a snapshot's tensors beside the replay's contents (`counters.`, `draws.`, `statistics.`), and a number."""
+COUNTERS, STATISTICS = "counters.", "statistics."
+"""Prefixes of tensors in a state, beside those of the storage and the sampler."""
 
 
 @dataclass(frozen=True)
@@ -264,59 +262,39 @@ class ReplayExperience(Experience):
 
     def end(self, agents: list[Agent]) -> None:
         """End the generation; each agent keeps its fractional update debt."""
+        super().end(agents)
+        self.sampler.end()
         self._statistics.update()
         for agent, debt in zip(agents, self._schedule.debt(), strict=True):
             agent.state.update_debt = float(debt)
 
-    def state(self) -> tuple[Tensors, dict[str, int]]:
-        tensors, numbers = self.storage.state()
-        return tensors | self.sampler.state(), numbers
+    def state_dict(self) -> Tensors:
+        """The contents of the replay and, within a generation, how far its schedule and draws are."""
+        state = self.storage.state_dict() | self.sampler.state_dict()
+        if not self._has_begun:
+            return state
+        return state | with_prefix(COUNTERS, self._counters()) | with_prefix(STATISTICS, self._statistics.state_dict())
 
-    def snapshot(self) -> tuple[Tensors, dict[str, int]]:
-        """The contents of the replay, and how far this generation's schedule and draws are."""
-        tensors, numbers = self.state()
-        counters = {
-            "steps": torch.from_numpy(self._schedule.steps),
-            "made": torch.from_numpy(self._made),
-            "sizes": torch.from_numpy(self._sizes),
-        }
-        within = _prefixed("counters.", counters) | _prefixed("draws.", self.sampler.generators())
-        within |= _prefixed("statistics.", self._statistics.snapshot())
-        return tensors | _prefixed(WITHIN, within), {**numbers, FULL: int(self._full)}
-
-    def resume(self, tensors: Tensors, numbers: Mapping[str, int]) -> None:
-        """Load the output of `snapshot` into an empty replay of the same agents and capacity.
-
-        Raises UserError for an invalid one.
-        """
-        within = _part_of(WITHIN, tensors)
-        rows, known = {name: tensors[name] for name in tensors if not name.startswith(WITHIN)}, dict(numbers)
-        check_numbers({FULL: known.pop(FULL, -2)}, (FULL,), WHERE)
-        counters = {name: torch.zeros(len(self._made), dtype=torch.float64) for name in ("steps", "made")}
-        counters["sizes"] = torch.zeros(len(self._sizes), dtype=torch.int64)
-        load_like(_part_of("counters.", within), counters, WHERE)
+    def load_state_dict(self, state: Tensors) -> None:
+        counters = self._counters() if self._has_begun else {}
+        load_like(part_of(COUNTERS, state), counters, WHERE)
         if not all(values.isfinite().all() for values in counters.values()):
             raise UserError(f"{WHERE}: its counters are not finite")
-        self.restore(rows, known)
-        self._schedule.resume(counters["steps"].numpy())
-        self._made, self._sizes = counters["made"].numpy(), counters["sizes"].numpy()
-        self._full = bool(numbers[FULL])
-        self.sampler.resume(_part_of("draws.", within))
-        self._statistics.resume(_part_of("statistics.", within), self.storage.device)
+        sampler = {name: values for name, values in state.items() if name.startswith((PRIORITIES, DRAWS))}
+        others = {name: values for name, values in state.items() if not name.startswith((COUNTERS, STATISTICS))}
+        self.storage.load_state_dict({name: values for name, values in others.items() if name not in sampler})
+        self.sampler.load_state_dict(sampler)
+        if self._has_begun:
+            self._schedule.steps = counters["steps"].numpy()
+            self._made, self._sizes = counters["made"].numpy(), counters["sizes"].numpy()
+            self._full = bool(counters["full"])
+            self._statistics.load_state_dict(part_of(STATISTICS, state), self.storage.device)
 
-    def restore(self, rows: Tensors, numbers: Mapping[str, int]) -> None:
-        priorities = {name: values for name, values in rows.items() if name.startswith(PRIORITIES)}
-        self.storage.restore({name: values for name, values in rows.items() if name not in priorities}, numbers)
-        self.sampler.restore(priorities)
-
-
-def _prefixed(prefix: str, tensors: Tensors) -> Tensors:
-    return {f"{prefix}{name}": value for name, value in tensors.items()}
-
-
-def _part_of(prefix: str, tensors: Tensors) -> Tensors:
-    """Tensors whose names begin with `prefix`, without it."""
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    def _counters(self) -> Tensors:
+        """Copies of this generation's counters."""
+        counters = {"steps": self._schedule.steps, "made": self._made, "sizes": self._sizes}
+        tensors = {name: torch.from_numpy(values.copy()) for name, values in counters.items()}
+        return tensors | numbers_to_tensors(full=int(self._full))
 
 
 ERROR = "error"

@@ -78,18 +78,17 @@ def _resume_episodes(environments: Continued, checkpoints: Checkpoints, number: 
     """
     payload = checkpoints.read(number, path.name)
     with _naming(path):
-        tensors, _ = decode_tensors(payload, "the running episodes")
-        return environments.restore(tensors, seed)
+        return environments.restore(decode_tensors(payload, "the running episodes"), seed)
 
 
 class Part(Protocol):
     """A part of the training that changes from step to step."""
 
-    def snapshot(self) -> tuple[Tensors, dict[str, int]]:
-        """The state of this part on this rank, for an interim checkpoint."""
+    def state_dict(self) -> Tensors:
+        """The state of this part on this rank."""
 
-    def resume(self, tensors: Tensors, numbers: dict[str, int]) -> None:
-        """Load the output of `snapshot` at the beginning of the same generation. Raises UserError."""
+    def load_state_dict(self, state: Tensors) -> None:
+        """Load the output of `state_dict` at the beginning of the same generation. Raises UserError."""
 
 
 Seconds = Annotated[float, Field(ge=0)]
@@ -205,7 +204,7 @@ class InterimCheckpoints:
         for name, part in zip(PARTS, parts, strict=True):
             file = part_file(name, rank)
             try:
-                part.resume(*decode_tensors(self._checkpoints.read(self._number, file), file))
+                part.load_state_dict(decode_tensors(self._checkpoints.read(self._number, file), file))
             except UserError as error:
                 problem = problem or (
                     f"{self._checkpoints.path(self._number) / file}: {error}; remove this directory to restart its "
@@ -235,16 +234,16 @@ class InterimCheckpoints:
         ranks, rank = self._ranks, self._ranks.rank
         self._number += 1
         self.restart_clock()
-        snapshots: dict[str, tuple[Tensors, dict[str, int]]] = {}
+        states: dict[str, Tensors] = {}
         mine = {"steps": done, "bytes": 0.0, "problem": unsaved}
         # An error in a native environment may take this ability from one rank alone, and the others wait below.
         if not self._environments.can_continue:
             mine["problem"] = "episodes of these environments cannot go on in another process"
         else:
-            snapshots = {name: part.snapshot() for name, part in zip(PARTS, parts, strict=True)}
-            mine["bytes"] = bytes_of(snapshots["experience"][0])
+            states = {name: part.state_dict() for name, part in zip(PARTS, parts, strict=True)}
+            mine["bytes"] = bytes_of(states["experience"])
         try:
-            episodes = self._environments.state() if snapshots else {}
+            episodes = self._environments.state() if states else {}
         except Exception as error:  # Environments may raise anything, and a signal may have ended their processes.
             mine["problem"] = f"the state of the environments cannot be read: {on_one_line(repr(error), 200)}"
         everyones = [json.loads(each) for each in ranks.gather_bytes(json_bytes(mine), "the other ranks' steps")]
@@ -253,8 +252,8 @@ class InterimCheckpoints:
         total, limit = sum(each["bytes"] for each in everyones) / 1e6, self._config.checkpoint.max_replay_mb
         if total > limit:
             return f"the experience takes {total:.0f} MB, more than checkpoint.max_replay_mb {limit:g}"
-        files = {part_file(name, rank): encode_tensors(*snapshot) for name, snapshot in snapshots.items()}
-        files[part_file(ENVIRONMENTS, rank)] = encode_tensors(episodes, {})
+        files = {part_file(name, rank): encode_tensors(state) for name, state in states.items()}
+        files[part_file(ENVIRONMENTS, rank)] = encode_tensors(episodes)
         if ranks.is_main:
             here = progress.copy()
             here.note_setup(self._config, self._placement)
@@ -381,11 +380,11 @@ class CheckpointManager:
 
     def _files(self, progress: Progress, agents: bytes) -> dict[str, bytes]:
         """This rank's files: its replay and running episodes; on the main process also agents, state, elite."""
-        rows, numbers = self._experience.state()
-        progress.replay = self._replay_is_kept(bytes_of(rows))
-        files = {part_file(REPLAY, self._ranks.rank): encode_tensors(rows, numbers)} if progress.replay else {}
+        state = self._experience.state_dict()
+        progress.replay = self._replay_is_kept(bytes_of(state))
+        files = {part_file(REPLAY, self._ranks.rank): encode_tensors(state)} if progress.replay else {}
         if self._environments is not None and (episodes := self._environments.state()):
-            files[part_file(ENVIRONMENTS, self._ranks.rank)] = encode_tensors(episodes, {})
+            files[part_file(ENVIRONMENTS, self._ranks.rank)] = encode_tensors(episodes)
         if self._ranks.is_main:
             files |= {AGENTS: agents, STATE: json_bytes(asdict(progress))}
             if progress.elite.payload:
@@ -547,7 +546,7 @@ class CheckpointManager:
         try:
             payload = self._checkpoints.read(generation, name)
             with _naming(self._checkpoints.path(generation) / name):
-                self._experience.restore(*decode_tensors(payload, "the replay"))
+                self._experience.load_state_dict(decode_tensors(payload, "the replay"))
         except UserError as error:
             problem = str(error)
         self._ranks.raise_if_any_failed(problem, "the replay")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NotRequired
 
 import torch
@@ -49,7 +49,6 @@ DESCRIPTIONS = TypeAdapter(list[Description])
 """Validator of the agent descriptions in a file."""
 
 
-NUMBERS = TypeAdapter(dict[str, int])
 MAX_HEADER_BYTES = 2**23
 """Maximum header size in bytes: room for 60,000 tensors. Parsing takes 30 times the size and 0.2 s per MB."""
 UNREADABLE = (SafetensorError, ValueError, KeyError, IndexError, TypeError, RuntimeError)
@@ -112,40 +111,52 @@ def header_bytes(agent: Agent, tensors: Sequence[tuple[str, str, str, Shape]], a
     return len(json.dumps(entries, separators=(",", ":"))) + len(json.dumps(json.dumps(agent.describe()))) + 500
 
 
-def encode_tensors(tensors: Tensors, numbers: Mapping[str, int]) -> bytes:
-    """Encode tensors as safetensors, with numbers in the header; inverse of `decode_tensors`."""
-    return save(
-        {name: value.cpu().contiguous() for name, value in tensors.items()},
-        metadata={"numbers": json.dumps(dict(numbers))},
-    )
+def encode_tensors(tensors: Tensors) -> bytes:
+    """Encode tensors as safetensors; inverse of `decode_tensors`."""
+    return save({name: value.cpu().contiguous() for name, value in tensors.items()})
 
 
-def decode_tensors(payload: bytes, where: str) -> tuple[Tensors, dict[str, int]]:
+def decode_tensors(payload: bytes, where: str) -> Tensors:
     """Decode the output of `encode_tensors`; error messages name its origin `where`. Raises UserError."""
     try:
-        numbers = NUMBERS.validate_json(_metadata(payload)["numbers"])
-        return load(payload), numbers
+        _header_size(payload)
+        return load(payload)
     except UNREADABLE as error:
         raise UserError(f"{where}: not a file of tensors: {message_of(error, 200)}") from error
 
 
-def check_tensors(found: Mapping[str, Tensor], expected: Mapping[str, tuple[Shape, torch.dtype]], where: str) -> None:
-    """Raise UserError unless `found` has exactly the expected tensors, with the expected shapes and dtypes."""
-    for name in sorted(found.keys() ^ expected.keys()):
-        raise UserError(f"{where}: tensor {name[:80]!r} is {'not expected here' if name in found else 'missing'}")
+def numbers_to_tensors(**numbers: int) -> Tensors:
+    """Whole numbers as tensors [] of a state."""
+    return {name: torch.tensor(number) for name, number in numbers.items()}
+
+
+def with_prefix(prefix: str, state: Tensors) -> Tensors:
+    """A state as a part of a larger one: its names after the `prefix`."""
+    return {f"{prefix}{name}": value for name, value in state.items()}
+
+
+def part_of(prefix: str, state: Tensors) -> Tensors:
+    """The part of a state whose names begin with the `prefix`, without it."""
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+
+
+def check_tensors(state: Mapping[str, Tensor], expected: Mapping[str, tuple[Shape, torch.dtype]], where: str) -> None:
+    """Raise UserError unless `state` has exactly the expected tensors, with the expected shapes and dtypes."""
+    for name in sorted(state.keys() ^ expected.keys()):
+        raise UserError(f"{where}: tensor {name[:80]!r} is {'not expected here' if name in state else 'missing'}")
     for name, (shape, dtype) in expected.items():
-        value = found[name]
+        value = state[name]
         if (tuple(value.shape), value.dtype) != (tuple(shape), dtype):
             raise UserError(
                 f"{where}: tensor {name!r} is {value.dtype} {tuple(value.shape)}; it should be {dtype} {tuple(shape)}"
             )
 
 
-def load_like(found: Mapping[str, Tensor], own: Mapping[str, Tensor], where: str) -> None:
-    """Copy tensors from a file into `own`, in place. Raises UserError unless names, shapes and dtypes are the same."""
-    check_tensors(found, {name: (tuple(value.shape), value.dtype) for name, value in own.items()}, where)
-    for name, value in own.items():
-        value.copy_(found[name])
+def load_like(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor], where: str) -> None:
+    """Copy a state into `tensors`, in place. Raises UserError unless names, shapes and dtypes are the same."""
+    check_tensors(state, {name: (tuple(value.shape), value.dtype) for name, value in tensors.items()}, where)
+    for name, value in tensors.items():
+        value.copy_(state[name])
 
 
 def set_generator(generator: torch.Generator, found: Tensor, where: str) -> None:
@@ -154,15 +165,6 @@ def set_generator(generator: torch.Generator, found: Tensor, where: str) -> None
         generator.set_state(found)
     except (RuntimeError, TypeError) as error:
         raise UserError(f"{where}: not the state of a random generator: {message_of(error, 200)}") from error
-
-
-def check_numbers(found: Mapping[str, int], names: Collection[str], where: str) -> None:
-    """Raise UserError unless exactly these numbers are there, and no counter can overflow."""
-    for name in sorted(found.keys() ^ set(names)):
-        raise UserError(f"{where}: number {name[:80]!r} is {'not expected here' if name in found else 'missing'}")
-    for name, value in found.items():
-        if not -1 <= value <= 10**15:
-            raise UserError(f"{where}: number {name!r} is {value}; it must be from -1 to 10**15")
 
 
 def _metadata(payload: bytes) -> dict[str, Any]:

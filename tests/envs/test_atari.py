@@ -86,7 +86,7 @@ def test_a_restored_replay_goes_on_where_it_was():
     made, generator = environments("Pong"), torch.Generator().manual_seed(0)
     memory, again = replay(made, 60), replay(made, 60)
     play(made, memory, 40, generator)
-    again.restore(*memory.state())
+    again.load_state_dict(memory.state_dict())
     for store in (memory, again):
         store.break_streams()
     state, there = generator.get_state(), environments("Pong")

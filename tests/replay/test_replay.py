@@ -47,8 +47,7 @@ def test_the_ring_holds_the_newest_rows(counts, capacity):
 def test_a_restored_ring_goes_on_where_it_was():
     first, second = ring(5), ring(5)
     add(first, 0, 7)
-    state, numbers = first.state()
-    second.restore({name: value.clone() for name, value in state.items()}, numbers)
+    second.load_state_dict({name: value.clone() for name, value in first.state_dict().items()})
     for storage in (first, second):
         add(storage, 7, 9)
     for name in first.columns:

@@ -9,8 +9,7 @@ from evorl.types import UserError
 
 
 def copied(state):
-    tensors, numbers = state
-    return {name: value.clone() for name, value in tensors.items()}, dict(numbers)
+    return {name: value.clone() for name, value in state.items()}
 
 
 @pytest.mark.parametrize("frames", [0, 1, 3])
@@ -23,7 +22,7 @@ def test_a_restored_storage_draws_the_same_and_goes_on(frames, resets_in_step, s
         world.play(first, steps)
         world.end(first, fresh=False)
     world.play(first, steps // 2)
-    second.restore(*copied(first.state()))
+    second.load_state_dict(copied(first.state_dict()))
     for _ in range(12):
         assert first.drawable == second.drawable
         drawn = [store.draw((4, 5), torch.Generator().manual_seed(0)) for store in (first, second)]
@@ -31,34 +30,31 @@ def test_a_restored_storage_draws_the_same_and_goes_on(frames, resets_in_step, s
         if first.drawable:
             one, other = (fields_of(store.gather(drawn[0])) for store in (first, second))
             torch.testing.assert_close(one, other, rtol=0, atol=0)
-        again, began = copied(first.state()), copied(second.state())
-        assert again[1] == began[1]
-        assert again[0].keys() == began[0].keys()
-        assert all(torch.equal(again[0][name], began[0][name]) for name in again[0])
+        again, began = copied(first.state_dict()), copied(second.state_dict())
+        assert again.keys() == began.keys()
+        assert all(torch.equal(again[name], began[name]) for name in again)
         row, started = world.step()
         assert torch.equal(write(first, row, started), write(second, row, started))
         world.append(row, started)
         check(second, world.steps)
 
 
-def lying(change, frames=0, broken=False):
-    """A state of a storage that has seen episodes end, but for what `change` does to its tensors and numbers."""
-    world, store = World(3, frames, 4, True), storage(8, 3, frames)
+def lying(change):
+    """A state of a storage that has seen episodes end, but for what `change` does to its tensors."""
+    world, store = World(3, 0, 4, True), storage(8, 3)
     world.play(store, 30)
-    if broken:
-        world.end(store, fresh=False)
-    tensors, numbers = copied(store.state())
+    tensors = copied(store.state_dict())
     assert len(tensors["last_slots"]) > 2
-    change(tensors, numbers)
-    return tensors, numbers
-
-
-def of_numbers(**changed):
-    return lambda tensors, numbers: numbers.update(changed)
+    change(tensors)
+    return tensors
 
 
 def of_tensor(name, change):
-    return lambda tensors, numbers: tensors.update({name: change(tensors[name])})
+    return lambda tensors: tensors.update({name: change(tensors[name])})
+
+
+def of_number(name, number):
+    return of_tensor(name, lambda x: torch.tensor(number))
 
 
 def with_first(value):
@@ -71,16 +67,16 @@ def with_first(value):
 
 
 LIES = {
-    "another capacity": of_numbers(rows=7),
-    "other streams": of_numbers(streams=4),
-    "rows that were never written": of_numbers(oldest=31),
-    "neither broken nor not": of_numbers(broken=2),
+    "another capacity": of_number("rows", 7),
+    "other streams": of_number("streams", 4),
+    "rows that were never written": of_number("oldest", 31),
+    "neither broken nor not": of_number("broken", 2),
     "another shape": of_tensor("observation.position", lambda x: x[..., :1]),
     "another type": of_tensor("valid", lambda x: x.long()),
     "slots past the last": of_tensor("last_slots", with_first(27)),
     "too few last observations": of_tensor("last.position", lambda x: x[:-1]),
-    "a tensor missing": lambda tensors, numbers: tensors.pop("boundary"),
-    "a number missing": lambda tensors, numbers: numbers.pop("streams"),
+    "a tensor missing": lambda tensors: tensors.pop("boundary"),
+    "a number missing": lambda tensors: tensors.pop("streams"),
 }
 
 
@@ -88,7 +84,7 @@ LIES = {
 def test_states_that_no_storage_gave_are_refused(lie):
     target = storage(8, 3)
     with pytest.raises(UserError, match="the replay: "):
-        target.restore(*lying(lie))
+        target.load_state_dict(lying(lie))
     assert target.written == target.drawable == 0, "and nothing of them is taken over"
-    target.restore(*lying(lambda tensors, numbers: None))
+    target.load_state_dict(lying(lambda tensors: None))
     assert target.drawable > 0
