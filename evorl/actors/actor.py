@@ -178,14 +178,14 @@ class Actor(Closing):
 
     def _saved(self) -> bytes:
         """The running episodes as bytes; empty if another process could not resume them."""
-        episodes = self._environments.state()
+        episodes = self._environments.state_dict()
         return encode_tensors(episodes) if episodes else b""
 
     def _restored(self, reader: int) -> bytes:
         """Resume the episodes that the learner sends; return the names of those that failed. Raises UserError."""
         size, seed = (NUMBER.unpack(read_all(reader, NUMBER.size))[0] for _ in range(2))
         tensors = decode_tensors(read_all(reader, size), "the running episodes")
-        return self._environments.restore(tensors, seed).encode()
+        return self._environments.load_state_dict(tensors, seed).encode()
 
     def _beat(self) -> None:
         self._board.beats[self._index] = time.monotonic()

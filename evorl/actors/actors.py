@@ -232,7 +232,7 @@ class Actors(Continued):
         """True if another process can resume the actors' episodes, as after a checkpoint (lockstep only)."""
         return self._settings.lockstep and self._environments_can
 
-    def state(self) -> Tensors:
+    def state_dict(self) -> Tensors:
         """The running episodes of each actor, or {} if another process could not resume them all.
 
         Free-running actors return {}: they are at different steps in every run.
@@ -250,14 +250,14 @@ class Actors(Continued):
             for index, answer in enumerate(answers)
         }
 
-    def restore(self, tensors: Tensors, seed: int) -> str:
+    def load_state_dict(self, state: Tensors, seed: int) -> str:
         expected = {f"actor.{index}" for index in range(self._settings.count)}
-        if tensors.keys() != expected:
+        if state.keys() != expected:
             raise UserError("the running episodes belong to other actors")
         self._supervisor.start()
         failed = []
         for index in range(self._settings.count):
-            payload = tensors[f"actor.{index}"].numpy().tobytes()
+            payload = state[f"actor.{index}"].numpy().tobytes()
             head = NUMBER.pack(len(payload)) + NUMBER.pack((seed + index) % 2**31)
             try:
                 names = self._supervisor.ask(index, RESTORE, head + payload).decode(errors="replace")

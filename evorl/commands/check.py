@@ -382,8 +382,7 @@ def _replayed(subject: Subject) -> Verdict:
         rng = numpy_generator(SEED, generation=0, rank=0, purpose="check")
         for _ in range(count):
             before.step(_actions(before.interface, before.observation.get(MASK), 2, rng))
-        state = before.state()
-        if lost := after.restore(state, SEED + 1):
+        if lost := after.load_state_dict(before.state_dict(), SEED + 1):
             return Verdict("warn", f"a resumed run begins new episodes: {lost} gave other observations when replayed")
         for step in range(count):
             action = _actions(before.interface, before.observation.get(MASK), 2, rng)

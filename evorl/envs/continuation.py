@@ -102,8 +102,13 @@ class Journal:
         """Set the start point of these copies to now; their earlier actions are no longer needed."""
         self._began[copies] = self._count
 
-    def restore(self, actions: NDArray[Any], ages: NDArray[np.int64]) -> None:
-        """Load actions [T, N, ...] and ages [N]. Raises UserError if they do not fit this action space."""
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """The actions [T, N, ...] since the oldest start point, and the ages [N]."""
+        return {"actions": self.actions, "ages": self.ages}
+
+    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Load the output of `state_dict`. Raises UserError if it does not fit this action space."""
+        actions, ages = state["actions"], state["ages"]
         whole = actions.shape[1:] == self._rows.shape[1:] and ages.shape == self._began.shape
         if not whole or (actions.dtype, ages.dtype) != (self._type, self._began.dtype):
             raise UserError(f"actions of shape {actions.shape} and type {actions.dtype} are not this environment's")
@@ -165,12 +170,12 @@ class Continued(Closing):
         """True if running episodes can be resumed in another process with this kind of environment."""
 
     @abstractmethod
-    def state(self) -> Tensors:
+    def state_dict(self) -> Tensors:
         """The state needed to resume the running episodes; empty if resuming is not supported."""
 
     @abstractmethod
-    def restore(self, tensors: Tensors, seed: int) -> str:
-        """Resume the episodes saved by `state`, by replaying them.
+    def load_state_dict(self, state: Tensors, seed: int) -> str:
+        """Resume the episodes of the output of `state_dict`, by replaying them.
 
         Return a description of the environments that could not be restored; these start new episodes from `seed`.
         Raises UserError for a state that does not fit these environments.

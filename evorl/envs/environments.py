@@ -100,12 +100,12 @@ class Resets:
         if self.serving_action is not None:
             self._lives_left = np.array(info["lives"])
 
-    def state(self) -> dict[str, Any]:
-        """The state for a resume, as arrays [N] by name."""
+    def state_dict(self) -> dict[str, Any]:
+        """Arrays [N] by name."""
         return {"resetting": self.resetting, "serving": self._serving, "lives": self._lives_left.astype(np.int64)}
 
-    def go_on(self, state: Mapping[str, Any], anew: Flags) -> None:
-        """Load the output of `state`, except for copies that start a new episode (`anew` [N])."""
+    def load_state_dict(self, state: Mapping[str, Any], anew: Flags) -> None:
+        """Load the output of `state_dict`, except for copies that start a new episode (`anew` [N])."""
         self.resetting, self._serving = (state[name] & ~anew for name in ("resetting", "serving"))
         self._lives_left = np.where(anew, 0, state["lives"])
 
@@ -353,7 +353,7 @@ class Environments(Continued):
     def can_continue(self) -> bool:
         return self._vector.continuation is not None
 
-    def state(self) -> Tensors:
+    def state_dict(self) -> Tensors:
         kept = self._vector.continuation
         if kept is None or not hasattr(self, "observation"):
             return {}
@@ -365,30 +365,30 @@ class Environments(Continued):
         }
         arrays = {ORIGINS: np.frombuffer(json.dumps(told).encode(), dtype=np.uint8), **self._counted()}
         if kept.journal is not None:
-            arrays |= {"actions": kept.journal.actions, "ages": kept.journal.ages}
+            arrays |= kept.journal.state_dict()
         tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
         return tensors | {f"{SEEN}{name}": value for name, value in self.observation.items()}
 
-    def restore(self, tensors: Tensors, seed: int) -> str:
-        kept, told = self._vector.continuation, _described(tensors)
+    def load_state_dict(self, state: Tensors, seed: int) -> str:
+        kept, told = self._vector.continuation, _described(state)
         self.reset(seed)
         if kept is None or told["kind"] != kept.kind:
             return "any environment"
         try:
-            arrays = {name: value.numpy() for name, value in tensors.items()}
+            arrays = {name: value.numpy() for name, value in state.items()}
         except TypeError as error:
             raise UserError("the running episodes: they have numbers of a type that no environment gives") from error
         seen = {f"{SEEN}{name}": value.numpy(force=True) for name, value in self.observation.items()}
         check_tensors(
-            {name: value for name, value in tensors.items() if name not in (ORIGINS, "actions", "ages")},
+            {name: value for name, value in state.items() if name not in (ORIGINS, "actions", "ages")},
             {name: _layout(array, arrays.get(name)) for name, array in (self._counted() | seen).items()},
             "the running episodes",
         )
-        self._episodes.restore({name: arrays[f"{COUNTED}{name}"] for name in self._episodes.state()})
+        self._episodes.load_state_dict({name: arrays[f"{COUNTED}{name}"] for name in self._episodes.state_dict()})
         if kept.journal is not None:
             if not {"actions", "ages"} <= arrays.keys():
                 raise UserError("the running episodes: their actions are missing")
-            kept.journal.restore(arrays["actions"], arrays["ages"])
+            kept.journal.load_state_dict(arrays)
         if told["differing"]:
             self._vector.differ(self._checked(told["differing"]))
         self._copies.steps = arrays["steps"]
@@ -400,7 +400,7 @@ class Environments(Continued):
         if names:
             self._begin_anew(kept, failed, parts, seed)
         self._vector.restarts = told["restarts"]
-        self._resets.go_on(arrays, failed)
+        self._resets.load_state_dict(arrays, failed)
         self._started = self._flags(arrays["started"].reshape(-1) | failed)
         self._steps = arrays["made"].copy()
         self.observation = self._tensors(parts)
@@ -408,9 +408,9 @@ class Environments(Continued):
 
     def _counted(self) -> dict[str, NDArray[Any]]:
         """The counters kept outside the vector environment, as arrays by name."""
-        counted = {f"{COUNTED}{name}": array for name, array in self._episodes.state().items()}
+        counted = {f"{COUNTED}{name}": array for name, array in self._episodes.state_dict().items()}
         more = {"started": self._started.numpy(), "made": self._steps, "steps": self._copies.steps}
-        return counted | self._resets.state() | more
+        return counted | self._resets.state_dict() | more
 
     def _checked(self, differing: Any) -> list[Mapping[str, Any]]:
         """Check each copy's keyword arguments from a file. Raises UserError unless they override configured numbers."""

@@ -131,8 +131,8 @@ class Episodes:
         sums, self._lately = self._lately, np.zeros(3)
         return Recent.of(sums)
 
-    def state(self) -> dict[str, NDArray[Any]]:
-        """The state for a resume, as arrays by name; `waiting` is [4, episodes].
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """Arrays by name; `waiting` is [4, episodes].
 
         The sums for `recent` are left out: they depend on when it was last called, which the clock decides.
         """
@@ -148,8 +148,8 @@ class Episodes:
             - np.array([[0.0], [self._clock], [0.0], [0.0]]),
         }
 
-    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Load the output of `state`, of checked shapes and dtypes. Raises UserError for impossible values."""
+    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Load the output of `state_dict`, of checked shapes and dtypes. Raises UserError for impossible values."""
         agent, began, length, total = state["waiting"]
         if not (np.isin(agent, range(self._agents)).all() and np.isfinite(state["waiting"]).all()):
             raise UserError("an episode that ended belongs to no agent")

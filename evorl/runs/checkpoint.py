@@ -78,7 +78,7 @@ def _resume_episodes(environments: Continued, checkpoints: Checkpoints, number: 
     """
     payload = checkpoints.read(number, path.name)
     with _naming(path):
-        return environments.restore(decode_tensors(payload, "the running episodes"), seed)
+        return environments.load_state_dict(decode_tensors(payload, "the running episodes"), seed)
 
 
 class Part(Protocol):
@@ -243,7 +243,7 @@ class InterimCheckpoints:
             states = {name: part.state_dict() for name, part in zip(PARTS, parts, strict=True)}
             mine["bytes"] = bytes_of(states["experience"])
         try:
-            episodes = self._environments.state() if states else {}
+            episodes = self._environments.state_dict() if states else {}
         except Exception as error:  # Environments may raise anything, and a signal may have ended their processes.
             mine["problem"] = f"the state of the environments cannot be read: {on_one_line(repr(error), 200)}"
         everyones = [json.loads(each) for each in ranks.gather_bytes(json_bytes(mine), "the other ranks' steps")]
@@ -383,7 +383,7 @@ class CheckpointManager:
         state = self._experience.state_dict()
         progress.replay = self._replay_is_kept(bytes_of(state))
         files = {part_file(REPLAY, self._ranks.rank): encode_tensors(state)} if progress.replay else {}
-        if self._environments is not None and (episodes := self._environments.state()):
+        if self._environments is not None and (episodes := self._environments.state_dict()):
             files[part_file(ENVIRONMENTS, self._ranks.rank)] = encode_tensors(episodes)
         if self._ranks.is_main:
             files |= {AGENTS: agents, STATE: json_bytes(asdict(progress))}

@@ -352,7 +352,7 @@ def test_episodes_of_an_actor_that_does_not_go_on_with_them_begin_anew():
     actors._settings, actors._first = SimpleNamespace(count=2), 4
     actors._supervisor = SimpleNamespace(start=lambda: None, ask=ask)
     saved = {f"actor.{index}": torch.zeros(1, dtype=torch.uint8) for index in range(2)}
-    assert actors.restore(saved, seed=1) == "any environment of actor 5"
+    assert actors.load_state_dict(saved, seed=1) == "any environment of actor 5"
 
 
 def test_an_actor_that_was_idle_since_its_start_is_not_late_with_its_first_step():

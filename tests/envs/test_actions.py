@@ -94,7 +94,9 @@ def test_agents_of_every_algorithm_act_in_the_space(name):
                 output, _ = policy.act(environments.observation, environments.started, state, deterministic)
                 environments.step(output.action)
             with Environments(settings(name), 2, 2) as others:
-                assert not others.restore(environments.state(), 5), "replayed actions are in the space, too"
+                assert not others.load_state_dict(environments.state_dict(), 5), (
+                    "replayed actions are in the space, too"
+                )
                 others.step(output.action)
 
 

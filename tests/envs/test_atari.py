@@ -242,10 +242,10 @@ def test_another_process_goes_on_with_episodes_beyond_the_last_seed(monkeypatch)
     acted = torch.randint(4, (500, 1, 2), generator=torch.Generator().manual_seed(0))
     for action in acted[:400]:
         made[0].step(action)
-    ages = made[0].state()["ages"]
+    ages = made[0].state_dict()["ages"]
     assert ages.max() < 400
     assert ages[0] != ages[1]
-    assert made[1].restore({name: value.clone() for name, value in made[0].state().items()}, seed=9) == ""
+    assert made[1].load_state_dict({name: value.clone() for name, value in made[0].state_dict().items()}, seed=9) == ""
     for action in acted[400:]:
         ours, theirs = (each.step(action) for each in made)
         assert torch.equal(ours.next_observation["observation"], theirs.next_observation["observation"])
@@ -261,4 +261,4 @@ def test_the_machines_memory_cannot_be_played_again_and_says_so():
     made[0].reset(3)
     for _ in range(60):
         made[0].step(torch.zeros(1, 1, dtype=torch.int64))
-    assert made[1].restore(made[0].state(), seed=9).startswith("environment 0 of agent 0 ")
+    assert made[1].load_state_dict(made[0].state_dict(), seed=9).startswith("environment 0 of agent 0 ")

@@ -45,7 +45,7 @@ def played(made, steps, seed=0):
 
 def state_of(made):
     """What a checkpoint would keep, which later steps leave alone."""
-    return {name: value.clone() for name, value in made.state().items()}
+    return {name: value.clone() for name, value in made.state_dict().items()}
 
 
 def assert_equal(ours, theirs):
@@ -78,7 +78,7 @@ def test_episodes_go_on_as_they_would_have(world, made):
     ours.reset(3)
     played(ours, 130)
     ours.pop_collected()
-    assert theirs.restore(state_of(ours), seed=9) == ""
+    assert theirs.load_state_dict(state_of(ours), seed=9) == ""
     assert torch.equal(ours.started, theirs.started)
     assert_equal(played(ours, 150, 1), played(theirs, 150, 1))
     for mine, other in zip(ours.pop_collected(), theirs.pop_collected(), strict=True):
@@ -90,7 +90,7 @@ def test_they_go_on_from_a_process_that_went_on_itself(made):
     ours.reset(3)
     for seed in range(3):
         played(ours, 40, seed)
-        assert theirs.restore(state_of(ours), seed=9) == ""
+        assert theirs.load_state_dict(state_of(ours), seed=9) == ""
         assert_equal(played(ours, 40, 7), played(theirs, 40, 7))
 
 
@@ -100,7 +100,7 @@ def test_an_environment_that_forgets_its_seed_begins_a_new_episode_and_is_named(
     ours, theirs = made(world), made(world)
     ours.reset(3)
     played(ours, 3)
-    names = theirs.restore(state_of(ours), seed=9)
+    names = theirs.load_state_dict(state_of(ours), seed=9)
     assert names.startswith("environment 1 of agent 0 ")
     assert theirs.started.tolist() == [[False, True], [False, False]]
     assert theirs.observation["observation"][0, 1] != ours.observation["observation"][0, 1]
@@ -154,7 +154,7 @@ def test_a_file_that_lies_about_episodes_is_refused(lie, says, made):
     kept = state_of(ours)
     lie(kept)
     with pytest.raises(UserError, match=says):
-        theirs.restore(kept, seed=9)
+        theirs.load_state_dict(kept, seed=9)
 
 
 def told(kept, **changes):
@@ -171,7 +171,7 @@ def test_origins_that_say_nothing_begin_new_episodes(world, origins, made):
     ours.step(torch.ones(P, E, dtype=torch.int64))
     kept = state_of(ours)
     kept[ORIGINS] = told(kept, origins=origins)
-    assert "environment 0 of agent 0 and 3 more" in theirs.restore(kept, seed=9)
+    assert "environment 0 of agent 0 and 3 more" in theirs.load_state_dict(kept, seed=9)
     assert theirs.started.all()
     assert theirs.step(torch.ones(P, E, dtype=torch.int64)).all_valid
 
@@ -179,7 +179,7 @@ def test_origins_that_say_nothing_begin_new_episodes(world, origins, made):
 def test_environments_of_another_kind_begin_new_episodes(made):
     ours, theirs = made(WORLDS[0]), made(WORLDS[1])
     ours.reset(3)
-    assert theirs.restore(state_of(ours), seed=9) == "any environment"
+    assert theirs.load_state_dict(state_of(ours), seed=9) == "any environment"
     assert theirs.started.all()
 
 
@@ -207,7 +207,7 @@ def test_so_cannot_one_that_gets_it_in_a_reset(made, monkeypatch):
     monkeypatch.setattr(type(inner), "reset", with_engine)
     ours.reset(3)
     assert not ours.can_continue
-    assert ours.state() == {}
+    assert ours.state_dict() == {}
 
 
 def test_numbers_of_numpy_are_loaded_as_they_were():
@@ -247,7 +247,7 @@ def test_copies_with_settings_of_their_own_go_on_too(made):
     ours._vector.differ([{"pull": float(copy)} for copy in range(P * E)])
     ours.reset(3)
     played(ours, 5)
-    assert theirs.restore(state_of(ours), seed=9) == ""
+    assert theirs.load_state_dict(state_of(ours), seed=9) == ""
     assert_equal(played(ours, 5, seed=1), played(theirs, 5, seed=1))
 
 
@@ -255,5 +255,5 @@ def test_restarts_are_counted_on(made):
     ours, theirs = made(WORLDS[1]), made(WORLDS[1])
     ours.reset(3)
     ours._vector._failures[1] = 2
-    assert theirs.restore(state_of(ours), seed=9) == ""
+    assert theirs.load_state_dict(state_of(ours), seed=9) == ""
     assert theirs._vector.restarts == {"seed": 3, "failures": [0, 2, 0, 0]}

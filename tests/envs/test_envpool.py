@@ -92,8 +92,8 @@ def test_a_generation_that_was_cut_short_goes_on_as_it_would_have():
         assert ours.can_continue
         ours.reset(3)
         played(ours, 130)
-        state = {name: value.clone() for name, value in ours.state().items()}
-        assert theirs.restore(state, seed=9) == ""
+        state = {name: value.clone() for name, value in ours.state_dict().items()}
+        assert theirs.load_state_dict(state, seed=9) == ""
         assert_equal(played(ours, 60, 1), played(theirs, 60, 1))
 
 
@@ -102,9 +102,9 @@ def test_a_replay_that_differs_begins_all_episodes_anew():
     with Environments(settings(), 1, 2) as ours, Environments(settings(), 1, 2) as theirs:
         ours.reset(3)
         played(ours, 10)
-        state = {name: value.clone() for name, value in ours.state().items()}
+        state = {name: value.clone() for name, value in ours.state_dict().items()}
         state["observation.observation"][0, 1] += 0.1
-        names = theirs.restore(state, seed=9)
+        names = theirs.load_state_dict(state, seed=9)
         assert theirs.started.all()
         assert "environment 1 of agent 0" in names
         played(theirs, 30)
@@ -117,7 +117,7 @@ def test_observations_in_parts_are_replayed_too():
     with Environments(world, 1, 2) as ours, Environments(world, 1, 2) as theirs:
         ours.reset(3)
         played(ours, 3)
-        assert theirs.restore({name: value.clone() for name, value in ours.state().items()}, seed=9) == ""
+        assert theirs.load_state_dict({name: value.clone() for name, value in ours.state_dict().items()}, seed=9) == ""
 
 
 @pytest.mark.usefixtures("pool")
@@ -142,7 +142,7 @@ def test_actors_do_not_record_what_is_never_resumed():
     with Environments(settings(), 1, 2, continued=False) as made:
         made.reset(3)
         played(made, 3)
-        assert made.state() == {}
+        assert made.state_dict() == {}
 
 
 @pytest.mark.usefixtures("pool")

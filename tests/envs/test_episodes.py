@@ -132,6 +132,6 @@ def test_the_saved_state_does_not_depend_on_when_recent_episodes_were_asked_for(
         episodes.step(np.ones(1), np.ones(1, dtype=bool), None)
         if asks:
             episodes.recent()
-        states.append(episodes.state())
+        states.append(episodes.state_dict())
     assert states[0].keys() == states[1].keys()
     assert all(np.array_equal(value, states[1][name]) for name, value in states[0].items())

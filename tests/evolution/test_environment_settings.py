@@ -57,7 +57,7 @@ def test_episodes_go_on_in_another_process_in_environments_of_their_own():
     ours, theirs = Environments(settings, 2, 1), Environments(settings, 2, 1)
     ours.begin(7, agents_with(1.0, 3.0), carry_over=True)
     ours.step(torch.zeros(2, 1, dtype=torch.int64))
-    assert theirs.restore({name: value.clone() for name, value in ours.state().items()}, seed=9) == ""
+    assert theirs.load_state_dict({name: value.clone() for name, value in ours.state_dict().items()}, seed=9) == ""
     for made in (ours, theirs):
         made.begin(8, agents_with(1.0, 3.0), carry_over=True)
         assert not made.started.any(), "nothing changed, so that the episodes go on"
