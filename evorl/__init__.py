@@ -57,8 +57,8 @@ if TYPE_CHECKING:  # Aliases, since type checkers regard only these as exported.
     from evorl.runs.loaded import LoadedAgent as LoadedAgent
     from evorl.runs.loaded import load as load
     from evorl.runs.read import RunRecord as RunRecord
+    from evorl.runs.read import columns as columns
     from evorl.runs.read import read_run as read_run
-    from evorl.runs.table import columns as columns
     from evorl.runs.train import TrainedRun as TrainedRun
     from evorl.runs.train import train as train
 
@@ -98,8 +98,7 @@ _OFFERED = {
     ),
     "evorl.runs.callbacks": ("Generation", "Stop"),
     "evorl.runs.loaded": ("LoadedAgent", "load"),
-    "evorl.runs.read": ("RunRecord", "read_run"),
-    "evorl.runs.table": ("columns",),
+    "evorl.runs.read": ("RunRecord", "columns", "read_run"),
     "evorl.runs.train": ("TrainedRun", "train"),
 }
 """Names of `evorl` by their files: each is imported when it is first asked for, since torch takes seconds."""

@@ -6,12 +6,15 @@ from collections.abc import Callable, Sequence
 from signal import Signals
 from typing import Any
 
-from evorl.report.data import Drawn, born_by
+from evorl.report.data import Drawn
 from evorl.report.figures import look
 from evorl.report.statistics import FEWEST, Effect, Group, Interval, interval
+from evorl.runs.lineage import Stage
 from evorl.system.console import compact, digits, duration
 
 Fact = tuple[str, str]
+CHANGES = 300
+"""The number of newest agents in the elite's lineage that are listed."""
 PACKAGES = ("evorl-accelerate", "python", "torch", "numpy", "gymnasium")
 
 
@@ -65,14 +68,13 @@ def environment_facts(run: Drawn) -> list[Fact]:
 
 
 def path_rows(run: Drawn) -> list[dict[str, Any]]:
-    """Return one row per stage of the elite's lineage: generation, agent, fitness and mutation.
+    """Return one row for the first and for each new agent of the elite's lineage: generation, agent, fitness, mutation.
 
-    For a long run, these are only the newest mutations.
+    Of very many, these are the newest.
     """
     rows = []
-    path = run.winner if run.crowd is None else run.crowd.changed
-    for before, life in zip([None, *path], path, strict=False):
-        kind = born_by(life, before)
+    for life in _newcomers(run)[-CHANGES:]:
+        kind = life.mutation.kind
         changed = "" if kind == "none" else str(life.mutation.as_used(run.use))[:120]
         fitness = "–" if life.fitness is None else digits(life.fitness)
         shown = {"generation": life.generation, "agent": f"#{life.id}", "fitness": fitness, "changed": changed}
@@ -82,10 +84,16 @@ def path_rows(run: Drawn) -> list[dict[str, Any]]:
 
 def path_heading(run: Drawn) -> str:
     """Return the heading of the table of `path_rows`."""
-    if run.crowd is None:
-        return "Its only generation" if len(run.winner) == 1 else f"All {len(run.winner)} generations of it"
-    shown, changes = len(run.crowd.changed), run.crowd.changes
-    return f"All {changes:,} changes on it" if shown == changes else f"The last {shown:,} of {changes:,} changes on it"
+    count = len(_newcomers(run))
+    if count > CHANGES:
+        return f"The last {CHANGES} of its {count:,} agents"
+    return "Its only agent" if count == 1 else f"All {count} agents of it"
+
+
+def _newcomers(run: Drawn) -> list[Stage]:
+    """The elite's lineage where it comes to another agent."""
+    pairs = zip([None, *run.winner], run.winner, strict=False)
+    return [life for before, life in pairs if before is None or before.id != life.id]
 
 
 def effect_rows(found: Sequence[Effect]) -> list[dict[str, Any]]:

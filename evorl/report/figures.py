@@ -9,23 +9,17 @@ from __future__ import annotations
 import html
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from colorsys import hls_to_rgb
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from evorl.report.data import Crowd, Drawn, Generation, Tree, born_by, units_of
-from evorl.report.statistics import MEASURES, POINTS, Effect, Group, cut_off, extent, points, thinned
+from evorl.report.data import Drawn, Generation, born_by
+from evorl.report.statistics import MEASURES, Effect, Group, cut_off, extent, points, thinned
 from evorl.runs.lineage import Stage
 from evorl.system.console import digits
 
 Figure = dict[str, Any]
 INK = "$ink"
-BAND = "rgba(152,162,173,0.3)"
-"""The colour of `PLAIN`, translucent so that overlapping bands remain visible."""
 STEPS = "environment steps of each agent"
 PARTS = {
     "learning": "#1f77b4", "acting": "#d55e00", "environments": "#009e73", "evaluation": "#cc79a7",
@@ -37,8 +31,6 @@ TINY = 1e-3
 """Fractions of time below which no bar is drawn."""
 WRITTEN = 24
 """The most agents of a payoff matrix for which each cell has its numbers written in it."""
-GOLDEN = 0.618
-"""The inverse of the golden ratio: hues spaced by it stay distinct, however many there are."""
 LEGEND = 56
 """The maximum number of characters in a line of a legend; more would not fit 500 pixels."""
 
@@ -75,7 +67,7 @@ def look(kind: str) -> Look:
 
 def returns(run: Drawn) -> Figure:
     """Plot the fitness of all agents over steps, coloured by mutation, with the elite's lineage."""
-    traces = _agents(run, "fitness", lambda life: life.fitness)
+    traces = _lives(run, lambda life: life.fitness)
     traces.append(_winner(run, lambda life: life.fitness))
     if run.is_rated:
         return {"data": traces, "layout": _axes(STEPS, run.fitness_name)}
@@ -85,7 +77,6 @@ def returns(run: Drawn) -> Figure:
     layout = {**_axes(STEPS, html.escape(run.fitness_name)), "shapes": shapes}
     if (cut := cut_off(life.fitness for life in run.lives)) is not None:
         drawn = [life.fitness for life in (*run.lives, *run.winner)] + [row.elite_fitness for row in run.generations]
-        drawn += [] if run.crowd is None else run.crowd.bands["fitness"][:, -1].tolist()
         shown = [value for value in drawn if value is not None and value >= cut.fence]
         _, top = extent([*shown, *(float(shape["y0"]) for shape in shapes)]) or (None, None)
         place = {"xref": "paper", "yref": "paper", "x": 1, "y": 0, "xanchor": "right", "yanchor": "bottom"}
@@ -158,67 +149,54 @@ def schedule(run: Drawn) -> Figure | None:
 
     Those that changed in the lineage come first. Returns None if none changed in any agent.
     """
-    path, steps = run.winner, run.steps
-    tried = [name for name in run.lives[0].hyperparameters if _varies([*path, *run.lives], name)]
-    names = sorted(tried, key=lambda name: not _varies(path, name))
+    winner, steps = thinned(run.winner), run.steps
+    changed = [name for name in run.lives[0].hyperparameters if _varies([*winner, *run.lives], name)]
+    names = sorted(changed, key=lambda name: not _varies(winner, name))
     if not names:
         return None
-    own_lives = {(life.generation, life.id) for life in path}
-    others = [life for life in run.lives if (life.generation, life.id) not in own_lives]
+    keys = {(life.generation, life.id) for life in winner}
+    others = [life for life in run.lives if (life.generation, life.id) not in keys]
     traces: list[Figure] = []
     layout: Figure = {"grid": {"rows": len(names), "columns": 1, "pattern": "independent"}}
-    for place, name in enumerate(names, start=1):
-        number = "" if place == 1 else str(place)
-        axes = {"xaxis": f"x{number}", "yaxis": f"y{number}", "showlegend": place == 1}
-        own = [(0, value_of(life, name, run)) for life in path[:1]]
-        own += [(steps[life.generation], value_of(life, name, run)) for life in path]
-        # A mutation takes effect at the start of its generation, hence "vh" steps below.
-        if run.crowd is None:
-            traces.append({**_points(others, name, run), **axes})
-        else:
-            traces += [{**trace, **axes} for trace in _bands(run.crowd, f"hyperparameters.{name}")]
+    for row, name in enumerate(names, start=1):
+        number = "" if row == 1 else str(row)
+        axes = {"xaxis": f"x{number}", "yaxis": f"y{number}", "showlegend": row == 1}
+        traces.append({**_points(others, name, run), **axes})
         traces.append(
             {
                 "type": "scatter",
                 "mode": "lines",
-                "x": [x for x, _ in own],
-                "y": [y for _, y in own],
+                "x": [0] * bool(winner) + [steps[life.generation] for life in winner],
+                "y": [value_of(life, name, run) for life in [*winner[:1], *winner]],
+                # A mutation takes effect at the start of its generation.
                 "line": {"color": INK, "width": 2.5, "shape": "vh"},
                 "name": "the winner and its ancestors",
                 **axes,
             }
         )
-        values = [value for life in [*path, *run.lives] if (value := value_of(life, name, run)) is not None]
-        scale = _scale(values)
-        layout[f"yaxis{number}"] = {"title": {"text": html.escape(name)}, "automargin": True, **scale}
-        layout[f"xaxis{number}"] = {"title": {"text": STEPS if place == len(names) else ""}}
+        values = [value for life in [*winner, *run.lives] if (value := value_of(life, name, run)) is not None]
+        layout[f"yaxis{number}"] = {"title": {"text": html.escape(name)}, "automargin": True, **_scale(values)}
+        layout[f"xaxis{number}"] = {"title": {"text": STEPS if row == len(names) else ""}}
     layout["height"] = 130 + 150 * len(names)
     return {"data": traces, "layout": layout}
 
 
 def tree(run: Drawn) -> Figure:
-    """Plot the family tree: a column of agents per generation, children near their parents.
-
-    For a run with too many agents, plot the lines of descent of the elite and of some others.
-    """
-    if run.crowd is not None:
-        return _descent(run, run.crowd.tree)
-    parents, lanes = run.parents(), _lanes(run)
-    place = {(life.generation, life.id): lanes[life.generation, life.id] for life in run.lives}
+    """Plot the family tree: a column of agents per drawn generation, children near their parents."""
+    parents, lanes = run.parents, _lanes(run)
     edges: dict[Look, list[tuple[Stage, Stage]]] = {}
     for life in run.lives:
         if (parent := parents.get((life.generation, life.id))) is not None:
             edges.setdefault(look(born_by(life, parent)), []).append((parent, life))
-    traces = [_edges(kind, pairs, place) for kind, pairs in edges.items()]
-    own = [(life.generation, place[life.generation, life.id]) for life in run.winner]
+    traces = [_edges(kind, pairs, lanes) for kind, pairs in edges.items()]
     traces.append(
         {
             "type": "scatter",
             "mode": "lines",
             "name": "the winner's path",
             "hoverinfo": "skip",
-            "x": [x for x, _ in own],
-            "y": [y for _, y in own],
+            "x": [life.generation for life in run.path],
+            "y": [lanes[life.generation, life.id] for life in run.path],
             "line": {"color": INK, "width": 4},
         }
     )
@@ -229,7 +207,7 @@ def tree(run: Drawn) -> Figure:
             "mode": "markers",
             "showlegend": False,
             "x": [life.generation for life in run.lives],
-            "y": [place[life.generation, life.id] for life in run.lives],
+            "y": [lanes[life.generation, life.id] for life in run.lives],
             "hovertext": [_about(life, run) for life in run.lives],
             "hoverinfo": "text",
             "marker": {
@@ -259,11 +237,12 @@ def architectures(run: Drawn) -> Figure:
         number = "" if place == 1 else str(place)
 
         def units(life: Stage, network: str = network) -> float | None:
-            return units_of(life.architectures).get(network)
+            shape = life.architectures.get(network)
+            return None if shape is None else sum(shape.hidden_sizes)
 
-        own = [*_agents(run, f"units.{network}", units), _winner(run, units)]
+        drawn = [*_lives(run, units), _winner(run, units)]
         axes = {"xaxis": f"x{number}", "yaxis": f"y{number}"}
-        traces += [{**trace, **axes, "showlegend": place == 1} for trace in own]
+        traces += [{**trace, **axes, "showlegend": place == 1} for trace in drawn]
         layout[f"yaxis{number}"] = {"title": {"text": f"units of {html.escape(network)}"}, "rangemode": "tozero"}
         layout[f"xaxis{number}"] = _axes(STEPS, "")["xaxis"] | {
             "title": {"text": STEPS if place == len(networks) else ""}
@@ -289,7 +268,7 @@ def effects_figure(found: Sequence[Effect]) -> Figure | None:
             {
                 "type": "scatter",
                 "mode": "markers",
-                "x": (drawn := _some(effect.changes)),
+                "x": (drawn := thinned(sorted(effect.changes))),
                 "y": [name] * len(drawn),
                 "marker": {"color": kind.colour, "size": 7, "opacity": 0.5, "symbol": kind.symbol},
                 "hovertemplate": "%{x:+.4~r}<extra></extra>",
@@ -332,7 +311,6 @@ def shares(run: Drawn) -> Figure:
     inside = sum(seconds for name, seconds in total.items() if name not in outside)
     total["rest of the loop"] = max(0.0, loop - inside)
     whole = sum(total.values()) or 1.0
-    colours = colours_of(total)
     traces = [
         {
             "type": "bar",
@@ -344,8 +322,7 @@ def shares(run: Drawn) -> Figure:
             "textposition": "inside",
             "textangle": 0,
             "insidetextanchor": "middle",
-            "insidetextfont": {"color": readable_on(colours[name])},
-            "marker": {"color": colours[name]},
+            "marker": {"color": PARTS.get(name, PLAIN.colour)},
             "hovertemplate": f"{html.escape(name)}: {100 * seconds / whole:.1f} %, {seconds:,.1f} s<extra></extra>",
         }
         for name, seconds in sorted(total.items(), key=lambda item: -item[1])
@@ -360,36 +337,6 @@ def shares(run: Drawn) -> Figure:
         "data": traces,
         "layout": {**layout, **text, "barmode": "stack", "height": 250, "legend": {"traceorder": "normal"}},
     }
-
-
-def colours_of(names: Iterable[str]) -> dict[str, str]:
-    """Return a colour for each part of a run's time; parts that are not in `PARTS` get colours that are not in it."""
-    found: dict[str, str] = {}
-    for name in names:
-        if (colour := PARTS.get(name)) is None:
-            hue, number = 0.08, sum(known not in PARTS for known in found)
-            red, green, blue = hls_to_rgb((hue + number * GOLDEN) % 1.0, 0.68 - 0.02 * (number % 7), 0.5)
-            colour = "#" + "".join(f"{round(255 * part):02x}" for part in (red, green, blue))
-        found[name] = colour
-    return found
-
-
-def luminance(colour: str) -> float:
-    """Return the relative luminance of a colour `#rrggbb` (Web Content Accessibility Guidelines 2.2)."""
-    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
-    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-def contrast(one: str, other: str) -> float:
-    """Return the contrast ratio of two colours `#rrggbb`, 1 to 21 (Web Content Accessibility Guidelines 2.2)."""
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
-
-
-def readable_on(colour: str) -> str:
-    """Return black or white, whichever has more contrast with a colour `#rrggbb`."""
-    return max(("#000000", "#ffffff"), key=lambda text: contrast(text, colour))
 
 
 def _percent(share: float) -> str:
@@ -453,118 +400,9 @@ def comparison(groups: Sequence[Group], measure: str) -> Figure:
     return {"data": traces, "layout": layout}
 
 
-def _agents(run: Drawn, quantity: str, value: Callable[[Stage], float | None]) -> list[Figure]:
-    """Return the traces of a quantity for all agents, or quantiles and a sample if there are too many."""
-    return _lives(run, value) if run.crowd is None else [*_bands(run.crowd, quantity), *_sample(run, value)]
-
-
-def _bands(crowd: Crowd, quantity: str) -> list[Figure]:
-    """Return the traces of a quantity's quantiles over the agents of each shown generation."""
-    values = crowd.bands[quantity]
-    known = [place for place, row in enumerate(values) if np.isfinite(row).all()]
-    steps = [crowd.shown[place].agent_steps for place in known]
-    columns = [[float(value) for value in column] for column in values[known].T]
-    traces: list[Figure] = [
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "name": words,
-            "x": steps + steps[::-1],
-            "y": columns[high] + columns[low][::-1],
-            "line": {"width": 0},
-            "fill": "toself",
-            "fillcolor": BAND,
-            "hoverinfo": "skip",
-        }
-        for low, high, words in ((0, 4, "90 % of agents"), (1, 3, "half of the agents"))
-    ]
-    line = {"color": PLAIN.colour, "width": 1.2}
-    traces.append({"type": "scatter", "mode": "lines", "name": "median", "x": steps, "y": columns[2], "line": line})
-    return traces
-
-
-def _sample(run: Drawn, value: Callable[[Stage], float | None]) -> list[Figure]:
-    """Return one trace of sampled agents per kind of mutation."""
-    steps = run.steps
-    found: dict[Look, list[Stage]] = {}
-    for life in run.lives:
-        found.setdefault(look(life.mutation.kind), []).append(life)
-    return [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": html.escape(f"{kind.words} (a sample)"),
-            "x": [steps[life.generation] for life in lives],
-            "y": [value(life) for life in lives],
-            "hovertext": [_about(life, run) for life in lives],
-            "hoverinfo": "text",
-            "opacity": 0.6,
-            "marker": {"color": kind.colour, "symbol": kind.symbol, "size": 4},
-        }
-        for kind, lives in found.items()
-    ]
-
-
-def _descent(run: Drawn, descent: Tree) -> Figure:
-    """Plot the lines of descent; each line branches off its ancestors' line into its own lane."""
-    x: dict[bool, list[float | None]] = {True: [], False: []}
-    y: dict[bool, list[float | None]] = {True: [], False: []}
-    for node, up in enumerate(descent.up):
-        if up >= 0:
-            begin, lane, trunk = descent.generation[up], descent.lane[node], descent.trunk[node]
-            x[trunk] += [begin, begin, descent.generation[node], None]
-            y[trunk] += [descent.lane[up], lane, lane, None]
-    words = {True: "the winner's path", False: "other lines of descent"}
-    traces: list[Figure] = [
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "name": words[trunk],
-            "hoverinfo": "skip",
-            "x": x[trunk],
-            "y": y[trunk],
-            "line": {"color": INK if trunk else PLAIN.colour, "width": 4 if trunk else 1},
-        }
-        for trunk in (False, True)
-    ]
-    known = [value for value in descent.fitness if value is not None]
-    traces.append(
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "showlegend": False,
-            "x": descent.generation,
-            "y": descent.lane,
-            "hovertext": [
-                f"agent #{agent}, generation {generation}<br>fitness {'none' if value is None else digits(value)}"
-                for agent, generation, value in zip(descent.id, descent.generation, descent.fitness, strict=True)
-            ],
-            "hoverinfo": "text",
-            "marker": {
-                "size": 7,
-                "line": {"color": INK, "width": 1},
-                "colorscale": "Cividis",
-                "color": descent.fitness,
-                "cmin": cut.fence if (cut := cut_off(known)) else min(known, default=0),
-                "cmax": max(known, default=1),
-                "colorbar": {"title": {"text": "fitness", "side": "right"}, "thickness": 12, "len": 0.9},
-            },
-        }
-    )
-    layout = _axes("generation", "")
-    layout["yaxis"] |= {"showticklabels": False, "showgrid": False, "zeroline": False}
-    layout["xaxis"] |= {"showgrid": False, "zeroline": False, **_whole(run)}
-    return {"data": traces, "layout": {**layout, "dragmode": "pan"}, "zooms": True}
-
-
-def _some(values: Sequence[float] | NDArray[np.float64]) -> list[float]:
-    """Return the values to mark; if there are more than `POINTS`, a subset evenly spaced by rank."""
-    return list(values if len(values) <= POINTS else thinned(np.sort(values).tolist()))
-
-
 def _lives(run: Drawn, value: Callable[[Stage], float | None]) -> list[Figure]:
     """Return one trace per kind of mutation, with a line from each life's predecessor to itself."""
-    parents, steps = run.parents(), run.steps
+    parents, steps = run.parents, run.steps
     found: dict[Look, tuple[list[Any], list[Any], list[str], list[int]]] = {}
     for life in run.lives:
         parent = parents.get((life.generation, life.id))
@@ -603,21 +441,21 @@ def _lives(run: Drawn, value: Callable[[Stage], float | None]) -> list[Figure]:
 
 
 def _winner(run: Drawn, value: Callable[[Stage], float | None]) -> Figure:
-    kinds = [look(born_by(life, before)) for before, life in zip([None, *run.winner], run.winner, strict=False)]
+    kinds = [look(born_by(life, before)) for before, life in zip([None, *run.path], run.path, strict=False)]
     return {
         "type": "scatter",
         "mode": "lines+markers",
         "name": "the winner's path",
-        "x": [run.steps[life.generation] for life in run.winner],
-        "y": [value(life) for life in run.winner],
+        "x": [run.steps[life.generation] for life in run.path],
+        "y": [value(life) for life in run.path],
         "line": {"color": INK, "width": 3},
         "marker": {
             "color": [kind.colour for kind in kinds],
             "symbol": [kind.symbol for kind in kinds],
-            "size": 10 if run.crowd is None else 5,
-            "line": {"color": INK, "width": 1.5 if run.crowd is None else 0.5},
+            "size": 10,
+            "line": {"color": INK, "width": 1.5},
         },
-        "hovertext": [_about(life, run) for life in run.winner],
+        "hovertext": [_about(life, run) for life in run.path],
         "hoverinfo": "text",
     }
 
@@ -635,7 +473,7 @@ def _edges(kind: Look, pairs: Sequence[tuple[Stage, Stage]], place: Mapping[tupl
 
 def _lanes(run: Drawn) -> dict[tuple[int, int], float]:
     """Return the vertical position of each life, ordered in each generation by the parents' to reduce crossings."""
-    parents = run.parents()
+    parents = run.parents
     lanes: dict[tuple[int, int], float] = {}
     for generation in sorted({life.generation for life in run.lives}):
         living = [life for life in run.lives if life.generation == generation]

@@ -81,7 +81,9 @@ def _words(run: Drawn) -> dict[str, Any]:
         "versions": environment_facts(run),
         "path": path_rows(run),
         "path_heading": path_heading(run),
-        "lives": 0 if run.crowd is None else run.crowd.lives,
+        "count": run.count,
+        "drawn": len({life.generation for life in run.lives}),
+        "thinned": run.count > len(run.lives),
         "effects": effect_rows(effects(run)),
         "config": as_yaml(run.config, allow_unicode=True),
     }

@@ -62,7 +62,7 @@ def draw(runs: Sequence[Drawn], output: Path, measure: str | None = None, hyperp
 def _agents(figure: Any, run: Drawn, hyperparameter: str | None) -> None:
     ratios = {"height_ratios": (3, 1)} if hyperparameter else {}
     axes = figure.subplots(2 if hyperparameter else 1, 1, sharex=True, squeeze=False, **ratios)[:, 0]
-    used = _drawn(axes[0], run, "fitness", lambda life: life.fitness)
+    used = _drawn(axes[0], run, lambda life: life.fitness)
     if not run.is_rated:  # The elite's mean result and the target are on another scale than ratings.
         best = thinned(
             [(row.agent_steps, row.elite_fitness) for row in run.generations if row.elite_fitness is not None]
@@ -74,8 +74,7 @@ def _agents(figure: Any, run: Drawn, hyperparameter: str | None) -> None:
             axes[0].axhline(target, color="#009e73", linestyle="--", linewidth=THIN, label=f"target {target:g}")
     for kind in used:
         words = _plain(kind.words)
-        line = THIN if run.crowd is None else 0
-        axes[0].plot([], [], color=kind.colour, marker=kind.marker, markersize=4, linewidth=line, label=words)
+        axes[0].plot([], [], color=kind.colour, marker=kind.marker, markersize=4, linewidth=THIN, label=words)
     axes[0].set_ylabel(_plain(run.fitness_name))
     if (cut := cut_off(life.fitness for life in run.lives)) is not None:
         axes[0].set_ylim(cut.fence, axes[0].dataLim.y1 + 0.06 * (axes[0].dataLim.y1 - cut.fence))
@@ -86,7 +85,7 @@ def _agents(figure: Any, run: Drawn, hyperparameter: str | None) -> None:
         if all(hyperparameter not in life.hyperparameters for life in run.lives):
             known = ", ".join(run.lives[0].hyperparameters)
             raise UserError(f"--hyperparameter: agents of {run.name} have no {hyperparameter!r}; they have {known}")
-        _drawn(axes[1], run, f"hyperparameters.{hyperparameter}", lambda life: value_of(life, hyperparameter, run))
+        _drawn(axes[1], run, lambda life: value_of(life, hyperparameter, run))
         axes[1].set_ylabel(_plain(hyperparameter))
         drawn = (value_of(life, hyperparameter, run) for life in run.lives)
         if spans_a_decade([value for value in drawn if value is not None]):
@@ -96,44 +95,14 @@ def _agents(figure: Any, run: Drawn, hyperparameter: str | None) -> None:
     axes[-1].set_xlabel(STEPS)
 
 
-def _drawn(axis: Any, run: Drawn, quantity: str, value: Callable[[Stage], float | None]) -> list[Look]:
-    """Draw a quantity of all agents and the elite's lineage; return the looks used, for the legend."""
-    found = _lives(axis, run, value) if run.crowd is None else _crowd(axis, run, run.crowd.bands[quantity], value)
-    own = [(run.steps[life.generation], value(life)) for life in run.winner]
-    known = [(x, y) for x, y in own if y is not None]
-    # Below the agents' own lines, so that their markers can be seen.
-    path = {"color": "k", "linewidth": 1.6 * THICK, "zorder": 1.9, "label": "the winner's path"}
-    axis.plot(*zip(*known, strict=True) if known else ([], []), **path)
-    return sorted(found, key=list(dict.fromkeys([*LOOKS.values(), *found])).index)
-
-
-def _crowd(
-    axis: Any, run: Drawn, bands: NDArray[np.float64], value: Callable[[Stage], float | None]
-) -> dict[Look, None]:
-    """Draw the quantiles [K, Q] of all agents, and the sampled agents; return the looks used."""
-    assert run.crowd is not None
-    x = [row.agent_steps for row in run.crowd.shown]
-    quantiles = bands.T
-    for low, high, alpha, words in ((0, 4, 0.3, "90 % of agents"), (1, 3, 0.45, "half of the agents")):
-        axis.fill_between(x, quantiles[low], quantiles[high], color=PLAIN.colour, alpha=alpha, linewidth=0, label=words)
-    axis.plot(x, quantiles[2], color=PLAIN.colour, linewidth=THIN, label="median")
-    steps, found = run.steps, dict.fromkeys(look(life.mutation.kind) for life in run.lives)
-    for kind in found:
-        lives = [life for life in run.lives if look(life.mutation.kind) == kind]
-        places = [steps[life.generation] for life in lives]
-        values = [float("nan") if (number := value(life)) is None else number for life in lives]
-        axis.plot(places, values, color=kind.colour, marker=kind.marker, markersize=1.8, linewidth=0, alpha=0.6)
-    return found
-
-
-def _lives(axis: Any, run: Drawn, value: Callable[[Stage], float | None]) -> dict[Look, None]:
-    """Draw a line to each life from its predecessor; return the looks used."""
-    parents, steps = run.parents(), run.steps
-    found: dict[Look, None] = {}
+def _drawn(axis: Any, run: Drawn, value: Callable[[Stage], float | None]) -> list[Look]:
+    """Draw a line to each life from its predecessor, and the elite's lineage; return the looks used, for the legend."""
+    steps = run.steps
+    looks: dict[Look, None] = {}
     for life in run.lives:
-        before = parents.get((life.generation, life.id))
+        before = run.parents.get((life.generation, life.id))
         kind = look(born_by(life, before))
-        found[kind] = None
+        looks[kind] = None
         ends = [stage for stage in (before, life) if stage is not None]
         axis.plot(
             [steps[stage.generation] for stage in ends],
@@ -141,7 +110,11 @@ def _lives(axis: Any, run: Drawn, value: Callable[[Stage], float | None]) -> dic
             color=kind.colour, marker=kind.marker, markersize=3 if kind == PLAIN else 4.5,
             linewidth=THIN, markevery=[-1],
         )  # fmt: skip
-    return found
+    path = [(steps[life.generation], y) for life in run.path if (y := value(life)) is not None]
+    # Below the agents' own lines, so that their markers can be seen.
+    style = {"color": "k", "linewidth": 1.6 * THICK, "zorder": 1.9, "label": "the winner's path"}
+    axis.plot(*zip(*path, strict=True) if path else ([], []), **style)
+    return sorted(looks, key=list(dict.fromkeys([*LOOKS.values(), *looks])).index)
 
 
 def _compare(figure: Any, together: Sequence[Group], measure: str) -> None:

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from evorl.config.errors import shown
 from evorl.config.fields import leaves
-from evorl.report.data import Drawn, Floats, Generation
-from evorl.types import NO_BASELINE, EvorlWarning
+from evorl.report.data import Drawn, Generation
+from evorl.types import EvorlWarning
 
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """Student's t quantiles of 0.975 for 1 to 10 degrees of freedom (Abramowitz & Stegun 1964, table 26.10)."""
@@ -33,6 +33,7 @@ APART = ("seed", "run", "tracking", "checkpoint")
 """Settings, or sections, in which the runs of a group may differ."""
 NAMED = 3
 """The number of differing settings in a group's label; more only if labels need them to be distinct."""
+Floats = NDArray[np.float64]
 Item = TypeVar("Item")
 
 MEASURES: Mapping[str, tuple[str, Callable[[Generation], float | None]]] = {
@@ -63,7 +64,7 @@ def quantile(freedom: int) -> float:
     return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
 
 
-def interval(values: Sequence[float] | NDArray[np.float64]) -> Interval:
+def interval(values: Sequence[float] | Floats) -> Interval:
     """Return the mean of values [N], N >= 1, and its 95 % confidence interval (Student's t) if N >= `FEWEST`."""
     count, mean = len(values), float(np.mean(values))
     if count < FEWEST:
@@ -72,7 +73,7 @@ def interval(values: Sequence[float] | NDArray[np.float64]) -> Interval:
     return Interval(count, mean, mean - half, mean + half)
 
 
-def result_interval(values: Sequence[float] | NDArray[np.float64]) -> tuple[float, float]:
+def result_interval(values: Sequence[float] | Floats) -> tuple[float, float]:
     """Return the 95 % confidence interval of the mean of results [N], each from 0 to 1.
 
     It is Student's t interval, clipped to [0, 1]. If all N results are equal, that would have no width: its ends then
@@ -88,7 +89,7 @@ def result_interval(values: Sequence[float] | NDArray[np.float64]) -> tuple[floa
     return max(found.low, 0.0), min(found.high, 1.0)
 
 
-def score_of(results: NDArray[np.float64]) -> dict[str, Any]:
+def score_of(results: Floats) -> dict[str, Any]:
     """The score of a match from the results [N, 2] of its pairs of games, in the first and in the second seat.
 
     A result is 1, 0.5 or 0. The 95 % interval of their mean is over the N pairs, as the games of a pair begin alike.
@@ -156,7 +157,7 @@ class Effect:
 
     kind: str
     target: str
-    changes: Sequence[float] | NDArray[np.float64]
+    changes: Sequence[float]
 
     @property
     def interval(self) -> Interval:
@@ -171,29 +172,9 @@ class Effect:
 def effects(run: Drawn) -> list[Effect]:
     """Return the effects of all mutations of a run, by kind and, for hyperparameters, also by name.
 
-    The kind `none` holds the children that were not mutated. Agents that survived unchanged are excluded: the elite is
-    the best of its generation, so it regresses further than the parents of children do.
+    The kind `none` holds the children that were not mutated, and comes first: it is the baseline.
     """
-    if run.crowd is not None:
-        return _ordered(run.crowd.effects)
-    parents = run.parents()
-    found: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for life in run.lives:
-        parent = parents.get((life.generation, life.id))
-        if parent is None or parent.fitness is None or life.fitness is None:
-            continue
-        if parent.id == life.id or life.mutation in NO_BASELINE:
-            continue
-        kind, change = life.mutation.kind, life.fitness - parent.fitness
-        found[kind, ""].append(change)
-        if kind == "hyperparameters":
-            found[kind, life.mutation.target].append(change)
-    return _ordered({key: tuple(changes) for key, changes in found.items()})
-
-
-def _ordered(found: Mapping[tuple[str, str], Sequence[float] | NDArray[np.float64]]) -> list[Effect]:
-    """Sort by kind, then by target, with the baseline `none` first."""
-    ordered = sorted(found.items(), key=lambda item: (item[0][0] != "none", item[0]))
+    ordered = sorted(run.changes.items(), key=lambda item: (item[0][0] != "none", item[0]))
     return [Effect(kind, target, changes) for (kind, target), changes in ordered]
 
 

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from evorl.system.files import (
 from evorl.types import EvorlWarning
 
 Row = dict[str, Any]
-DECODER = json.JSONDecoder()
 
 
 class JsonLines:
@@ -76,28 +75,6 @@ class JsonLines:
         """The object of the last complete line, or None."""
         return next(iter(self.newest(1)), None)
 
-    def members(self, *names: str) -> Iterator[Row]:
-        """Yield the objects of all complete lines with these members, as `members_at` does."""
-        yield from (row for _, row in self.members_at(names))
-
-    def members_at(self, names: Collection[str]) -> Iterator[tuple[int, Row]]:
-        """Yield the byte offset and object of each complete line, decoded only up to the last of these members.
-
-        This is fast if they come first. What follows them is not validated; a line that lacks one is decoded whole.
-        """
-        offset = 0
-        for line in read_lines(self.path) if self.path.exists() else ():
-            if (row := members_of(line, names)) is not None:
-                yield offset, row
-            offset += len(line)
-
-    def at(self, offset: int, names: Collection[str]) -> Row:
-        """The object of the line at a byte offset, with these members. Raises ValueError if there is none."""
-        row = members_of(next(read_lines(self.path, offset), b""), names)
-        if row is None:
-            raise ValueError(f"{self.path}: has changed while it was read")
-        return row
-
     def cut_back(self, generation: int) -> None:
         """Drop damaged lines, and lines of generations after `generation`, which a resumed run trains again.
 
@@ -129,28 +106,3 @@ def row_of(line: bytes) -> Row | None:
         if line.endswith(b"\n") and isinstance(row, dict) and isinstance(row.get("generation"), int):
             return row
     return None
-
-
-def members_of(line: bytes, names: Collection[str]) -> Row | None:
-    """The members of a line's object up to the last of `names`, or None where `row_of` would.
-
-    If the line lacks one of them, this is the whole object. What follows the last of them is not validated.
-    """
-    if not line.endswith(b"}\n"):
-        return row_of(line)
-    row: Row = {}
-    left = {"generation", *names}
-    decode, discard = DECODER.raw_decode, left.discard
-    with contextlib.suppress(ValueError, IndexError, RecursionError):
-        text, place, mark = line.decode(), 0, "{"
-        while left and text[place] == mark:
-            mark = ","
-            # json.dumps writes at most one space after a separator.
-            name, place = decode(text, place + 2 if text[place + 1] == " " else place + 1)
-            if not isinstance(name, str) or text[place] != ":":
-                return row_of(line)
-            row[name], place = decode(text, place + 2 if text[place + 1] == " " else place + 1)
-            discard(name)
-        if not left and isinstance(row["generation"], int):
-            return row
-    return row_of(line)

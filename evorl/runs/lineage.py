@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,7 +36,6 @@ class Stage:
 
 
 LINE = TypeAdapter(Stage)
-STEPS = TypeAdapter(Number)
 SAME = Mutation("none", "the same agent")
 Key = tuple[int | None, int | None]
 """The generation and agent id that identify a line."""
@@ -49,19 +49,31 @@ def ancestry(run: Path) -> list[Stage]:
     _, elite = load_elite(run)
     last = JsonLines(run / METRICS).last() or {}
     generation = last.get("elite_generation")
-    key: Key = generation if isinstance(generation, int) else None, elite.id
+    stages = list(ancestors(run, generation if isinstance(generation, int) else None, elite.id))[::-1]
+    later = (replace(stage, mutation=SAME) if stage.id == before.id else stage for before, stage in pairwise(stages))
+    return [stages[0], *later]
+
+
+def ancestors(run: Path, generation: int | None, agent: int | None) -> Iterator[Stage]:
+    """Yield an agent as it was in a generation, and its ancestor in each earlier one, the newest first.
+
+    Raises UserError where `lineage.jsonl` lacks one.
+    """
+    key: Key = generation, agent
     search = _Search(JsonLines(run / LINEAGE))
-    stage = _stage(run, search.first(key), key)
-    stages: list[Stage] = []
+    row = search.first(key)
     while True:
-        key = stage.parent_generation, stage.parent
+        if row is None:
+            raise UserError(f"{run / LINEAGE}: has no line for agent {key[1]} in generation {key[0]}")
+        stage = stage_of(row, run / LINEAGE)
         if stage.parent_generation is not None and stage.parent_generation >= stage.generation:
             raise UserError(f"{run / LINEAGE}: agent {stage.id} has no parent of an earlier generation")
+        yield stage
+        key = stage.parent_generation, stage.parent
         before, parent = search.before(stage)
-        stages.append(replace(stage, mutation=SAME) if before is not None else stage)
         if before is None and stage.parent is None:
-            return stages[::-1]
-        stage = _stage(run, before or parent, (stage.generation - 1, stage.id) if before else key)
+            return
+        row = before or parent
 
 
 class _Search:
@@ -91,12 +103,6 @@ class _Search:
             if parent is None and key == (stage.parent_generation, stage.parent):
                 parent = row
         return None, parent
-
-
-def _stage(run: Path, row: Any, key: Key) -> Stage:
-    if row is None:
-        raise UserError(f"{run / LINEAGE}: has no line for agent {key[1]} in generation {key[0]}")
-    return stage_of(row, run / LINEAGE)
 
 
 def stage_of(row: Row, path: Path) -> Stage:

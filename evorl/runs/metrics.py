@@ -89,7 +89,6 @@ def generation_row(
     fitness = [agent.fitness for agent in agents]
     known = [value for value in fitness if value is not None]
     training = seconds["training"]
-    # Reports of long runs decode a line only up to `architectures`, so keep the order of keys.
     return {
         **progress,
         "elite_fitness": elite.score.mean if elite.score else None,

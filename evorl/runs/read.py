@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +18,6 @@ from evorl.runs.directory import ELITE_FACTS, LINEAGE, METRICS, MOST_RESUMES, fr
 from evorl.runs.directory import RESUMES as RESUMES_FILE
 from evorl.runs.directory import SUMMARY as SUMMARY_FILE
 from evorl.runs.json_lines import JsonLines, Row
-from evorl.runs.table import Table, as_table
 from evorl.system.files import read_json, reason
 from evorl.types import Measured, Number, UserError, Words
 
@@ -47,6 +46,10 @@ class ResumesFile(TypedDict, total=False):
     generations: Annotated[list[Number], Field(max_length=MOST_RESUMES)]
 
 
+MAX_COLUMNS = 10_000
+"""The maximum number of columns of a table; a manipulated file could name almost one per byte."""
+DEEP = 50
+"""The nesting depth up to which the members of objects get columns of their own."""
 SUMMARY, AGENT, RESUMES = TypeAdapter(SummaryFile), TypeAdapter(AgentFile), TypeAdapter(ResumesFile)
 
 
@@ -69,10 +72,9 @@ class RunOverview:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """The contents of a run's directory. Its tables are sequences of rows, which `columns` converts to arrays.
+    """The contents of a run's directory. Its tables are lists of rows, which `columns` converts to arrays.
 
-    `metrics` has one row per generation, `lineage` one per agent and generation, in file order. Both are stored by
-    column, with 9 bytes for each number that is not the same in all rows: a sixth of the files' size. `config` is the
+    `metrics` has one row per generation, `lineage` one per agent and generation, in file order. `config` is the
     configuration as written, `elite` describes the best agent so far. `summary` says how the run ended; it is empty
     while the run trains, and after a kill.
     """
@@ -91,7 +93,7 @@ class RunRecord:
 
     def metric(self, name: str) -> NDArray[np.float64]:
         """A scalar metric [G], such as `best_fitness`; NaN for generations without it."""
-        return as_table(self.metrics).numbers(name)
+        return np.array([_number(row.get(name)) for row in self.metrics])
 
 
 def read_overview(path: Path) -> RunOverview:
@@ -115,12 +117,52 @@ def read_run(path: str | Path) -> RunRecord:
     run = Path(path)
     config = saved_settings(run)
     try:
-        metrics, lineage = (Table(JsonLines(run / file).rows()) for file in (METRICS, LINEAGE))
+        metrics, lineage = (list(JsonLines(run / file).rows()) for file in (METRICS, LINEAGE))
         elite = _object(run / ELITE_FACTS, AGENT)
         summary = _object(run / SUMMARY_FILE, SUMMARY)
     except OSError as error:
         raise UserError(reason(error, run)) from error
     return RunRecord(run, config, metrics, lineage, elite, summary)
+
+
+def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
+    """Convert a table to columns [N] by name, with nested keys dotted as in `hyperparameters.gamma`.
+
+    Numeric columns are float64, with NaN for missing values; all others have dtype object. Raises UserError if there
+    are more than 10,000 columns, which no run writes.
+    """
+    table: dict[str, list[Any]] = {}
+    for count, row in enumerate(rows):
+        for name, value in _leaves(row):
+            column = table.setdefault(name, [])
+            column[count:] = [None] * (count - len(column)) + [value]
+        if len(table) > MAX_COLUMNS:
+            raise UserError(f"a table of more than {MAX_COLUMNS:,} columns, which no run writes")
+    return {name: _array(column + [None] * (len(rows) - len(column))) for name, column in table.items()}
+
+
+def _leaves(row: Mapping[str, Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """The values of a row by their dotted names, without objects unless these are too deep."""
+    for key, value in row.items():
+        if isinstance(value, dict) and depth < DEEP:
+            yield from _leaves(value, f"{prefix}{key}.", depth + 1)
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _array(values: Sequence[Any]) -> NDArray[Any]:
+    if all(value is None or isinstance(value, int | float) for value in values):
+        return np.array([_number(value) for value in values])
+    objects = np.empty(len(values), dtype=object)
+    objects[:] = values
+    return objects
+
+
+def _number(value: Any) -> float:
+    """Convert a JSON value to float; NaN if it is not a number or overflows."""
+    with contextlib.suppress(OverflowError):
+        return float(value) if isinstance(value, int | float) else np.nan
+    return np.nan
 
 
 def _object(path: Path, schema: TypeAdapter[Any]) -> Row:

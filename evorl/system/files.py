@@ -216,13 +216,12 @@ def read_bounded(path: Path) -> bytes:
             raise UserError(f"{path}: does not fit into the memory that there is") from error
 
 
-def read_lines(path: Path, offset: int = 0) -> Iterator[bytes]:
-    """Yield the lines of a file from a byte offset on, with their line ends; the last one may have none.
+def read_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file, with their line ends; the last one may have none.
 
     Raises OSError, and UserError if a line is longer than `MAX_LINE`.
     """
     with _open(path, BLOCK) as file:
-        file.seek(offset)
         while line := file.readline(MAX_LINE + 1):
             _check_line(path, len(line))
             yield line

@@ -28,13 +28,14 @@ def test_ratings_are_drawn_without_the_mean_results_of_another_scale(tmp_path):
     assert not any(each in picture for each in ("best so far", "mean return", "target"))
 
 
-def test_a_long_run_is_drawn_as_quantiles_with_a_sample(tmp_path, monkeypatch):
-    monkeypatch.setattr("evorl.report.data.MOST_LIVES", 100)
+def test_of_a_long_run_fewer_lines_are_drawn(tmp_path, monkeypatch):
     path = write_long_run(tmp_path / "a", 30, 6)
-    run_command(["plot", str(path), "--hyperparameter", "learning_rate", "-o", str(tmp_path / "a.svg")])
-    picture = (tmp_path / "a.svg").read_text()
-    assert picture.count('id="FillBetweenPolyCollection') + picture.count('id="PolyCollection') == 4
-    assert "#0072b2" in picture, "the sample's mutations of hyperparameters"
+    sizes = []
+    for most in (1_000, 100):
+        monkeypatch.setattr("evorl.report.data.MOST_LIVES", most)
+        run_command(["plot", str(path), "--hyperparameter", "learning_rate", "-o", str(tmp_path / "a.svg")])
+        sizes.append((tmp_path / "a.svg").read_text().count('id="line2d_'))
+    assert sizes[0] > sizes[1] + 100
     with pytest.raises(UserError, match="have no 'lr'; they have learning_rate, gamma"):
         run_command(["plot", str(path), "--hyperparameter", "lr", "-o", str(tmp_path / "x.png")])
 

@@ -209,7 +209,7 @@ def test_a_history_with_a_line_without_end_is_not_read(run, capsys, monkeypatch)
     monkeypatch.setattr("evorl.system.files.MAX_LINE", 2**20)
     metrics = run / "metrics.jsonl"
     os.truncate(metrics, 2**40)
-    for read in (JsonLines(metrics).rows, JsonLines(metrics).backwards, JsonLines(metrics).members):
+    for read in (JsonLines(metrics).rows, JsonLines(metrics).backwards):
         with pytest.raises(UserError, match=r"metrics.jsonl: has a line of more than 1 MiB, which no run writes"):
             list(read())
     assert "metrics.jsonl: has a line of more than 1 MiB" in refused(capsys)
