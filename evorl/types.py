@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -382,10 +382,10 @@ class RecurrentInput:
 class Batch:
     """The input of one population update; all tensors lead with [P, B].
 
-    The loss is the sum over B of `weight` times its elements: the mean over each agent's own batch whatever its size.
-    Under prioritised replay `weight` includes importance-sampling weights and `share` [P, B] does not; metrics are
-    means by `share`, or by `weight` if there is no `share`. Agents with `due` [P] 0 skip this update; `all_due` says
-    that none does. `columns` are actions, rewards, and anything else stored or computed per transition.
+    The loss is the sum over B of `weight` times the loss per sample: the mean over each agent's own batch whatever its
+    size. Under prioritised replay `weight` includes importance-sampling weights and `share` [P, B] does not; metrics
+    are means by `share`, or by `weight` if there is no `share`. Agents with `due` [P] 0 skip this update; `all_due`
+    says that none does. `columns` are actions, rewards, and anything else stored or computed per transition.
     Sequences for recurrent agents are time-major in B = T * S, with their `recurrent` input. A batch may instead carry
     flat `gradients` by network, computed by actors, with their metrics [P, 1] as columns.
     `number` is the batch's index among those that were drawn together.
@@ -420,21 +420,18 @@ class Batch:
 
 @dataclass
 class Loss:
-    """The loss of a stack of agents: `elements` [P, B], whose weighted sum over B is each agent's loss.
+    """The loss of a stack of agents: `per_sample` [P, B], whose weighted sum over B is each agent's loss.
 
     `metrics` returns metrics [P, B], in updates that report them, to be averaged over the batch; `errors` [P, B]
     (td_error) set priorities. If the mean, over ranks too, of the metric named `divergence`, such as the KL divergence
     from the behaviour policy, exceeds `limit` [P], the agent is not updated and stops learning from this experience.
-    An algorithm with an analytic gradient gives it in `gradients`: pairs of a network output [P, B, ...] and the
-    gradient of the weighted sum with respect to it. Otherwise autograd differentiates the elements.
     """
 
-    elements: Tensor
+    per_sample: Tensor
     metrics: Callable[[], Tensors] = dict
     errors: Tensor | None = None
     divergence: str | None = None
     limit: Tensor | None = None
-    gradients: Sequence[tuple[Tensor, Tensor]] = ()
 
 
 @dataclass

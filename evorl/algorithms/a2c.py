@@ -15,10 +15,8 @@ from torch import Tensor
 
 from evorl.algorithms.base import ActInput, ActOutput, Algorithm
 from evorl.algorithms.functional import (
-    LossAndGradient,
     explained_variance,
     gae,
-    half_squared_error,
     next_values,
     policy_gradient,
     without_gaps,
@@ -275,18 +273,12 @@ class A2C(Algorithm):
         """Actor-critic loss of a batch: policy loss + c_value * value loss - c_entropy * entropy."""
         outputs = stack.networks["policy"](batch.observation, batch.recurrent)
         mask = batch.observation.get("action_mask")
-        with torch.no_grad():
-            likelihood = self.distribution.likelihood(outputs, mask, batch.columns["unclipped_action"])
-            value = outputs["value"].squeeze(-1)
-            batch = self.with_targets(stack, batch, likelihood, value)
-            policy_loss, log_prob_gradient = self.policy_loss(stack, batch, likelihood)
-            value_loss, value_gradient = self.value_loss(stack, batch, value)
-            c_value, c_entropy = self.value_coefficient(stack), self.entropy_coefficient(stack, batch)
-            elements = torch.addcmul(policy_loss, c_value, value_loss)
-            elements = elements.addcmul_(c_entropy, likelihood.entropy, value=-1)
-            weight = batch.weight
-            gradients = likelihood.gradients(log_prob_gradient * weight, -c_entropy * weight)
-            gradients["value"] = (value_gradient * c_value * weight).unsqueeze(-1)
+        likelihood = self.distribution.likelihood(outputs, mask, batch.columns["unclipped_action"])
+        value = outputs["value"].squeeze(-1)
+        batch = self.with_targets(stack, batch, likelihood, value)
+        policy_loss, value_loss = self.policy_loss(stack, batch, likelihood), self.value_loss(stack, batch, value)
+        c_value, c_entropy = self.value_coefficient(stack), self.entropy_coefficient(stack, batch)
+        per_sample = policy_loss + c_value * value_loss - c_entropy * likelihood.entropy
 
         def metrics() -> Tensors:
             explained = explained_variance(batch.columns["value"], batch.columns["return"], batch.weight)
@@ -297,7 +289,7 @@ class A2C(Algorithm):
                 "explained_variance": explained.unsqueeze(-1).expand_as(policy_loss),
             } | self.more_metrics(stack, batch, likelihood)
 
-        return Loss(elements, metrics, gradients=[(outputs[name], each) for name, each in gradients.items()])
+        return Loss(per_sample, metrics)
 
     def with_targets(self, stack: Stack, batch: Batch, likelihood: Likelihood, value: Tensor) -> Batch:
         """Add the columns `advantage` and `return` [P, B], and a newer `value` where that is known, to a batch.
@@ -314,13 +306,13 @@ class A2C(Algorithm):
         """Coefficient [P, 1], or [P, B], of the entropy."""
         return stack.hyperparameters["entropy_coefficient"].unsqueeze(-1)
 
-    def policy_loss(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> LossAndGradient:
-        """Policy-gradient loss and its derivative with respect to the log-probability, both [P, B]."""
+    def policy_loss(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensor:
+        """Policy-gradient loss [P, B]."""
         return policy_gradient(likelihood.log_prob, batch.columns["advantage"])
 
-    def value_loss(self, stack: Stack, batch: Batch, value: Tensor) -> LossAndGradient:
-        """Half the squared error of the value and its derivative with respect to the value, both [P, B]."""
-        return half_squared_error(value - batch.columns["return"])
+    def value_loss(self, stack: Stack, batch: Batch, value: Tensor) -> Tensor:
+        """Half the squared error of the value [P, B]."""
+        return 0.5 * (value - batch.columns["return"]).square()
 
     def more_metrics(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensors:
         """Further metrics, each [P, B]."""

@@ -20,13 +20,7 @@ from torch import Tensor
 
 from evorl.algorithms.base import ActInput, ActOutput, hyperparameter
 from evorl.algorithms.exploration import EpsilonGreedy, random_choices
-from evorl.algorithms.functional import (
-    LossAndGradient,
-    dueling,
-    dueling_gradient,
-    of_action,
-    of_action_gradient,
-)
+from evorl.algorithms.functional import dueling, of_action
 from evorl.algorithms.off_policy import OffPolicy, UpdatePeriod
 from evorl.algorithms.values import VALUES, ValueSettings
 from evorl.config import Config
@@ -99,12 +93,12 @@ class DQNSettings(ValueSettings):
 
 
 class _Values(NamedTuple):
-    """Value atoms of a batch [P, B, A, N]: of the observation by the online network, of the next observation by the
-    online network (None without double Q-learning), and of the next observation by the target network."""
+    """Value atoms of a batch [P, B, A, N]: of the observation by the online network, and without gradients of the next
+    observation by the target network and by the one that chooses the next action."""
 
     atoms: Tensor
-    next_atoms: Tensor | None
     target_atoms: Tensor
+    choosing_atoms: Tensor
 
 
 class DQN(OffPolicy):
@@ -195,48 +189,40 @@ class DQN(OffPolicy):
 
         The online and target networks each draw new noise.
         """
-        action, discount = batch.columns["action"], self.discount(stack.hyperparameters["gamma"])
+        discount = self.discount(stack.hyperparameters["gamma"])
         network, target = (networks["q"].with_noise(generator) for networks in (stack.networks, stack.target_networks))
-        evaluate = self._single if batch.recurrent is None else self._sequences
-        outputs, values = evaluate(network, target, batch)
+        values = (self._single if batch.recurrent is None else self._sequences)(network, target, batch)
         with torch.no_grad():
-            # Double Q-learning: the online network selects the action that the target network evaluates.
-            chosen_by = values.target_atoms if values.next_atoms is None else values.next_atoms
             next_mask = batch.next_observation.get("action_mask")
-            next_action = allowed(self.values.mean(chosen_by), next_mask).max(-1).indices
+            next_action = allowed(self.values.mean(values.choosing_atoms), next_mask).max(-1).indices
             next_atoms = of_action(values.target_atoms, next_action)
-            loss, gradient = self.values.loss(of_action(values.atoms, action), next_atoms, batch.columns, discount)
-            gradient = of_action_gradient(gradient * batch.weight.unsqueeze(-1), action, self.actions)
-            penalty = self.penalty(stack, batch, values.atoms)
-            if penalty is not None:
-                loss.elements = loss.elements + penalty[0]
-                gradient += penalty[1] * batch.weight[..., None, None]
-            loss.gradients = self._output_gradients(outputs, gradient)
+        loss = self.values.loss(of_action(values.atoms, batch.columns["action"]), next_atoms, batch.columns, discount)
+        penalty = self.penalty(stack, batch, values.atoms)
+        if penalty is not None:
+            loss.per_sample = loss.per_sample + penalty
         return loss
 
-    def penalty(self, stack: Stack, batch: Batch, atoms: Tensor) -> LossAndGradient | None:
-        """Extra loss [P, B] and its derivative [P, B, A, N] with respect to the `atoms` of all actions, or None.
+    def penalty(self, stack: Stack, batch: Batch, atoms: Tensor) -> Tensor | None:
+        """Extra loss [P, B] from the `atoms` [P, B, A, N] of all actions, or None.
 
         For subclasses, such as conservative Q-learning with log sum_a exp Q(s, a) - Q(s, a_taken) (arXiv 2006.04779,
-        eq. 4). `functional.value_and_gradient` differentiates a loss by autograd.
+        eq. 4).
         """
         return None
 
-    def _single(self, network: StackedNetwork, target: StackedNetwork, batch: Batch) -> tuple[Tensors, _Values]:
-        """The heads' outputs that gradients flow into, and the values of single transitions."""
-        if not self.settings.double:
-            outputs, next_outputs = network(batch.observation), None
-        else:
-            outputs, next_outputs = network.forward_pair(batch.observation, batch.next_observation)
-        with torch.no_grad():
-            next_atoms = None if next_outputs is None else self.atoms(next_outputs)
-            return outputs, _Values(self.atoms(outputs), next_atoms, self.atoms(target(batch.next_observation)))
+    def _single(self, network: StackedNetwork, target: StackedNetwork, batch: Batch) -> _Values:
+        """The values of single transitions.
 
-    def _sequences(self, network: StackedNetwork, target: StackedNetwork, batch: Batch) -> tuple[Tensors, _Values]:
-        """Like `_single`, for sequences: each network is unrolled from the burn-in to the observation after the end.
-
-        The outputs are those of T + 1 steps, [P, (T + 1) * S, ...].
+        In double Q-learning the online network chooses the next action, which the target network evaluates.
         """
+        atoms = self.atoms(network(batch.observation))
+        with torch.no_grad():
+            target_atoms = self.atoms(target(batch.next_observation))
+            choosing = self.atoms(network(batch.next_observation)) if self.settings.double else target_atoms
+        return _Values(atoms, target_atoms, choosing)
+
+    def _sequences(self, network: StackedNetwork, target: StackedNetwork, batch: Batch) -> _Values:
+        """Like `_single`, for sequences: each network is unrolled from the burn-in to the observation after the end."""
         recurrent = batch.recurrent
         assert recurrent is not None
         count, split = recurrent.started.shape[2], recurrent.started.shape[1] - self.settings.sequence_length
@@ -246,24 +232,15 @@ class DQN(OffPolicy):
             name: torch.cat((seen, batch.next_observation[name][:, -count:]), 1)
             for name, seen in batch.observation.items()
         }
-        outputs, target_outputs = (
-            each(rows, RecurrentInput(each.state_after(recurrent.burn_in, before), started))
-            for each in (network, target)
-        )
+
+        def unrolled(network: StackedNetwork) -> Tensor:
+            """Atoms [P, (T + 1) * S, A, N]."""
+            state = network.state_after(recurrent.burn_in, before)
+            return self.atoms(network(rows, RecurrentInput(state, started)))
+
+        atoms = unrolled(network)
         with torch.no_grad():
-            atoms, target_atoms = self.atoms(outputs), self.atoms(target_outputs)
-            next_atoms = atoms[:, count:] if self.settings.double else None
-            return outputs, _Values(atoms[:, :-count], next_atoms, target_atoms[:, count:])
-
-    def _output_gradients(self, outputs: Tensors, gradient: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Each head's output with its gradient, from the `gradient` [P, B, A, N] at all actions' atoms.
-
-        The observation after a sequence has no gradient.
-        """
-        rest = next(iter(outputs.values())).shape[1] - gradient.shape[1]
-        if rest:
-            gradient = torch.cat((gradient, gradient.new_zeros(len(gradient), rest, *gradient.shape[2:])), 1)
-        if not self.settings.dueling:
-            return [(outputs["q_values"], gradient.flatten(-2))]
-        value, advantage = dueling_gradient(gradient)
-        return [(outputs["advantage"], advantage.flatten(-2)), (outputs["value"], value)]
+            target_atoms = unrolled(target)[:, count:]
+        return _Values(
+            atoms[:, :-count], target_atoms, atoms[:, count:].detach() if self.settings.double else target_atoms
+        )

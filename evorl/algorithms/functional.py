@@ -1,10 +1,5 @@
 """Losses, returns and advantages: each formula once, as its paper has it. Pure functions.
 
-A function that returns `LossAndGradient` computes its derivative with respect to the first argument analytically:
-autograd, whose overhead dominates in small networks, would cost PPO, QR-DQN and Ape-X more than a tenth of an update
-(docs/results/throughput.md). `tests/algorithms/test_functional.py` checks each of them against autograd, which
-differentiates all other losses, in the learner or in `value_and_gradient`.
-
 Functions raise ValueError for tensors whose shapes differ where they must not, since broadcasting [P, B] against
 [P, B, 1] would silently compute something else.
 
@@ -15,129 +10,80 @@ expectation. In functions of rollouts, B stands for environments or sequences.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-LossAndGradient = tuple[Tensor, Tensor]
-"""A loss and its derivative with respect to the loss function's first argument."""
-
-CACHED = 2**16
-"""Number of quantile differences computed at once, chosen to fit in a core's own cache."""
 MAX_WORKER_RATIO = 2.0
 """Upper bound on the ratio of the worker's to the target network's action probability (arXiv 1912.00167, section 3)."""
 
 
-# Losses of values, with respect to the error or the prediction
+# Losses of values
 
 
-def squared_error(error: Tensor) -> LossAndGradient:
-    """Squared error e^2, in the shape of `error`; its derivative is 2 e."""
-    return error.square(), 2 * error
-
-
-def half_squared_error(error: Tensor) -> LossAndGradient:
-    """Half the squared error e^2 / 2, in the shape of `error`; its derivative is e."""
-    return 0.5 * error.square(), error
-
-
-def huber(error: Tensor) -> LossAndGradient:
-    """Huber loss (Huber 1964) in the shape of `error`: e^2 / 2 for |e| <= 1, |e| - 1/2 beyond.
-
-    With c = clamp(e, -1, 1) it is c (e - c / 2), and its derivative is c.
-    """
-    clipped = error.clamp(-1, 1)
-    return clipped * torch.sub(error, clipped, alpha=0.5), clipped
-
-
-REGRESSION_LOSSES: Mapping[str, Callable[[Tensor], LossAndGradient]] = {"mse": squared_error, "huber": huber}
-"""The losses of a td_error that a configuration can name."""
-
-
-def clipped_value_loss(value: Tensor, old_value: Tensor, target: Tensor, clip: Tensor) -> LossAndGradient:
+def clipped_value_loss(value: Tensor, old_value: Tensor, target: Tensor, clip: Tensor) -> Tensor:
     """Value loss of PPO, max((V - R)^2, (V' - R)^2) / 2 with V' = V_old + clamp(V - V_old, -clip, clip), [P, B].
 
-    All are [P, B] but `clip`, which is [P]. Where V' is clipped and has the larger error, the derivative is 0;
-    elsewhere it is V - R. From the authors' implementation of PPO (Dhariwal et al. 2017); compared in arXiv 2006.05990.
+    All are [P, B] but `clip`, which is [P]. From the authors' implementation of PPO (Dhariwal et al. 2017); compared in
+    arXiv 2006.05990.
     """
     _same_shape("clipped_value_loss", value=value, old_value=old_value, target=target)
-    bound, away = clip.unsqueeze(-1), value - old_value
-    (free, gradient), (near, _) = (
-        half_squared_error(each - target) for each in (value, old_value + away.clamp(-bound, bound))
-    )
-    return torch.maximum(free, near), gradient.masked_fill((near > free) & (away.abs() > bound), 0.0)
+    bound = clip.unsqueeze(-1)
+    near = old_value + (value - old_value).clamp(-bound, bound)
+    return 0.5 * torch.maximum((value - target).square(), (near - target).square())
 
 
-def cross_entropy(logits: Tensor, target: Tensor) -> LossAndGradient:
+def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     """Cross-entropy -sum_n p_n log softmax(l)_n [P, B] between `target` p and the softmax of `logits` l (C51's loss).
 
-    Both are [P, B, N], and the target's probabilities sum to 1. The derivative with respect to the logits is
-    softmax(l) - p [P, B, N]. Source: arXiv 1707.06887, alg. 1.
+    Both are [P, B, N], and the target's probabilities sum to 1. Source: arXiv 1707.06887, alg. 1.
     """
     _same_shape("cross_entropy", logits=logits, target=target)
-    return -(target * logits.log_softmax(-1)).sum(-1), logits.softmax(-1) - target
+    return -(target * logits.log_softmax(-1)).sum(-1)
 
 
-def quantile_huber(quantiles: Tensor, samples: Tensor, kappa: float) -> LossAndGradient:
+def quantile_huber(quantiles: Tensor, samples: Tensor, kappa: float) -> Tensor:
     """Quantile Huber loss [P, B] of `quantiles` q [P, B, N] for `samples` x [P, B, M] (arXiv 1710.10044, eq. 9 and 10).
 
     The loss is sum_i mean_j |tau_i - 1{u < 0}| H(u) / kappa with u = x_j - q_i, tau_i = (i + 1/2) / N (i counts from
     0) and H the Huber loss with threshold kappa; the division by kappa is that of arXiv 1806.06923. With a `kappa` of
-    0, |u| stands for H(u) / kappa: it is the quantile regression loss. With c = clamp(u, -kappa, kappa), or sign(u) for
-    a kappa of 0, the derivative with respect to q_i is -mean_j |tau_i - 1{u < 0}| c / kappa, [P, B, N].
+    0, |u| stands for H(u) / kappa: it is the quantile regression loss.
     """
     if quantiles.shape[:-1] != samples.shape[:-1]:
         raise ValueError(f"quantile_huber: quantiles {list(quantiles.shape)} and samples {list(samples.shape)} differ")
-    agents, part, atoms = quantiles.shape
-    if quantiles.device.type == "cpu":
-        part = max(1, CACHED // (agents * atoms * samples.shape[-1]))
-    parts = zip(quantiles.split(part, 1), samples.split(part, 1), strict=True)
-    losses, gradients = zip(*(_quantile_huber(*each, kappa) for each in parts), strict=True)
-    return torch.cat(losses, 1), torch.cat(gradients, 1)
-
-
-def _quantile_huber(quantiles: Tensor, samples: Tensor, kappa: float) -> LossAndGradient:
-    """`quantile_huber` of as many samples as fit in the cache."""
     atoms = quantiles.shape[-1]
     tau = ((torch.arange(atoms, device=quantiles.device).to(quantiles) + 0.5) / atoms).unsqueeze(-1)
     u = samples.unsqueeze(-2) - quantiles.unsqueeze(-1)
     asymmetry = torch.where(u < 0, 1 - tau, tau)
-    # As in `huber`, H(u) = c (u - c / 2); the gradient's asymmetry * c is computed once for both.
-    c = u.clamp(-kappa, kappa) if kappa else u.sign()
-    weighted, scale = asymmetry * c, kappa or 1.0
-    rest = torch.sub(u, c, alpha=0.5) if kappa else u
-    return (weighted * rest).mean(-1).sum(-1) / scale, weighted.mean(-1) / -scale
+    size = functional.huber_loss(u, torch.zeros_like(u), reduction="none", delta=kappa) / kappa if kappa else u.abs()
+    return (asymmetry * size).mean(-1).sum(-1)
 
 
 # Losses of policies
 
 
-def policy_gradient(log_prob: Tensor, advantage: Tensor) -> LossAndGradient:
-    """Policy-gradient loss -log pi(a|s) A [P, B] of REINFORCE (Williams 1992) with a baseline; its derivative is -A."""
+def policy_gradient(log_prob: Tensor, advantage: Tensor) -> Tensor:
+    """Policy-gradient loss -log pi(a|s) A [P, B] of REINFORCE (Williams 1992) with a baseline."""
     _same_shape("policy_gradient", log_prob=log_prob, advantage=advantage)
-    gradient = -advantage
-    return log_prob * gradient, gradient
+    return -log_prob * advantage
 
 
-def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: Tensor) -> LossAndGradient:
+def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: Tensor) -> Tensor:
     """Negative clipped surrogate of PPO, -min(r A, clamp(r, 1 - clip, 1 + clip) A) [P, B] (arXiv 1707.06347, eq. 7).
 
-    `log_ratio` log r [P, B] is the new log-probability minus the old one, `advantage` A [P, B], `clip` [P]. The
-    derivative with respect to log r is -r A, or 0 where the clipped term is the smaller one.
+    `log_ratio` log r [P, B] is the new log-probability minus the old one, `advantage` A [P, B], `clip` [P].
     """
     _same_shape("clipped_surrogate", log_ratio=log_ratio, advantage=advantage)
-    # The minimum is min(r A, A + clip |A|): the bound of r is 1 + clip where A > 0 and 1 - clip where A < 0.
-    limit = torch.addcmul(advantage, clip.unsqueeze(-1), advantage.abs())
-    surrogate = log_ratio.exp() * advantage
-    return -torch.minimum(surrogate, limit), (-surrogate).masked_fill_(surrogate > limit, 0.0)
+    ratio, clip = log_ratio.exp(), clip.unsqueeze(-1)
+    return -torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
 
 
 def impact_log_ratio(log_prob: Tensor, worker_log_prob: Tensor, target_log_ratio: Tensor) -> Tensor:
     """Log-ratio log(min(worker / target, 2) policy / worker) [P, B] of IMPACT (arXiv 1912.00167, section 3).
 
-    `log_prob` is the policy's, and `target_log_ratio` the target network's log-probability minus the worker's. The
-    derivative with respect to `log_prob` is 1.
+    `log_prob` is the policy's, and `target_log_ratio` the target network's log-probability minus the worker's.
     """
     return log_prob - worker_log_prob + (-target_log_ratio).clamp(max=math.log(MAX_WORKER_RATIO))
 
@@ -161,36 +107,13 @@ def temperature_loss(log_temperature: Tensor, entropy: Tensor, target_entropy: T
     return log_temperature * (entropy - target_entropy)
 
 
-def value_and_gradient(loss: Callable[[Tensor], Tensor], x: Tensor) -> LossAndGradient:
-    """Loss [P, B] of `x` [P, B, ...] and its derivative in the shape of `x`, by autograd.
-
-    The loss at [p, b] may depend only on the entries of `x` at [p, b].
-    """
-    with torch.enable_grad():
-        leaf = x.detach().requires_grad_()
-        value = loss(leaf)
-        (gradient,) = torch.autograd.grad(value.sum(), leaf)
-    return value.detach(), gradient
-
-
 # Action values
 
 
 def of_action(atoms: Tensor, action: Tensor) -> Tensor:
     """The atoms [P, B, N] of the chosen `action` [P, B] out of those of all actions [P, B, A, N]."""
-    return atoms.gather(-2, _atom_index(action, atoms.shape[-1])).squeeze(-2)
-
-
-def of_action_gradient(gradient: Tensor, action: Tensor, actions: int) -> Tensor:
-    """Gradient [P, B, A, N] at all actions' atoms, from the `gradient` [P, B, N] at those of the chosen `action`."""
-    atoms = gradient.shape[-1]
-    every = gradient.new_zeros(*action.shape, actions, atoms)
-    return every.scatter_(-2, _atom_index(action, atoms), gradient.unsqueeze(-2))
-
-
-def _atom_index(action: Tensor, atoms: int) -> Tensor:
-    """Index [P, B, 1, N] of the `action` [P, B] into all actions' atoms [P, B, A, N]."""
-    return action.unsqueeze(-1).unsqueeze(-1).expand(*action.shape, 1, atoms)
+    index = action.unsqueeze(-1).unsqueeze(-1).expand(*action.shape, 1, atoms.shape[-1])
+    return atoms.gather(-2, index).squeeze(-2)
 
 
 def dueling(value: Tensor, advantage: Tensor) -> Tensor:
@@ -199,12 +122,6 @@ def dueling(value: Tensor, advantage: Tensor) -> Tensor:
     `value` is [P, B, N], `advantage` [P, B, A, N].
     """
     return value.unsqueeze(-2) + advantage - advantage.mean(-2, keepdim=True)
-
-
-def dueling_gradient(gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients sum_a g_a [P, B, N] at the value and g_a - mean_a g_a at the advantage, from g [P, B, A, N]."""
-    total = gradient.sum(-2, keepdim=True)
-    return total.squeeze(-2), gradient - total / gradient.shape[-2]
 
 
 # Targets of one transition or n-step window

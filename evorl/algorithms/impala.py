@@ -18,7 +18,6 @@ from torch import Tensor
 
 from evorl.algorithms.asynchronous import Asynchronous, AsynchronousSettings, flattened, time_major
 from evorl.algorithms.functional import (
-    LossAndGradient,
     approximate_kl,
     clip_fraction,
     clipped_surrogate,
@@ -184,8 +183,8 @@ class APPO(IMPALA):
         """The batch as it is: `batch_targets` are among its columns."""
         return batch
 
-    def policy_loss(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> LossAndGradient:
-        """Clipped surrogate loss and its derivative with respect to the log-probability, both [P, B]."""
+    def policy_loss(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensor:
+        """Clipped surrogate loss [P, B]."""
         return clipped_surrogate(
             self.log_ratio(batch, likelihood), batch.columns["advantage"], stack.hyperparameters["clip"]
         )
@@ -194,7 +193,6 @@ class APPO(IMPALA):
         """Log-ratio [P, B] of the surrogate, from the columns `log_prob` of the worker and `log_ratio` of V-trace."""
         return impact_log_ratio(likelihood.log_prob, batch.columns["log_prob"], batch.columns["log_ratio"])
 
-    @torch.no_grad()
     def more_metrics(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensors:
         """The approximate KL from the behaviour policy and whether the ratio is clipped, each [P, B]."""
         return super().more_metrics(stack, batch, likelihood) | {

@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from evorl.algorithms.base import Algorithm
-from evorl.algorithms.functional import n_step_return, squared_error
+from evorl.algorithms.functional import n_step_return
 from evorl.config import Config
 from evorl.config.fields import AlgorithmSettings, Fraction, HyperparameterRange, Rate, Size
 from evorl.distributed import Placement
@@ -117,6 +117,5 @@ def critic_loss(q_values: Tensor, target: Tensor) -> Loss:
     Priorities use the mean absolute td_error over critics.
     """
     td_error = q_values - target
-    elements, _ = squared_error(td_error)
     errors = td_error.detach().abs().mean(0)
-    return Loss(elements.sum(0), lambda: {"td_error": errors, "q_values": q_values.detach()[0]}, errors)
+    return Loss(td_error.square().sum(0), lambda: {"td_error": errors, "q_values": q_values.detach()[0]}, errors)

@@ -12,13 +12,7 @@ import torch
 from torch import Tensor
 
 from evorl.algorithms.a2c import A2C, A2CSettings
-from evorl.algorithms.functional import (
-    LossAndGradient,
-    approximate_kl,
-    clip_fraction,
-    clipped_surrogate,
-    clipped_value_loss,
-)
+from evorl.algorithms.functional import approximate_kl, clip_fraction, clipped_surrogate, clipped_value_loss
 from evorl.config.fields import Fraction, HyperparameterRange, Positive, Rate, Size
 from evorl.networks.distributions import Likelihood
 from evorl.networks.stack import Stack
@@ -89,19 +83,18 @@ class PPO(A2C):
             loss.divergence, loss.limit = "approx_kl", KL_MARGIN * limit
         return loss
 
-    def policy_loss(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> LossAndGradient:
-        """Clipped surrogate loss and its derivative with respect to the log-probability, both [P, B]."""
+    def policy_loss(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensor:
+        """Clipped surrogate loss [P, B]."""
         log_ratio = likelihood.log_prob - batch.columns["log_prob"]
         return clipped_surrogate(log_ratio, batch.columns["advantage"], stack.hyperparameters["clip"])
 
-    def value_loss(self, stack: Stack, batch: Batch, value: Tensor) -> LossAndGradient:
-        """Half the squared error of the value, clipped if `value_clip` is set, and its derivative, both [P, B]."""
+    def value_loss(self, stack: Stack, batch: Batch, value: Tensor) -> Tensor:
+        """Half the squared error of the value [P, B], clipped if `value_clip` is set."""
         clip = stack.hyperparameters.get("value_clip")
         if clip is None:
             return super().value_loss(stack, batch, value)
         return clipped_value_loss(value, batch.columns["value"], batch.columns["return"], clip)
 
-    @torch.no_grad()
     def more_metrics(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensors:
         """The approximate KL from the behaviour policy and whether the ratio is clipped, each [P, B]."""
         log_ratio = likelihood.log_prob - batch.columns["log_prob"]

@@ -136,16 +136,8 @@ class StateDependentDistribution(Distribution):
         return self.base.log_prob(self.noise.gaussian(outputs), mask, unclipped_action)
 
     def likelihood(self, outputs: Tensors, mask: Tensor | None, unclipped_action: Tensor) -> Likelihood:
-        """With v = z^2 . sigma^2, the derivative of log(v) / 2 with respect to log sigma is z^2 sigma^2 / v."""
-        features, scales, variance = outputs[FEATURES], self.noise.scales(outputs), self.noise.variance(outputs)
-        found = self.base.likelihood({**outputs, "log_scale": 0.5 * variance.log()}, mask, unclipped_action)
-
-        def gradients(by_log_prob: Tensor, by_entropy: Tensor) -> Tensors:
-            by_base = found.gradients(by_log_prob, by_entropy)
-            by_noise = scales.square() * (features.square().mT @ (by_base["log_scale"] / variance))
-            return {"action": by_base["action"], NOISE: by_noise}
-
-        return Likelihood(found.log_prob, found.entropy, gradients)
+        detached = {**outputs, FEATURES: outputs[FEATURES].detach()}
+        return self.base.likelihood(self.noise.gaussian(detached), mask, unclipped_action)
 
     def to_environment(self, unclipped_action: Tensor) -> Tensor:
         return self.base.to_environment(unclipped_action)

@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from torch import Tensor
+from torch.nn import functional
 
 from evorl.algorithms.functional import (
-    REGRESSION_LOSSES,
     bootstrapped_atoms,
     bootstrapped_return,
     categorical_projection,
@@ -29,6 +29,7 @@ from evorl.types import Loss
 
 Columns = Mapping[str, Tensor]
 Atoms = Annotated[int, Field(ge=2, le=1024)]
+REGRESSION_LOSSES: Mapping[str, Callable[..., Tensor]] = {"mse": functional.mse_loss, "huber": functional.huber_loss}
 TOLERANCE = 1e-4
 """Share of the support's width by which a return may lie outside of it without a warning; rounding errors are less."""
 
@@ -111,8 +112,8 @@ class Values(ABC):
         """The expected returns [...] represented by atoms [..., N]."""
 
     @abstractmethod
-    def loss(self, atoms: Tensor, next_atoms: Tensor, columns: Columns, discount: Tensor) -> tuple[Loss, Tensor]:
-        """Temporal-difference loss [P, B] of the chosen actions' `atoms` [P, B, N], and its derivative [P, B, N].
+    def loss(self, atoms: Tensor, next_atoms: Tensor, columns: Columns, discount: Tensor) -> Loss:
+        """Temporal-difference loss [P, B] of the chosen actions' `atoms` [P, B, N].
 
         `next_atoms` [P, B, N] are those of the next actions, `columns` those of the batch, and `discount` [P] applies
         if they have no `discount`.
@@ -128,12 +129,12 @@ class MeanValues(Values):
     def mean(self, atoms: Tensor) -> Tensor:
         return atoms.squeeze(-1)
 
-    def loss(self, atoms: Tensor, next_atoms: Tensor, columns: Columns, discount: Tensor) -> tuple[Loss, Tensor]:
+    def loss(self, atoms: Tensor, next_atoms: Tensor, columns: Columns, discount: Tensor) -> Loss:
         q_of_action = atoms.squeeze(-1)
-        td_error = q_of_action - bootstrapped_return(columns, discount, next_atoms.squeeze(-1))
-        elements, gradient = self._loss(td_error)
-        loss = Loss(elements, lambda: {"td_error": td_error.abs(), "q_values": q_of_action}, td_error)
-        return loss, gradient.unsqueeze(-1)
+        target = bootstrapped_return(columns, discount, next_atoms.squeeze(-1))
+        td_error = q_of_action.detach() - target
+        per_sample = self._loss(q_of_action, target, reduction="none")
+        return Loss(per_sample, lambda: {"td_error": td_error.abs(), "q_values": q_of_action}, td_error)
 
 
 class CategoricalValues(Values):
@@ -151,10 +152,10 @@ class CategoricalValues(Values):
     def mean(self, atoms: Tensor) -> Tensor:
         return atoms.softmax(-1) @ self._support(atoms)
 
-    def loss(self, atoms: Tensor, next_atoms: Tensor, columns: Columns, discount: Tensor) -> tuple[Loss, Tensor]:
+    def loss(self, atoms: Tensor, next_atoms: Tensor, columns: Columns, discount: Tensor) -> Loss:
         returns = bootstrapped_atoms(columns, discount, self._support(atoms).expand_as(next_atoms))
         probabilities = next_atoms.softmax(-1)
-        elements, gradient = cross_entropy(atoms, categorical_projection(probabilities, returns, *self._ends))
+        per_sample = cross_entropy(atoms, categorical_projection(probabilities, returns, *self._ends))
 
         def metrics() -> dict[str, Tensor]:
             q_of_action, target = self.mean(atoms), (probabilities * returns).sum(-1)
@@ -163,7 +164,7 @@ class CategoricalValues(Values):
             outside = ((target < low - slack) | (target > high + slack)).float()
             return {"td_error": (target - q_of_action).abs(), "q_values": q_of_action, "outside_support": outside}
 
-        return Loss(elements, metrics, elements), gradient
+        return Loss(per_sample, metrics, per_sample.detach())
 
     def _support(self, like: Tensor) -> Tensor:
         return torch.linspace(*self._ends, self.atoms, device=like.device)
@@ -179,15 +180,15 @@ class QuantileValues(Values):
     def mean(self, atoms: Tensor) -> Tensor:
         return atoms.mean(-1)
 
-    def loss(self, atoms: Tensor, next_atoms: Tensor, columns: Columns, discount: Tensor) -> tuple[Loss, Tensor]:
+    def loss(self, atoms: Tensor, next_atoms: Tensor, columns: Columns, discount: Tensor) -> Loss:
         target = bootstrapped_atoms(columns, discount, next_atoms)
-        elements, gradient = quantile_huber(atoms, target, self._kappa)
+        per_sample = quantile_huber(atoms, target, self._kappa)
 
         def metrics() -> dict[str, Tensor]:
             q_of_action = self.mean(atoms)
             return {"td_error": (self.mean(target) - q_of_action).abs(), "q_values": q_of_action}
 
-        return Loss(elements, metrics, elements), gradient
+        return Loss(per_sample, metrics, per_sample.detach())
 
 
 VALUES: Mapping[str, Callable[[ValueSettings], Values]] = {

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from evorl.algorithms import Algorithm
 from evorl.algorithms.base import ActInput
 from evorl.envs.spaces import MASK, TYPES, WHOLE, ObservationSpecs, flattened, float_bounds, input_name
-from evorl.networks.dense import shares
 from evorl.networks.stack import Layout, Shapes, Stack, StackedNetwork
 from evorl.types import Agent, RecurrentInput
 
@@ -124,8 +123,7 @@ def unpadded(agent: Agent, algorithm: Algorithm) -> Stack:
         network = StackedNetwork.allocate(spec.network, layout, shapes, 1, memory)
         network.load([agent.tensors[name]])
         # Compute norms from the shares of units: ONNX export does not support the fused kernel.
-        counted = network.buffers.matrices(shapes.matrices)
-        networks[name] = network.computing_with(network.tensors | {key: shares(counted[key]) for key in shapes.masks})
+        networks[name] = network.computing_with(network.with_all_shares())
     hyperparameters = {name: torch.tensor([value]) for name, value in agent.hyperparameters.items()}
     state = {name: torch.tensor([agent.state.acting[name]]) for name in algorithm.initial_state()}
     return Stack(slice(0, 1), networks, hyperparameters, state)

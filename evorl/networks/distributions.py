@@ -47,15 +47,10 @@ largest scale."""
 
 
 class Likelihood(NamedTuple):
-    """Log-probability and entropy, both [P, B], and their gradients with respect to the head outputs.
-
-    `gradients` takes the upstream gradients [P, B] of the two, and returns the gradient for each head's output. This
-    takes half the time of autograd, whose overhead dominates in small networks.
-    """
+    """Log-probability and entropy, both [P, B]."""
 
     log_prob: Tensor
     entropy: Tensor
-    gradients: Callable[[Tensor, Tensor], Tensors]
 
 
 class Distribution(ABC):
@@ -78,7 +73,7 @@ class Distribution(ABC):
 
     @abstractmethod
     def likelihood(self, outputs: Tensors, mask: Tensor | None, unclipped_action: Tensor) -> Likelihood:
-        """Log-probability of unclipped actions [P, B, ...] and entropy, with their gradients, for learning."""
+        """Log-probability of unclipped actions [P, B, ...] and entropy, for learning."""
 
     @abstractmethod
     def to_environment(self, unclipped_action: Tensor) -> Tensor:
@@ -112,14 +107,7 @@ class Categorical(Distribution):
 
     def likelihood(self, outputs: Tensors, mask: Tensor | None, unclipped_action: Tensor) -> Likelihood:
         parts = [_choice(logits, chosen) for logits, chosen in self._choices(outputs, mask, unclipped_action)]
-
-        def gradients(by_log_prob: Tensor, by_entropy: Tensor) -> Tensors:
-            each = [part.gradients(by_log_prob, by_entropy)["action"] for part in parts]
-            found = each[0] if self.single else torch.cat(each, -1)
-            return {"action": found if mask is None else found.masked_fill_(~mask, 0.0)}
-
-        log_prob = reduce(torch.add, [part.log_prob for part in parts])
-        return Likelihood(log_prob, reduce(torch.add, [part.entropy for part in parts]), gradients)
+        return Likelihood(*(reduce(torch.add, numbers) for numbers in zip(*parts, strict=True)))
 
     def to_environment(self, unclipped_action: Tensor) -> Tensor:
         return unclipped_action if self.single else unclipped_action.view(*unclipped_action.shape[:-1], *self.shape)
@@ -146,15 +134,7 @@ class Categorical(Distribution):
 def _choice(logits: Tensor, chosen: Tensor) -> Likelihood:
     """One categorical choice over the last axis of `logits`."""
     logs = logits.log_softmax(-1)
-    probability = logs.exp()
-    entropy = -(probability * logs).sum(-1, keepdim=True)
-
-    def gradients(by_log_prob: Tensor, by_entropy: Tensor) -> Tensors:
-        chosen_one = by_log_prob.unsqueeze(-1)
-        found = torch.addcmul(chosen_one, by_entropy.unsqueeze(-1), logs + entropy).mul_(probability).neg_()
-        return {"action": found.scatter_add_(-1, chosen, chosen_one)}
-
-    return Likelihood(logs.gather(-1, chosen).squeeze(-1), entropy.squeeze(-1), gradients)
+    return Likelihood(logs.gather(-1, chosen).squeeze(-1), -(logs.exp() * logs).sum(-1))
 
 
 class Constants:
@@ -248,17 +228,8 @@ class Gaussian(BoxDistribution):
         return _normal_log_prob((unclipped_action - outputs["action"]) * (-log_scale).exp(), log_scale).sum(-1)
 
     def likelihood(self, outputs: Tensors, mask: Tensor | None, unclipped_action: Tensor) -> Likelihood:
-        log_scale, shrink = outputs["log_scale"], (-outputs["log_scale"]).exp()
-        z = (unclipped_action - outputs["action"]) * shrink
-        log_prob = _normal_log_prob(z, log_scale).sum(-1)
-        entropy = (log_scale + NORMAL_ENTROPY).sum(-1)
-
-        def gradients(by_log_prob: Tensor, by_entropy: Tensor) -> Tensors:
-            by_mean, by_scale = _normal_gradients(z, shrink, by_log_prob)
-            by_scale += by_entropy.unsqueeze(-1)
-            return {"action": by_mean, "log_scale": by_scale.sum_to_size(log_scale.shape)}
-
-        return Likelihood(log_prob, entropy.expand_as(log_prob), gradients)
+        log_prob = self.log_prob(outputs, mask, unclipped_action)
+        return Likelihood(log_prob, (outputs["log_scale"] + NORMAL_ENTROPY).sum(-1).expand_as(log_prob))
 
     def to_environment(self, unclipped_action: Tensor) -> Tensor:
         return self._bounds.to_environment(unclipped_action)
@@ -301,23 +272,11 @@ class SquashedGaussian(BoxDistribution):
 
     def likelihood(self, outputs: Tensors, mask: Tensor | None, unclipped_action: Tensor) -> Likelihood:
         """The entropy [P, B] is that before the tanh plus the expected log-derivative of the tanh."""
-        mean, log_scale = outputs["action"], self.bounded(outputs)["log_scale"]
-        (nodes, weights), shrink = self._quadrature.like(mean), (-log_scale).exp()
-        z = (unclipped_action - mean) * shrink
-        log_prob = (_normal_log_prob(z, log_scale) - _log_slope(unclipped_action)).sum(-1)
-        offsets = log_scale.exp().unsqueeze(-1) * nodes
-        entropy = log_scale + NORMAL_ENTROPY + _log_slope(mean.unsqueeze(-1) + offsets) @ weights
-
-        def gradients(by_log_prob: Tensor, by_entropy: Tensor) -> Tensors:
-            by_mean, by_scale = _normal_gradients(z, shrink, by_log_prob)
-            slope = -2 * torch.tanh(mean.unsqueeze(-1) + offsets)
-            by_entropy = by_entropy.unsqueeze(-1)
-            by_mean += by_entropy * (slope @ weights)
-            by_scale += by_entropy * (1 + (slope * offsets) @ weights)
-            away = _leads_away(outputs["log_scale"], by_scale, *LOG_SCALES)
-            return {"action": by_mean, "log_scale": by_scale.masked_fill_(away, 0.0)}
-
-        return Likelihood(log_prob, entropy.sum(-1), gradients)
+        outputs = self.bounded(outputs)
+        mean, log_scale = outputs["action"].unsqueeze(-1), outputs["log_scale"]
+        nodes, weights = self._quadrature.like(mean)
+        entropy = log_scale + NORMAL_ENTROPY + _log_slope(mean + log_scale.exp().unsqueeze(-1) * nodes) @ weights
+        return Likelihood(self.log_prob(outputs, mask, unclipped_action), entropy.sum(-1))
 
     def to_environment(self, unclipped_action: Tensor) -> Tensor:
         return self.bounds.to_environment(torch.tanh(unclipped_action))
@@ -354,12 +313,6 @@ def _leads_away(values: Tensor, gradient: Tensor, low: float, high: float) -> Te
 def _normal_log_prob(z: Tensor, log_scale: Tensor) -> Tensor:
     """The log-density of a normal distribution at standardised values `z`, elementwise."""
     return -0.5 * z.square() - log_scale - 0.5 * math.log(2 * math.pi)
-
-
-def _normal_gradients(z: Tensor, shrink: Tensor, by_log_prob: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients [P, B, A] of the log-density with respect to mean and log-scale; `shrink` is 1 / scale."""
-    each = by_log_prob.unsqueeze(-1)
-    return each * z * shrink, each * (z.square() - 1)
 
 
 def _log_slope(unclipped_action: Tensor) -> Tensor:

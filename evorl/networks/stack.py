@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evorl.networks.dense import Span, Tape, shares
+from evorl.networks.dense import Span, shares
 from evorl.networks.optimizer import FlatTensors
 from evorl.networks.parameters import Specs, fresh_roles, initialise
 from evorl.system.formats import check_tensors
@@ -66,21 +66,12 @@ class Network(ABC):
 
     @abstractmethod
     def forward(
-        self, layout: Layout, p: Tensors, x: Observation, recurrent: RecurrentInput | None, tape: Tape | None
+        self, layout: Layout, p: Tensors, x: Observation, recurrent: RecurrentInput | None
     ) -> tuple[Tensors, Tensor | None]:
         """Map observations [P, B, ...] to the heads' outputs [P, B, outputs] and the next recurrent state [P, S, K, N].
 
-        `p` are the stack's parameters and buffers, each [P * streams, read, produced]. A `tape` may record the call for
-        the backward pass, in place of autograd.
+        `p` are the stack's parameters and buffers, each [P * branches, read, produced].
         """
-
-    def forward_pair(
-        self, layout: Layout, p: Tensors, x: Observation, next_x: Observation, tape: Tape | None
-    ) -> tuple[Tensors, Tensors]:
-        """The outputs for `x`, and without gradients for `next_x` of the same shape; by default in two passes."""
-        outputs, _ = self.forward(layout, p, x, None, tape)
-        with torch.no_grad():
-            return outputs, self.forward(layout, p, next_x, None, None)[0]
 
     def initialise(self, architecture: Architecture, generator: torch.Generator) -> Tensors:
         """Draw one agent's first parameters and buffers; by default each as its spec says."""
@@ -305,9 +296,9 @@ class WeightNoise:
         return found
 
 
-def noisy_weights(p: Tensors, scales: Tensors, noise: Tensors) -> Tensors:
-    """Set w = mu + sigma * noise, with mu from `p` and sigma from `scales`, for each parameter that has noise."""
-    return p | {name: torch.addcmul(p[name], scales[SIGMA + name], value) for name, value in noise.items()}
+def noisy_weights(p: Tensors, noise: Tensors) -> Tensors:
+    """Set w = mu + sigma * noise for each parameter that has noise."""
+    return p | {name: torch.addcmul(p[name], p[SIGMA + name], value) for name, value in noise.items()}
 
 
 def layer_of(name: str) -> str | None:
@@ -347,21 +338,29 @@ class Shapes:
 class StackedNetwork:
     """One network of all agents in a stack: trained `parameters`, and untrained `buffers`."""
 
+    leaves: Tensors
+    """The parameters as matrices [P * branches, read, produced], with respect to which losses are differentiated."""
+    tensors: Tensors
+    """The inputs of the forward pass: parameters, buffers, and the unit shares of layers with inactive units."""
+
     def __init__(
-        self, network: Network, layout: Layout, shapes: Shapes, parameters: FlatTensors, buffers: FlatTensors
+        self,
+        network: Network,
+        layout: Layout,
+        shapes: Shapes,
+        parameters: FlatTensors,
+        buffers: FlatTensors,
+        learns: bool = True,
     ) -> None:
+        """With `learns`, the parameters require gradients."""
         self.network = network
         self.layout = layout
         self.shapes = shapes
         self.parameters = parameters
         self.buffers = buffers
-        self.leaves = {key: view.requires_grad_() for key, view in parameters.matrices(shapes.matrices).items()}
-        self._with_leaves = self.leaves | buffers.matrices(shapes.matrices)
-        # Outside of learning no parameter gradients are needed, though gradients may flow through to the inputs.
-        self._detached = parameters.matrices(shapes.matrices) | buffers.matrices(shapes.matrices)
-        self._masks: Tensors = {}
-        self.tape: Tape | None = None
-        """The tape that records calls while a loss with parameter gradients is computed; otherwise None."""
+        views = parameters.matrices(shapes.matrices)
+        self.leaves = {name: view.requires_grad_(learns) for name, view in views.items()}
+        self.tensors = self.leaves | buffers.matrices(shapes.matrices)
         self.recurrent_shape = network.recurrent_shape(layout.architecture)
         self._noise = WeightNoise(shapes.matrices, parameters.agents)
 
@@ -375,17 +374,27 @@ class StackedNetwork:
     def target(self) -> StackedNetwork:
         """Make a target network with its own parameters, all zero, and shared buffers."""
         parameters = FlatTensors(self.shapes.trained, self.parameters.agents, self.parameters.flat.device)
-        copied = StackedNetwork(self.network, self.layout, self.shapes, parameters, self.buffers)
+        copied = StackedNetwork(self.network, self.layout, self.shapes, parameters, self.buffers, learns=False)
         copied.use_masks()
         return copied
 
     def __call__(self, x: Observation, recurrent: RecurrentInput | None = None) -> Tensors:
         """Map observations [P, B, ...] to the heads' outputs [P, B, outputs]."""
-        return self.network.forward(self.layout, self._current, x, recurrent, self.tape)[0]
+        return self.forward_recurrent(x, recurrent)[0]
 
     def forward_recurrent(self, x: Observation, recurrent: RecurrentInput | None) -> tuple[Tensors, Tensor | None]:
         """Map observations to the heads' outputs and the recurrent state [P, S, K, N] after them."""
-        return self.network.forward(self.layout, self._current, x, recurrent, self.tape)
+        return self.network.forward(self.layout, self.tensors, x, recurrent)
+
+    def gradient(self, per_sample: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+        """The flat gradient [D] of the sum of `weight` [P, B] times a loss [P, B], written to `out` if given."""
+        leaves = tuple(self.leaves.values())
+        gradients = torch.autograd.grad(per_sample, leaves, weight, allow_unused=True)
+        filled = [
+            torch.zeros_like(leaf) if gradient is None else gradient
+            for leaf, gradient in zip(leaves, gradients, strict=True)
+        ]
+        return torch.cat([gradient.flatten() for gradient in filled], out=out)
 
     @torch.no_grad()
     def state_after(self, x: Observation, started: Tensor) -> Tensor:
@@ -396,60 +405,38 @@ class StackedNetwork:
         state = started.new_zeros(len(started), started.shape[2], *self.recurrent_shape, dtype=torch.float32)
         if not started.shape[1]:
             return state
-        after = self.network.forward(self.layout, self._detached, x, RecurrentInput(state, started), None)[1]
+        _, after = self.forward_recurrent(x, RecurrentInput(state, started))
         assert after is not None
         return after
 
-    @property
-    def _current(self) -> Tensors:
-        return self._detached if self.tape is None else self._with_leaves
-
-    def forward_pair(self, x: Observation, next_x: Observation) -> tuple[Tensors, Tensors]:
-        """The outputs for `x`, and without gradients for `next_x` of the same shape."""
-        return self.network.forward_pair(self.layout, self._current, x, next_x, self.tape)
-
     def with_noise(self, generator: torch.Generator) -> StackedNetwork:
-        """This network with newly drawn weight noise, or itself if no layer is noisy.
-
-        Call it once per loss.
-        """
+        """This network with newly drawn weight noise, or itself if no layer is noisy."""
         if not self._noise.matrices:
             return self
-        noise, other = self._noise.draw(generator), copy.copy(self)
-        other._detached = noisy_weights(self._detached, self._detached, noise)
-        if self.tape is not None:
-            assert not self.tape.scaled, "weight noise may be drawn only once per loss"
-            self.tape.scaled = {SIGMA + name: (name, value) for name, value in noise.items()}
-            other._with_leaves = noisy_weights(self._with_leaves, self._detached, noise)
-        return other
-
-    @property
-    def tensors(self) -> Tensors:
-        """All tensors of the forward pass: parameters, buffers, and the shares of all masks or of none.
-
-        Eager calls omit the shares of layers in which all units count. Compiled functions take all shares if one layer
-        needs them, so that there are two variants to compile, not one per subset of layers.
-        """
-        unmasked = {name: value for name, value in self._detached.items() if name not in self._masks}
-        return unmasked | self._masks
-
-    def shapes_of(self, layout: Layout) -> dict[str, Shape]:
-        """The shapes that `tensors` would have with another layout of the same structure."""
-        matrices, agents = Shapes.of(self.network, layout).matrices, self.parameters.agents
-        shapes: dict[str, Shape] = {}
-        for name in self.tensors:
-            streams, read, produced = matrices[name]
-            # Masks are replaced by unit shares, which are columns.
-            sizes = (produced, read) if name in self.shapes.masks else (read, produced)
-            shapes[name] = agents * streams, *sizes
-        return shapes
+        return self.computing_with(noisy_weights(self.tensors, self._noise.draw(generator)))
 
     def computing_with(self, tensors: Tensors) -> StackedNetwork:
-        """This network with other tensors, whose parameters are leaves of the graph."""
+        """This network with other inputs of its forward pass."""
         other = copy.copy(self)
-        other.leaves = {name: tensors[name].detach().requires_grad_() for name in self.leaves}
-        other._detached, other._with_leaves = tensors, tensors | other.leaves
+        other.tensors = tensors
         return other
+
+    def with_all_shares(self) -> Tensors:
+        """`tensors` without gradients, with the unit shares of all layers, even of those without inactive units."""
+        active = self.buffers.matrices(self.shapes.matrices)
+        others = {name: tensor.detach() for name, tensor in self.tensors.items() if name not in self.shapes.masks}
+        return others | {key: shares(active[key]) for key in self.shapes.masks}
+
+    def shapes_of(self, layout: Layout) -> dict[str, Shape]:
+        """The shapes that `with_all_shares` would have with another layout of the same structure."""
+        matrices, agents = Shapes.of(self.network, layout).matrices, self.parameters.agents
+        shapes: dict[str, Shape] = {}
+        for name in self.with_all_shares():
+            branches, read, produced = matrices[name]
+            # Masks are replaced by unit shares, which are columns.
+            sizes = (produced, read) if name in self.shapes.masks else (read, produced)
+            shapes[name] = agents * branches, *sizes
+        return shapes
 
     def load(self, roles: Sequence[Roles]) -> None:
         """Copy the agents' parameters and buffers into the padded tensors."""
@@ -463,14 +450,12 @@ class StackedNetwork:
         return {key: spec.shape(sizes) for key, spec in self.network.specs(architecture).items()}
 
     def use_masks(self) -> None:
-        """Replace each mask by its unit shares for layer norm, or drop it if all units count."""
-        counted = self.buffers.matrices(self.shapes.matrices)
-        needed = [key for key in self.shapes.masks if not bool((counted[key] == 1).all())]
-        self._masks = {key: shares(counted[key]) for key in self.shapes.masks if needed}
-        for tensors in (self._with_leaves, self._detached):
-            for key in self.shapes.masks:
-                tensors.pop(key, None)
-            tensors.update({key: self._masks[key] for key in needed})
+        """Replace each mask by its unit shares for layer norm, or drop it if all units are active."""
+        active = self.buffers.matrices(self.shapes.matrices)
+        for key in self.shapes.masks:
+            self.tensors.pop(key, None)
+            if not bool((active[key] == 1).all()):
+                self.tensors[key] = shares(active[key])
 
 
 @dataclass

@@ -18,7 +18,7 @@ from torch.nn import functional
 from evorl.config import Network as NetworkSettings
 from evorl.config.fields import Initialisation
 from evorl.envs.spaces import ObservationSpec, ObservationSpecs, as_numbers
-from evorl.networks.dense import DenseLayer, DensePlan, Tape, dense
+from evorl.networks.dense import DenseLayer, DensePlan, dense
 from evorl.networks.image import ImageEncoder
 from evorl.networks.parameters import (
     HIDDEN_GAIN,
@@ -114,7 +114,7 @@ class StandardNetwork(Network):
         return streams * CELLS[architecture.recurrent].slots, architecture.recurrent_size
 
     def forward(
-        self, layout: Layout, p: Tensors, x: Observation, recurrent: RecurrentInput | None, tape: Tape | None
+        self, layout: Layout, p: Tensors, x: Observation, recurrent: RecurrentInput | None
     ) -> tuple[Tensors, Tensor | None]:
         if not self.computed_heads:
             return self._constants(p), None
@@ -123,25 +123,10 @@ class StandardNetwork(Network):
         if recurrent is not None and layout.architecture.recurrent:
             layers, plan = self._plans_around_cell(layout)
             (hidden,) = dense(layers, p, sources)
-            cell, streams = CELLS[layout.architecture.recurrent], plan.streams
-            hidden, state = recur(cell, streams, p, hidden, recurrent)
+            hidden, state = recur(CELLS[layout.architecture.recurrent], plan.branches, p, hidden, recurrent)
             sources = [hidden]
-        outputs = dense(plan, p, sources, None, tape)
-        return dict(zip(self._outputs(plan), outputs, strict=True)) | self._constants(p), state
-
-    def forward_pair(
-        self, layout: Layout, p: Tensors, x: Observation, next_x: Observation, tape: Tape | None
-    ) -> tuple[Tensors, Tensors]:
-        """Networks without images or recurrence compute both in one pass."""
-        if self.images or layout.architecture.recurrent:
-            return super().forward_pair(layout, p, x, next_x, tape)
-        plan = self._plan(layout)
-        sources = [self._encoded(layout, p, name, torch.cat((x[name], next_x[name]), 1)) for name in self.parts]
-        rows = sources[0].shape[1] // 2
-        outputs = dense(plan, p, sources, rows, tape)
-        first, second = (dict(zip(self._outputs(plan), outputs[half::2], strict=True)) for half in (0, 1))
-        constants = self._constants(p)
-        return first | constants, second | {name: value.detach() for name, value in constants.items()}
+        names = (*plan.heads, FEATURES) if plan.features else plan.heads
+        return dict(zip(names, dense(plan, p, sources), strict=True)) | self._constants(p), state
 
     def without_layer(self, architecture: Architecture, index: int, tensors: Tensors) -> tuple[Tensors, dict[str, str]]:
         """Merge the layer and the next one into their product, a single linear map.
@@ -189,7 +174,7 @@ class StandardNetwork(Network):
         specs[f"{name}.bias"] = one("zeros")
         if architecture.layer_norm:
             specs[f"{name}.gain"], specs[f"{name}.shift"] = one("ones"), one("zeros")
-            specs[f"{name}.counted"] = replace(one("ones", newborn="zeros", trained=False), mask=True)
+            specs[f"{name}.active_units"] = replace(one("ones", newborn="zeros", trained=False), mask=True)
         return specs
 
     def _encoded(self, layout: Layout, p: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
@@ -209,10 +194,6 @@ class StandardNetwork(Network):
     def _constants(self, p: Tensors) -> Tensors:
         constants = {head.name: p[f"{head.name}.bias"] for head in self.heads if head.constant}
         return constants | {head.name: p[f"{head.name}.weight"] for head in self.heads if head.per_feature}
-
-    def _outputs(self, plan: DensePlan) -> tuple[str, ...]:
-        """The names of the outputs of `dense`."""
-        return (*plan.heads, FEATURES) if plan.features else plan.heads
 
     def _plan(self, layout: Layout) -> DensePlan:
         plan = self._plans.get(layout)

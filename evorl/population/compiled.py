@@ -20,7 +20,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from evorl.algorithms import Objective
 from evorl.config import AnyConfig
-from evorl.networks.dense import Tape
 from evorl.networks.stack import Layout, Stack, StackedNetwork
 from evorl.system.console import say
 from evorl.types import Agent, Batch, EvorlWarning, Loss, Tensors, message_of
@@ -59,10 +58,10 @@ class WidthsTrace:
 class Compiler:
     """Caches compiled functions per objective and layout of a stack, across generations.
 
-    A function computes the flat gradient of a loss, its elements and its errors, if any; averaging over ranks, the
-    optimiser step and target updates follow outside. Losses that sample random numbers or limit a divergence, recurrent
-    batches, and updates whose metrics are reported are not compiled. Inductor caches compiled code on disk for later
-    runs.
+    A function computes the flat gradient of a loss, the loss per sample and its errors, if any; averaging over ranks,
+    the optimiser step and target updates follow outside. Losses that sample random numbers or limit a divergence,
+    recurrent batches, and updates whose metrics are reported are not compiled. Inductor caches compiled code on disk
+    for later runs.
 
     On a CPU, layouts that differ only in the widths of hidden layers share a function if `any_widths`. Which one a
     layout gets does not depend on those compiled before, so a resumed run computes the same as an uninterrupted one.
@@ -185,7 +184,7 @@ def _example(symbols: Any, stack: Stack, batch: Batch) -> list[Any]:
     for network in _networks(stack):
         layouts = [_with_widths(network.layout, first) for first in (FIRST_WIDTH, FIRST_WIDTH + 16)]
         shapes, others = map(network.shapes_of, layouts)
-        for name in network.tensors:
+        for name in shapes:
             sizes = zip(shapes[name], others[name], strict=True)
             kinds = [DimDynamic.STATIC if size == other else DimDynamic.DYNAMIC for size, other in sizes]
             context: StatelessSymbolicContext[..., Any] = StatelessSymbolicContext(dynamic_sizes=kinds)
@@ -213,7 +212,7 @@ class CompiledLoss:
         self._compiler = compiler
         self._objective = objective
         self._stack = stack
-        self._tensors = [value for network in _networks(stack) for value in network.tensors.values()]
+        self._tensors = [value for network in _networks(stack) for value in network.with_all_shares().values()]
         self._functions: dict[object, Function | None] = {}
 
     @torch.no_grad()
@@ -231,12 +230,12 @@ class CompiledLoss:
             return None
         # Acting may replace the tensors of the state, so they are looked up here.
         numbers = [value for group in _of_numbers(self._stack) for value in group.values()]
-        found, elements, *errors = function(*values, *numbers, *self._tensors)
+        found, per_sample, *errors = function(*values, *numbers, *self._tensors)
         gradient.copy_(found)
         if errors and found.is_cuda:
             # The next call of any compiled function may reuse the memory that a CUDA graph writes to.
             errors = [errors[0].clone()]
-        return Loss(elements, errors=errors[0] if errors else None)
+        return Loss(per_sample, errors=errors[0] if errors else None)
 
 
 def _of_batch(batch: Batch) -> list[Mapping[str, Tensor]]:
@@ -253,7 +252,7 @@ def _networks(stack: Stack) -> list[StackedNetwork]:
 
 
 def _of_stack(stack: Stack) -> list[Mapping[str, Tensor]]:
-    return [*_of_numbers(stack), *(network.tensors for network in _networks(stack))]
+    return [*_of_numbers(stack), *(network.with_all_shares() for network in _networks(stack))]
 
 
 def _rebuilt(stack: Stack, batch: Batch, values: Iterator[Tensor]) -> tuple[Stack, Batch]:
@@ -266,7 +265,7 @@ def _rebuilt(stack: Stack, batch: Batch, values: Iterator[Tensor]) -> tuple[Stac
     hyperparameters, state, *networks = taken(_of_stack(stack))
     given = iter(networks)
     online, targets = (
-        {name: network.computing_with(next(given)) for name, network in group.items()}
+        {name: _computing_with(network, next(given)) for name, network in group.items()}
         for group in (stack.networks, stack.target_networks)
     )
     return (
@@ -275,12 +274,18 @@ def _rebuilt(stack: Stack, batch: Batch, values: Iterator[Tensor]) -> tuple[Stac
     )
 
 
+def _computing_with(network: StackedNetwork, tensors: Tensors) -> StackedNetwork:
+    """The network with other tensors, whose parameters are leaves of a new graph."""
+    leaves = {name: tensors[name].detach().requires_grad_(leaf.requires_grad) for name, leaf in network.leaves.items()}
+    other = network.computing_with(tensors | leaves)
+    other.leaves = leaves
+    return other
+
+
 def _gradient(objective: Objective, stack: Stack, batch: Batch, generator: torch.Generator) -> tuple[Tensor, ...]:
-    """The flat gradient [D] of the loss of a batch, its elements [P, B], and its errors [P, B] if it has any."""
-    network, found = stack.networks[objective.network], Tensors()
+    """The flat gradient [D] of the loss of a batch, the loss per sample [P, B], and its errors [P, B] if any."""
+    network = stack.networks[objective.network]
     with torch.enable_grad():
-        network.tape = Tape()
         loss = objective.loss(stack, batch, generator)
-        network.tape.gradient(loss, batch.weight, network.leaves, found)
-    flat = torch.cat([found[name].reshape(-1) for name in network.leaves])
-    return tuple(values.detach() for values in (flat, loss.elements, loss.errors) if values is not None)
+    flat = network.gradient(loss.per_sample, batch.weight)
+    return tuple(values.detach() for values in (flat, loss.per_sample, loss.errors) if values is not None)

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from evorl.algorithms import Algorithm, Objective
-from evorl.networks.dense import Tape
-from evorl.networks.optimizer import FlatTensors, StackedAdam
+from evorl.networks.optimizer import StackedAdam
 from evorl.networks.stack import Stack, StackedNetwork, TargetRule
 from evorl.population.compiled import CompiledLoss, Compiler
 from evorl.population.initial import not_finite
@@ -69,9 +68,6 @@ class NetworkLearner:
         self._pull = torch.zeros(0)
         self.gradient = gradient
         self._rows = flat.rows(gradient)
-        self._gradients = FlatTensors(network.shapes.trained, flat.agents, gradient.device, gradient).matrices(
-            network.shapes.matrices
-        )
 
     def load(self, name: str, agents: Sequence[Agent]) -> None:
         """Load the agents' Adam moments and target parameters, or zeros if only a remote learner has them."""
@@ -108,12 +104,8 @@ class NetworkLearner:
             loss = self._compiled[objective](batch, self.gradient)
             if loss is not None:
                 return loss
-        self.network.tape = tape = Tape()
-        try:
-            loss = objective.loss(stack, batch, generator)
-        finally:
-            self.network.tape = None
-        tape.gradient(loss, batch.weight, self.network.leaves, self._gradients)
+        loss = objective.loss(stack, batch, generator)
+        self.network.gradient(loss.per_sample, batch.weight, out=self.gradient)
         return loss
 
     def norms(self) -> Tensor:
@@ -439,7 +431,7 @@ class Learner:
         for own, stack, part, mean in zip(self.networks, self.policy.stacks, parts, self._losses[name], strict=True):
             loss = own[name].loss(objective, stack, part, self.policy.generator, reported)
             with torch.no_grad():
-                torch.bmm(loss.elements.unsqueeze(1), part.weight.unsqueeze(2), out=mean.view(-1, 1, 1))
+                torch.bmm(loss.per_sample.unsqueeze(1), part.weight.unsqueeze(2), out=mean.view(-1, 1, 1))
             losses.append(loss)
         return losses
 
@@ -476,7 +468,7 @@ def _means(loss: Loss, batch: Batch) -> Tensors:
     """The batch means [P] of the loss and its metrics, without importance weights."""
     weight = batch.weight if batch.share is None else batch.share
     # One product for all of them, because call overhead dominates in small networks.
-    values = {"loss": loss.elements, **loss.metrics()}
+    values = {"loss": loss.per_sample, **loss.metrics()}
     means = torch.bmm(torch.stack(list(values.values()), 1), weight.unsqueeze(-1)).squeeze(-1)
     return dict(zip(values, means.unbind(1), strict=True))
 

@@ -115,7 +115,7 @@ def test_an_actor_has_its_own_share_of_the_entropy():
         losses.append(chosen.loss(stack, dataclasses.replace(batch, columns=columns), generator))
     entropy = losses[0].metrics()["entropy"]
     coefficient = stack.hyperparameters["entropy_coefficient"].unsqueeze(-1)
-    torch.testing.assert_close(losses[0].elements - losses[1].elements, 2 * coefficient * entropy)
+    torch.testing.assert_close(losses[0].per_sample - losses[1].per_sample, 2 * coefficient * entropy)
 
 
 def test_a_gradient_that_an_actor_computed_makes_the_same_update():

@@ -8,13 +8,8 @@ import torch
 from helpers.dqns import DQNS, same_noise
 from helpers.support import agent, algorithm, batch, config, first_architecture, population, seen, train, trained
 
-from evorl.algorithms.functional import (
-    categorical_projection,
-    cross_entropy,
-    of_action,
-    of_action_gradient,
-    quantile_huber,
-)
+from evorl.algorithms.functional import categorical_projection, cross_entropy, quantile_huber
+from evorl.algorithms.values import MeanValues, ValueSettings
 from evorl.networks.stack import WeightNoise
 from evorl.types import EvorlWarning
 
@@ -40,6 +35,15 @@ def masked_batch(agents, seed=0):
     steps = torch.randint(1, 4, (len(agents), 8), generator=generator)
     some.columns["discount"] = gamma**steps
     return some
+
+
+@pytest.mark.parametrize(("loss", "expected"), [("mse", [0.25, 1.0, 9.0]), ("huber", [0.125, 0.5, 2.5])])
+def test_regression_losses_by_hand(loss, expected):
+    q_values, none = torch.tensor([[[-0.5], [-1.0], [3.0]]]), torch.zeros(1, 3)
+    columns = {"reward": none, "terminated": none.bool()}
+    found = MeanValues(ValueSettings(name="dqn", loss=loss)).loss(q_values, none.unsqueeze(-1), columns, torch.ones(1))
+    assert found.per_sample.tolist() == [expected]
+    assert found.errors.tolist() == [[-0.5, -1.0, 3.0]]
 
 
 @pytest.mark.parametrize("distribution", ["categorical", "quantile"])
@@ -69,33 +73,12 @@ def test_the_loss_is_the_papers_for_each_agent(distribution, double):
             goal = categorical_projection(
                 target.softmax(-1).view(1, 1, 6), (reward + discount * support).view(1, 1, 6), -2.0, 3.0
             )
-            expected = cross_entropy(chosen, goal)[0].item()
+            expected = cross_entropy(chosen, goal).item()
         else:
             returns = reward + discount * target
-            expected = quantile_huber(chosen, returns.view(1, 1, 6), 0.5)[0].item()
-        assert loss.elements[p, b].item() == pytest.approx(expected, rel=1e-4)
+            expected = quantile_huber(chosen, returns.view(1, 1, 6), 0.5).item()
+        assert loss.per_sample[p, b].item() == pytest.approx(expected, rel=1e-4)
         assert loss.errors[p, b].item() == pytest.approx(expected, rel=1e-4)
-
-
-@pytest.mark.parametrize("options", DQNS.values(), ids=DQNS)
-def test_gradients_by_hand_are_those_of_autograd(options):
-    dqn = algorithm(*options)
-    agents = family(dqn, 2)
-    some, stack = masked_batch(agents), population(agents, dqn).policy.stacks[0]
-    with torch.no_grad():
-        outputs = {name: value.clone() for name, value in stack.networks["q"](some.observation).items()}
-    for value in outputs.values():
-        value.requires_grad_()
-    action, gamma = some.columns["action"], stack.hyperparameters["gamma"]
-    atoms = dqn.atoms(outputs)
-    following = torch.randn(2, 8, dqn.values.atoms, generator=torch.Generator().manual_seed(1))
-    loss, gradient = dqn.values.loss(of_action(atoms, action), following, some.columns, gamma)
-    gradient = of_action_gradient(gradient.detach() * some.weight.unsqueeze(-1), action, dqn.actions)
-    heads, found = zip(*dqn._output_gradients(outputs, gradient), strict=True)
-    assert set(map(id, heads)) == set(map(id, outputs.values()))
-    expected = torch.autograd.grad(loss.elements, heads, some.weight)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize("overhead", [0, 10**9])

@@ -29,7 +29,7 @@ def test_the_loss_is_the_papers_for_each_agent(double):
     agents = [agent(id=0, dqn=dqn, gamma=0.9), agent(id=1, dqn=dqn, gamma=0.5)]
     stack = population(agents, dqn).policy.stacks[0]
     some = batch(agents)
-    losses = (dqn.loss(stack, some, torch.Generator()).elements.detach() * some.weight).sum(-1)
+    losses = (dqn.loss(stack, some, torch.Generator()).per_sample.detach() * some.weight).sum(-1)
     module, target_module = stack.networks["q"], stack.target_networks["q"]
     with torch.no_grad():
         now, following = some.observation, some.next_observation

@@ -6,7 +6,6 @@ from helpers.dqns import DQNS
 from helpers.support import agent, batch, config, interface, population
 
 from evorl.algorithms.dqn import DQN
-from evorl.algorithms.functional import value_and_gradient
 
 ALPHA = 0.7
 
@@ -15,12 +14,9 @@ class CQL(DQN):
     """DQN with the penalty log sum_a exp Q(s, a) - Q(s, a_taken) of arXiv 2006.04779, eq. 4."""
 
     def penalty(self, stack, batch, atoms):
-        def loss(atoms):
-            q_values = self.values.mean(atoms)
-            q_of_action = q_values.gather(-1, batch.columns["action"].unsqueeze(-1)).squeeze(-1)
-            return ALPHA * (q_values.logsumexp(-1) - q_of_action)
-
-        return value_and_gradient(loss, atoms)
+        q_values = self.values.mean(atoms)
+        q_of_action = q_values.gather(-1, batch.columns["action"].unsqueeze(-1)).squeeze(-1)
+        return ALPHA * (q_values.logsumexp(-1) - q_of_action)
 
 
 PLAIN = {"dqn": ()} | {name: options for name, options in DQNS.items() if "noisy" not in name}
@@ -37,13 +33,11 @@ def test_the_gradient_is_that_of_autograd_of_the_whole_loss(options):
         learner = population(agents, kind)
         (objective,), (stack,) = kind.objectives, learner.policy.stacks
         loss = learner.networks[0]["q"].loss(objective, stack, some, generator)
-        gradients[kind] = loss.elements.detach(), learner.networks[0]["q"].gradient.clone()
+        gradients[kind] = loss.per_sample.detach(), learner.networks[0]["q"].gradient.clone()
     network = stack.networks["q"]
-    outputs, _ = network.network.forward(network.layout, network.tensors | network.leaves, some.observation, None, None)
-    q_values = cql.q_values(outputs)
+    q_values = cql.q_values(network(some.observation))
     penalty = ALPHA * (q_values.exp().sum(-1).log() - q_values.gather(-1, some.columns["action"][..., None])[..., 0])
     torch.testing.assert_close(gradients[cql][0], gradients[dqn][0] + penalty)
-    parts = torch.autograd.grad(penalty, list(network.leaves.values()), some.weight)
-    expected = torch.cat([part.reshape(-1) for part in parts])
+    expected = network.gradient(penalty, some.weight)
     torch.testing.assert_close(gradients[cql][1], gradients[dqn][1] + expected)
     assert expected.abs().max() > 1e-3

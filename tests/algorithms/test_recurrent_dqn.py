@@ -83,7 +83,7 @@ def test_the_loss_is_that_of_every_step_in_turn(parts):
             wanted = batch.columns["reward"][:, index] + stack.hyperparameters["gamma"] * value
             own = of_action(online[:, time].unsqueeze(-1), batch.columns["action"][:, index])[:, 0]
             torch.testing.assert_close(loss.errors[:, index], own - wanted, rtol=1e-4, atol=1e-5)
-            torch.testing.assert_close(loss.elements[:, index], (own - wanted) ** 2, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(loss.per_sample[:, index], (own - wanted) ** 2, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("parts", [(), ("algorithm.dueling=true",)])
@@ -96,14 +96,15 @@ def test_the_gradient_is_the_slope_of_the_loss(parts):
     batch.recurrent.started[:, BURN_IN] = True
     learner.losses(dqn.objectives[0], [batch])
     flat, gradient = stack.networks["q"].parameters.flat, learner.networks[0]["q"].gradient.clone()
-    for name, own in learner.networks[0]["q"]._gradients.items():
-        assert own.abs().sum() > 0, name
+    sizes = [leaf.numel() for leaf in stack.networks["q"].leaves.values()]
+    for name, part in zip(stack.networks["q"].leaves, gradient.split(sizes), strict=True):
+        assert part.abs().sum() > 0, name
     direction = torch.randn(flat.shape, generator=torch.Generator().manual_seed(0)) * (flat != 0)
 
     def loss(shift):
         with torch.no_grad():
             flat.add_(direction, alpha=shift)
-            found = (dqn.loss(stack, batch, torch.Generator()).elements * batch.weight).sum().double()
+            found = (dqn.loss(stack, batch, torch.Generator()).per_sample * batch.weight).sum().double()
             flat.add_(direction, alpha=-shift)
         return float(found)
 
@@ -135,7 +136,7 @@ def test_a_burn_in_of_none_computes_no_state():
     stack = population(two_agents(dqn), dqn).policy.stacks[0]
     batch = sequences([0, 1])
     batch.recurrent = RecurrentInput(batch.recurrent.state, batch.recurrent.started[:, BURN_IN:])
-    assert np.isfinite(dqn.loss(stack, batch, torch.Generator()).elements.detach().numpy()).all()
+    assert np.isfinite(dqn.loss(stack, batch, torch.Generator()).per_sample.detach().numpy()).all()
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_the_loss_is_that_of_its_density_and_entropy(name):
     torch.manual_seed(0)
     samples = distribution.rsample((20_000,))
     entropy = -distribution.log_prob(samples.clamp(-1 + 1e-6, 1 - 1e-6)).mean(0)
-    torch.testing.assert_close(found.elements, policy + value - 0.1 * entropy, rtol=1e-3, atol=5e-3)
+    torch.testing.assert_close(found.per_sample, policy + value - 0.1 * entropy, rtol=1e-3, atol=5e-3)
 
 
 @pytest.mark.parametrize("space", [gym.spaces.Discrete(3), gym.spaces.Box(-1.0, np.inf, (2,))])

@@ -16,7 +16,6 @@ from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
 from evorl.evolution import mutation as operations
 from evorl.export.network import ActingAgent
-from evorl.networks.dense import Tape
 from evorl.networks.distributions import Gaussian, SquashedGaussian
 from evorl.networks.parameters import importance
 from evorl.system.stopwatch import Stopwatch
@@ -74,11 +73,12 @@ def test_likelihoods_and_their_gradients_are_those_of_a_gaussian_with_this_varia
     by_log_prob, by_entropy = drawn(P, B, seed=4), drawn(P, B, seed=5)
     entropy = normal.entropy() if base is Gaussian else found.entropy
     total = (by_log_prob * expected + by_entropy * entropy).sum()
-    wanted = torch.autograd.grad(total, [leaves["action"], leaves[NOISE]])
-    with torch.no_grad():
-        gradients = found.gradients(by_log_prob, by_entropy)
-    assert gradients.keys() == {"action", NOISE}, "features are trained by the mean alone"
-    torch.testing.assert_close([gradients["action"], gradients[NOISE]], list(wanted))
+    wanted = torch.autograd.grad(total, [leaves["action"], leaves[NOISE]], retain_graph=True)
+    own = (by_log_prob * found.log_prob + by_entropy * found.entropy).sum()
+    names = "action", NOISE, FEATURES
+    *gradients, of_features = torch.autograd.grad(own, [leaves[name] for name in names], allow_unused=True)
+    assert of_features is None, "features are trained by the mean alone"
+    torch.testing.assert_close(gradients, list(wanted))
 
 
 @pytest.mark.parametrize("critic", ["separate", "shared"])
@@ -93,10 +93,8 @@ def test_a2c_learns_the_noise_by_the_policy_gradient(critic):
     fields |= {name: drawn(1, B, seed=seed, dtype=torch.float32) for seed, name in enumerate(columns)}
     fields["unclipped_action"] = drawn(1, B, 2, seed=4, dtype=torch.float32)
     batch = batch_of(fields, torch.full((1, B), 1 / B), torch.ones(1))
-    network, found = stack.networks["policy"], {}
-    network.tape = Tape()
-    loss = a2c.loss(stack, batch, generator())
-    network.tape.gradient(loss, batch.weight, network.leaves, found)
+    leaves, loss = stack.networks["policy"].leaves, a2c.loss(stack, batch, generator())
+    found = dict(zip(leaves, torch.autograd.grad(loss.per_sample, list(leaves.values()), batch.weight), strict=True))
 
     p = {name: value.clone().requires_grad_() for name, value in member.tensors["policy"]["parameters"].items()}
     scale = deviation(features(p, look[0], copy).detach(), p[f"{NOISE}.weight"], -1.0)
@@ -105,7 +103,7 @@ def test_a2c_learns_the_noise_by_the_policy_gradient(critic):
     policy = Independent(Normal(mean, scale), 1)
     expected = -policy.log_prob(fields["unclipped_action"][0]) * fields["advantage"][0] - 0.2 * policy.entropy()
     expected = expected + 0.5 * 0.5 * (value - fields["return"][0]).square()
-    torch.testing.assert_close(loss.elements[0], expected.detach())
+    torch.testing.assert_close(loss.per_sample[0], expected.detach())
     expected.mean().backward()
     for name, value in p.items():
         flat = found[name].reshape(-1, found[name].shape[-1])

@@ -139,7 +139,7 @@ def test_an_agent_that_is_stopped_in_a_delayed_step_stays_out_of_later_ones():
 
     def broken(stack, batch, generator):
         loss = actor_loss(stack, batch, generator)
-        loss.elements = loss.elements * torch.tensor([[1.0], [float("nan")]])
+        loss.per_sample = loss.per_sample * torch.tensor([[1.0], [float("nan")]])
         return loss
 
     td3.objectives[1] = replace(td3.objectives[1], loss=broken)

@@ -1,4 +1,4 @@
-"""The backward pass written by hand, against autograd through the plainest form of the same layers."""
+"""Dense layers and their gradients against the plainest form of the same layers, agent by agent."""
 
 import itertools
 from dataclasses import replace
@@ -7,15 +7,14 @@ import pytest
 import torch
 from torch.nn import functional
 
-from evorl.networks.dense import ACTIVATIONS, DenseLayer, DensePlan, Tape, dense, shares
-from evorl.types import Loss
+from evorl.networks.dense import ACTIVATIONS, DenseLayer, DensePlan, dense, shares
 
 P, B = 3, 7
 LAYERS = {
     "one": (DenseLayer("a", (".x", ".y")),),
     "deep": (DenseLayer("a", (".x", ".y")), DenseLayer("b"), DenseLayer("b.r", residual=True), DenseLayer("c")),
-    "last": (DenseLayer("a", (".x", ".y")), DenseLayer("b", streams=2), DenseLayer("b.r", streams=2, residual=True)),
-    "all": (DenseLayer("a", (".x", ".y"), streams=2), DenseLayer("b", streams=2)),
+    "last": (DenseLayer("a", (".x", ".y")), DenseLayer("b", branches=2), DenseLayer("b.r", branches=2, residual=True)),
+    "all": (DenseLayer("a", (".x", ".y"), branches=2), DenseLayer("b", branches=2)),
 }
 SPANS = {"relu": (("relu", 0, P),), "silu": (("silu", 0, P),), "mixed": (("elu", 0, 1), ("gelu", 1, 2), ("tanh", 2, P))}
 
@@ -23,10 +22,10 @@ SPANS = {"relu": (("relu", 0, P),), "silu": (("silu", 0, P),), "mixed": (("elu",
 def made(layers, spans, layer_norm, counted, units=6, outputs=(3, 1)):
     """A plan, its parameters and two sources."""
     generator = torch.Generator().manual_seed(1)
-    plan = DensePlan(LAYERS[layers], ("first", "second"), LAYERS[layers][-1].streams, SPANS[spans], layer_norm)
+    plan = DensePlan(LAYERS[layers], ("first", "second"), LAYERS[layers][-1].branches, SPANS[spans], layer_norm)
     p = {}
     for layer in plan.layers:
-        rows = P * layer.streams
+        rows = P * layer.branches
         widths = {".x": 4, ".y": 2}
         for suffix in layer.suffixes:
             p[f"{layer.name}.weight{suffix}"] = torch.randn(
@@ -37,28 +36,29 @@ def made(layers, spans, layer_norm, counted, units=6, outputs=(3, 1)):
             p[f"{layer.name}.{name}"] = torch.randn(rows, 1, units, generator=generator, dtype=torch.float64)
         if layer_norm and counted:
             number = torch.randint(3, units + 1, (rows, 1, 1), generator=generator)
-            p[f"{layer.name}.counted"] = shares((torch.arange(units) < number).double())
+            p[f"{layer.name}.active_units"] = shares((torch.arange(units) < number).double())
     for head, width in zip(("first", "second"), outputs, strict=True):
         p[f"{head}.weight"] = torch.randn(P, units, width, generator=generator, dtype=torch.float64)
         p[f"{head}.bias"] = torch.randn(P, 1, width, generator=generator, dtype=torch.float64)
     sources = [torch.randn(P, B, width, generator=generator, dtype=torch.float64) for width in (4, 2)]
-    return plan, {name: value if "counted" in name else value.requires_grad_() for name, value in p.items()}, sources
+    trained = {name: value.requires_grad_() for name, value in p.items() if "active_units" not in name}
+    return plan, p | trained, sources
 
 
 def plainly(plan, p, sources):
     """The heads' outputs, agent by agent."""
     outputs = []
     for agent in range(P):
-        activation = next(ACTIVATIONS[name].function for name, start, stop in plan.spans if start <= agent < stop)
+        activation = next(ACTIVATIONS[name] for name, start, stop in plan.spans if start <= agent < stop)
         streams = []
         for head in range(2):
             x = torch.cat([source[agent] for source in sources], -1)
             for layer in plan.layers:
-                row = agent * layer.streams + (head if layer.streams == 2 else 0)
+                row = agent * layer.branches + (head if layer.branches == 2 else 0)
                 weight = torch.cat([p[f"{layer.name}.weight{suffix}"][row] for suffix in layer.suffixes])
                 y = x @ weight + p[f"{layer.name}.bias"][row]
                 if plan.layer_norm:
-                    share = p.get(f"{layer.name}.counted")
+                    share = p.get(f"{layer.name}.active_units")
                     share = torch.full((6,), 1 / 6, dtype=torch.float64) if share is None else share[row, :, 0]
                     mean = (y * share).sum(-1, keepdim=True)
                     variance = ((y - mean).square() * share).sum(-1, keepdim=True)
@@ -82,16 +82,9 @@ def elements(outputs):
 CASES = list(itertools.product(LAYERS, SPANS, ("none", "norm", "counted")))
 
 
-@pytest.fixture(params=[2**18, 0], ids=["apart", "joined"])
-def _large(request, monkeypatch):
-    """From how many outputs on a layer joins its sources and its bias."""
-    monkeypatch.setattr("evorl.networks.dense.LARGE", request.param)
-
-
-@pytest.mark.usefixtures("_large")
 @pytest.mark.parametrize("outputs", [(3, 1), (2, 2)])
 @pytest.mark.parametrize(("layers", "spans", "norm"), CASES)
-def test_gradients_are_those_of_autograd(layers, spans, norm, outputs):
+def test_outputs_and_gradients_are_those_of_plain_layers(layers, spans, norm, outputs):
     plan, p, sources = made(layers, spans, norm != "none", norm == "counted", outputs=outputs)
     for source in sources:
         source.requires_grad_()
@@ -108,34 +101,6 @@ def test_gradients_are_those_of_autograd(layers, spans, norm, outputs):
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.usefixtures("_large")
-@pytest.mark.parametrize(("layers", "spans", "norm"), CASES)
-def test_a_tape_gives_the_same_gradients_for_the_first_rows_and_for_several_calls(layers, spans, norm):
-    plan, p, sources = made(layers, spans, norm != "none", norm == "counted")
-    leaves = {name: value for name, value in p.items() if value.requires_grad} | {
-        "c": torch.ones(P, 1, dtype=torch.float64, requires_grad=True)
-    }
-    weight, rows = torch.rand(P, B, dtype=torch.float64), 5
-
-    def loss(first, second):
-        shortened = elements([value[:, :rows] for value in first])
-        return functional.pad(shortened, (0, B - rows)) * leaves["c"] + elements(second)
-
-    wanted = torch.autograd.grad(
-        loss(dense(plan, p, sources), dense(plan, p, [2 * source for source in sources])), [*leaves.values()], weight
-    )
-    tape = Tape()
-    first = dense(plan, p, sources, rows, tape)
-    assert not any(value.requires_grad for value in first[1::2])
-    assert all(value.shape[1] == B - rows for value in first[1::2])
-    into = {name: torch.full_like(value, torch.nan) for name, value in leaves.items()}
-    value = loss(first[::2], dense(plan, p, [2 * source for source in sources], None, tape))
-    tape.gradient(Loss(value), weight, leaves, into)
-    for one, other in zip(into.values(), wanted, strict=True):
-        torch.testing.assert_close(one, other)
-
-
-@pytest.mark.usefixtures("_large")
 @pytest.mark.parametrize("norm", ["none", "norm", "counted"])
 @pytest.mark.parametrize("layers", LAYERS)
 def test_products_in_bfloat16_give_nearly_the_same_gradients(layers, norm):
@@ -156,9 +121,3 @@ def test_products_in_bfloat16_give_nearly_the_same_gradients(layers, norm):
         assert one.dtype == torch.float32
         assert (one - other).norm() < 0.1 * other.norm()
     assert any((one != other).any() for one, other in zip(rounded, exact, strict=True))
-
-    tape, into = Tape(), {}
-    outputs = dense(rounding, p, [source.detach() for source in sources], None, tape)
-    tape.gradient(Loss(total(outputs)), weight, leaves, into)
-    for name, one in zip(leaves, rounded, strict=False):
-        torch.testing.assert_close(into[name], one, rtol=0, atol=0)

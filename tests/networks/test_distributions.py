@@ -155,7 +155,7 @@ def test_the_log_probability_alone_is_that_of_the_likelihood(space):
         (SquashedGaussian, gym.spaces.Box(-1, 1, (3,)), False),
     ],
 )
-def test_the_gradients_of_a_likelihood_are_those_of_autograd(make, space, masked):
+def test_gradients_are_finite_and_lead_back_between_bounds(make, space, masked):
     random, distribution = torch.Generator().manual_seed(11), make(space)
 
     def drawn(*shape):
@@ -174,11 +174,10 @@ def test_the_gradients_of_a_likelihood_are_those_of_autograd(make, space, masked
     likelihood = distribution.likelihood(leaves, mask, unclipped)
     by_log_prob, by_entropy = drawn(P, B), drawn(P, B)
     total = (by_log_prob * likelihood.log_prob + by_entropy * likelihood.entropy).sum()
-    expected = torch.autograd.grad(total, list(leaves.values()))
-    with torch.no_grad():
-        found = likelihood.gradients(by_log_prob, by_entropy)
-    assert found.keys() == leaves.keys()
-    torch.testing.assert_close([found[name] for name in leaves], list(expected))
+    found = dict(zip(leaves, torch.autograd.grad(total, list(leaves.values())), strict=True))
+    assert all(gradient.isfinite().all() for gradient in found.values())
+    if masked:
+        assert not found["action"][~mask].any()
     if make is SquashedGaussian:
         kept = found["log_scale"][:, :4, 0]
         assert ((kept[:, :2] <= 0) & (kept[:, 2:] >= 0)).all(), "a step against it leads back between the bounds"

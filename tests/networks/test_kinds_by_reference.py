@@ -45,7 +45,7 @@ def by_torch(member, algorithm, seen, started, cell):
     (roles,) = member.tensors.values()
     p, shape = roles["parameters"], member.architectures["policy"]
     normal = roles["buffers"]
-    act = ACTIVATIONS[shape.activation].function
+    act = ACTIVATIONS[shape.activation]
     encoded = {}
     for name, part in algorithm.interface.parts.items():
         x = seen[name][0]
@@ -288,7 +288,7 @@ def test_a_dqn_target_is_of_an_action_that_is_allowed_next():
         target = whole.columns["reward"] + gamma * value * ~whole.columns["terminated"]
         expected = (now - target).square().mean(-1)
         loss = algorithm.loss(stack, whole, torch.Generator())
-        torch.testing.assert_close((loss.elements * whole.weight).sum(-1), expected)
+        torch.testing.assert_close((loss.per_sample * whole.weight).sum(-1), expected)
 
 
 def test_a_grouped_convolution_has_the_gradients_of_one_for_each_agent(one_stack):

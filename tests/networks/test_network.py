@@ -16,7 +16,7 @@ class Linear(Network):
     def specs(self, architecture):
         return {"weight": ParameterSpec((3,), (2,), "uniform")}
 
-    def forward(self, layout, p, x, recurrent, tape):
+    def forward(self, layout, p, x, recurrent):
         return {"y": x["observation"] @ p["weight"]}, None
 
 
@@ -26,11 +26,10 @@ def test_specs_and_forward_are_enough():
     assert {name: value.shape for name, value in p.items()} == {"weight": (3, 2)}
     assert (network.cost(shape), network.recurrent_shape(shape)) == (0, (0, 0))
     p = {"weight": p["weight"].unsqueeze(0).requires_grad_()}
-    x, next_x = ({"observation": torch.randn(1, 4, 3)} for _ in range(2))
-    outputs, next_outputs = network.forward_pair(LAYOUT, p, x, next_x, None)
+    x = {"observation": torch.randn(1, 4, 3)}
+    outputs, state = network.forward(LAYOUT, p, x, None)
     torch.testing.assert_close(outputs["y"], x["observation"] @ p["weight"])
-    torch.testing.assert_close(next_outputs["y"], next_x["observation"] @ p["weight"])
-    assert (outputs["y"].requires_grad, next_outputs["y"].requires_grad) == (True, False)
+    assert state is None
     with pytest.raises(ValueError, match="no hidden layers"):
         network.without_layer(shape, 0, p)
 

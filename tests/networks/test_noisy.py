@@ -22,9 +22,8 @@ from helpers.support import (
 from evorl.algorithms import SETTINGS
 from evorl.config import ArchitectureLimits, validate
 from evorl.evolution import mutation as operations
-from evorl.networks.dense import Tape
 from evorl.networks.stack import SIGMA, WeightNoise
-from evorl.types import Loss, UserError
+from evorl.types import UserError
 
 NOISY = "algorithm.noisy={sigma: 0.4}"
 DUELING = "algorithm.dueling=true"
@@ -106,7 +105,6 @@ def test_a_call_with_noise_has_the_weights_with_noise(monkeypatch):
 @pytest.mark.parametrize("kind", ["number", "image"])
 @pytest.mark.parametrize("dueling", [False, True])
 def test_gradients_are_those_of_autograd_through_the_noise(kind, dueling):
-    """A vector's network has its backward pass by hand, an image's by autograd."""
     options = NOISY, f"algorithm.dueling={dueling}", "network.hidden_sizes=[8, 6]", CONVOLUTIONS
     dqn = algorithm(*options, observations=OBSERVATIONS[kind])
     agents = [agent(id=id, dqn=dqn) for id in range(2)]
@@ -117,30 +115,14 @@ def test_gradients_are_those_of_autograd_through_the_noise(kind, dueling):
     def elements(outputs):
         return dqn.q_values(outputs).square().sum(-1)
 
-    tape = network.tape = Tape()
-    value = elements(network.with_noise(generator())(x))
-    found = {name: torch.full_like(leaf, torch.nan) for name, leaf in network.leaves.items()}
-    tape.gradient(Loss(value), torch.ones(2, 4), network.leaves, found)
-    noise = dict(tape.scaled.values())
-    leaves = network.leaves
-    weights = network.tensors | leaves
-    weights |= {name: leaves[name] + leaves[SIGMA + name] * factor for name, factor in noise.items()}
-    network.tape = None
-    outputs, _ = network.network.forward(network.layout, weights, x, None, None)
-    expected = torch.autograd.grad(elements(outputs).sum(), list(leaves.values()), allow_unused=True)
-    for name, one in zip(leaves, expected, strict=True):
-        expected_one = torch.zeros_like(leaves[name]) if one is None else one
-        torch.testing.assert_close(found[name], expected_one, rtol=1e-4, atol=1e-5)
-    assert all(found[SIGMA + name].any() for name in noise)
-
-
-def test_one_gradient_knows_one_noise():
-    dqn = algorithm(NOISY)
-    network = population([agent(dqn=dqn)], dqn).policy.stacks[0].networks["q"]
-    network.tape = Tape()
-    network.with_noise(generator())
-    with pytest.raises(AssertionError):
-        network.with_noise(generator())
+    weight = torch.full((2, 4), 1.0)
+    found = network.gradient(elements(network.with_noise(generator())(x)), weight)
+    noise, leaves = network._noise.draw(generator()), network.leaves
+    weights = {name: leaves[name] + leaves[SIGMA + name] * factor for name, factor in noise.items()}
+    expected = network.gradient(elements(network.computing_with(network.tensors | weights)(x)), weight)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    scales = dict(zip(leaves, found.split([leaf.numel() for leaf in leaves.values()]), strict=True))
+    assert all(scales[SIGMA + name].any() for name in noise)
 
 
 def test_noise_is_off_in_evaluation_and_new_in_every_step():

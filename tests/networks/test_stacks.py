@@ -154,7 +154,7 @@ def test_a_users_module_reads_every_vector_flat(shape):
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_every_activation_maps_zero_to_zero(name):
     """Padding relies on it."""
-    assert ACTIVATIONS[name].function(torch.zeros(3)).eq(0).all()
+    assert ACTIVATIONS[name](torch.zeros(3)).eq(0).all()
 
 
 @pytest.mark.parametrize(("width", "expected"), [(1, 32), (32, 32), (33, 48), (48, 48), (64, 64), (65, 80)])

@@ -70,7 +70,7 @@ def test_a_loss_that_limits_a_divergence_is_not_compiled(compilations):
 
     def limited(stack, batch, generator, loss=dqn.loss):
         found = loss(stack, batch, generator)
-        kl = torch.stack([torch.full_like(found.elements[0], value) for value in (0.1, 0.3)])
+        kl = torch.stack([torch.full_like(found.per_sample[0], value) for value in (0.1, 0.3)])
         return replace(found, metrics=lambda: {"kl": kl}, divergence="kl", limit=torch.tensor([0.2, 0.2]))
 
     with_objective(dqn, loss=limited, report_every=100)
@@ -137,8 +137,7 @@ WIDTHS = [(8, 8), (40, 200), (200, 40), (400, 90)]
 
 
 @pytest.mark.parametrize("norm", [False, True])
-def test_one_function_serves_all_widths(norm, monkeypatch, compilations):
-    monkeypatch.setattr("evorl.networks.dense.LARGE", 1_000)
+def test_one_function_serves_all_widths(norm, compilations):
     dqn, compiler = with_objective(algorithm(), report_every=100), Compiler(True, speaks=False)
     for widths in WIDTHS:
         changes = {"hidden_sizes": widths, "residual_layers": (0, 0), "layer_norm": norm}
@@ -164,7 +163,7 @@ def test_a_loss_that_needs_the_number_of_units_has_a_function_for_each(compilati
     def scaled(stack, batch, generator, loss=dqn.loss):
         found = loss(stack, batch, generator)
         units = float(stack.networks["q"].tensors["hidden.0.bias"].shape[-1])
-        return replace(found, gradients=[(output, gradient / units) for output, gradient in found.gradients])
+        return replace(found, per_sample=found.per_sample / units)
 
     with_objective(dqn, loss=scaled, report_every=100)
     for widths in WIDTHS:
@@ -178,7 +177,7 @@ def test_a_loss_may_have_tensors_of_its_own(compilations):
 
     def scaled(stack, batch, generator, loss=dqn.loss):
         found = loss(stack, batch, generator)
-        return replace(found, gradients=[(output, gradient * own) for output, gradient in found.gradients])
+        return replace(found, per_sample=found.per_sample * own)
 
     with_objective(dqn, loss=scaled, report_every=100)
     for widths in WIDTHS:
@@ -191,8 +190,8 @@ def test_a_loss_that_reads_the_acting_state_sees_it_change(compilations):
     dqn = algorithm()
 
     def scaled(stack, batch, generator, loss=dqn.loss):
-        found, share = loss(stack, batch, generator), stack.state["epsilon"].float().view(-1, 1, 1)
-        return replace(found, gradients=[(output, gradient * share) for output, gradient in found.gradients])
+        found, share = loss(stack, batch, generator), stack.state["epsilon"].float().unsqueeze(-1)
+        return replace(found, per_sample=found.per_sample * share)
 
     with_objective(dqn, loss=scaled, report_every=100)
     agents = [agent(id=id, dqn=dqn) for id in range(2)]

@@ -10,7 +10,7 @@ import torch
 from helpers.support import agent, batch_of, config, interface, population
 
 from evorl.algorithms.base import ActInput, ActOutput, Algorithm, Objective, hyperparameter
-from evorl.algorithms.functional import squared_error, td_target
+from evorl.algorithms.functional import td_target
 from evorl.config import ArchitectureLimits
 from evorl.envs.spaces import with_action
 from evorl.evolution import mutation as operations
@@ -76,7 +76,7 @@ class ThreeNetworks(Algorithm):
             reward, terminated = batch.columns["reward"], batch.columns["terminated"]
             target = td_target(reward, terminated, stack.hyperparameters["gamma"].unsqueeze(-1), value)
         outputs = stack.networks["critics"]({**batch.observation, "action": batch.columns["action"]})
-        errors = sum(squared_error(value.squeeze(-1) - target)[0] for value in outputs.values())
+        errors = sum((value.squeeze(-1) - target).square() for value in outputs.values())
         return Loss(errors, errors=errors.detach())
 
     def actor_loss(self, stack, batch, generator):
