@@ -129,8 +129,7 @@ class Actor(Closing):
         self._memory = SharedMemory(memory)
         seed_process(config.seed, self._rank, f"actor {index}, attempt {attempt}")
         environment = for_actor(config.environment, self._settings.count)
-        # Only lockstep saves episodes; those of a pool end with the generation, and actors are not resumed within one.
-        continued = self._settings.lockstep and environment.vectorization != "envpool"
+        continued = self._settings.lockstep  # Only lockstep saves episodes.
         self._environments = Environments(environment, context["agents"], environment.num_envs, continued=continued)
         try:
             self._algorithm = make_algorithm(config, self._environments.interface)

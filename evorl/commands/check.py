@@ -35,7 +35,7 @@ from evorl.envs.games import is_game
 from evorl.envs.guard import flat_mask
 from evorl.envs.spaces import LARGEST, MASK, EnvSpec, ObservationSpecs, choices, finite_bounds, observation_specs
 from evorl.envs.suites import SeededGame
-from evorl.envs.vector import by_gymnasium, make_vector, stacked_frames, vectorization_of
+from evorl.envs.vector import make_vector, stacked_frames, vectorization_of
 from evorl.population import check_memory
 from evorl.seeding import numpy_generator
 from evorl.system.console import aligned, compact
@@ -95,7 +95,7 @@ class Subject:
         self.steps = steps
         # Single copies of Atari do not know the options of its native vectorization.
         native = {"kwargs": {}, "life_loss_ends": False} if stacked_frames(settings) else {}
-        self._vector = make_vector(by_gymnasium(settings.model_copy(update=native)), 1)
+        self._vector = make_vector(settings.model_copy(update={"vectorization": "sync", **native}), 1)
         self.env: gym.Env[Any, Any] = self._vector.envs[0].env  # type: ignore[attr-defined]
 
     def close(self) -> None:

@@ -400,9 +400,8 @@ class Environment(Section):
     """Copies for each agent on each process that steps environments: a rank, or an actor."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the environment. They count as the same task, so the file's target still applies."""
-    vectorization: Literal["auto", "native", "sync", "async", "envpool"] = "auto"
-    """`auto` takes the environment's own vector implementation where it has one, else `sync`. `envpool` takes EnvPool's
-    (extra `envpool`), for environments that Gymnasium has too; each generation begins new episodes."""
+    vectorization: Literal["auto", "native", "sync", "async"] = "auto"
+    """`auto` takes the environment's own vector implementation where it has one, else `sync`."""
     observation_indices: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] | None = None
     """The indices of the entries of a vector observation that agents see; null: all."""
     image_channels: Literal["auto", "first", "last"] = "auto"
@@ -415,8 +414,7 @@ class Environment(Section):
     """Restarts of each copy after it raised an error; the episode it was in is dropped."""
     carry_over: Literal["auto"] | bool = "auto"
     """Continue episodes from one generation to the next; a resumed run replays them. `auto` does so unless a generation
-    has twice as many steps of each environment as the longest episode that the environment allows, or environments are
-    EnvPool's."""
+    has twice as many steps of each environment as the longest episode that the environment allows."""
 
 
 class PopulationSettings(Section):
@@ -733,9 +731,9 @@ class Config(Section, Generic[Settings]):
                         "keeps it, and mutations begin there"
                     )
                 first[name] = float(value)
-        if first and self.environment.vectorization in ("native", "envpool"):
+        if first and self.environment.vectorization == "native":
             raise ValueError(
-                f"environment.vectorization: {self.environment.vectorization} copies are all alike, and "
+                "environment.vectorization: native copies are all alike, and "
                 f"evolution.hyperparameters has {next(iter(first))}; use sync or async"
             )
         return first

@@ -10,8 +10,6 @@ A vector environment cannot be serialised, but it can be brought back to the sam
   actions since then are replayed. A copy is reseeded when an episode starts long after its last seeding.
 - `PlainEpisodes`: the state of a native environment whose attributes are all numbers and arrays, such as CartPole, is
   saved directly.
-- `PooledEpisodes`: EnvPool takes seeds only when it creates its environments, at the start of each generation. They
-  are created again with the same seeds, and the generation's actions are replayed.
 """
 
 from __future__ import annotations
@@ -25,10 +23,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
-from gymnasium.vector.utils import iterate
 from numpy.typing import NDArray
 
-from evorl.envs.envpool import EnvPool
 from evorl.envs.spaces import choices
 from evorl.seeding import derive_seed
 from evorl.system.closing import Closing
@@ -217,9 +213,10 @@ class GuardedEpisodes(Continuation):
         return [shown for _, shown in _asked(vector, "episode")]
 
 
-class SeededEpisodes(Continuation):
-    """Episodes that are determined by the last seed of each copy and all actions since then."""
+class AtariEpisodes(Continuation):
+    """Episodes in Atari's native vector environment, which takes a seed for each copy that it resets."""
 
+    kind = "atari"
     journal: Journal
 
     def __init__(self, space: gym.Space[Any], copies: int) -> None:
@@ -233,12 +230,6 @@ class SeededEpisodes(Continuation):
 
     def origins(self, vector: Vector) -> list[Any]:
         return list(self._seeds)
-
-
-class AtariEpisodes(SeededEpisodes):
-    """Episodes in Atari's native vector environment, which takes a seed for each copy that it resets."""
-
-    kind = "atari"
 
     def begin(self, vector: Vector, copies: Flags) -> tuple[Any, dict[str, Any]] | None:
         due = copies & (self.journal.ages > SEED_LASTS)
@@ -301,23 +292,6 @@ class PlainEpisodes(Continuation):
         return list(vector.reset(seed=seed % 2**31)[0])
 
 
-class PooledEpisodes(SeededEpisodes):
-    """Episodes in EnvPool, all of whose copies are seeded when the pool is made."""
-
-    kind = "pooled"
-
-    def play(self, vector: Vector, origins: Sequence[Any]) -> list[Any]:
-        self._seeds = [int(seed) for seed in origins]
-        shown = vector.reset(seed=self._seeds)[0]  # type: ignore[arg-type]
-        for chosen in self.journal.actions:
-            shown = vector.step(chosen.astype(self._type))[0]
-        return list(iterate(vector.observation_space, shown))
-
-    def begin_anew(self, vector: Vector, copies: Flags, seed: int) -> list[Any]:
-        """Start nothing: no copy of a pool can be reset without the others."""
-        return []
-
-
 def continuation(vector: Vector, copies: int, atari: bool) -> Continuation | None:
     """The Continuation for a vector environment, or None if its state cannot be saved."""
     space = vector.single_action_space
@@ -325,8 +299,6 @@ def continuation(vector: Vector, copies: int, atari: bool) -> Continuation | Non
         return GuardedEpisodes(space, copies)
     if atari:
         return AtariEpisodes(space, copies)
-    if isinstance(vector, EnvPool):
-        return PooledEpisodes(space, copies)
     return PlainEpisodes() if is_plain(vector) else None
 
 

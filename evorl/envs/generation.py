@@ -72,7 +72,7 @@ class GenerationLength:
         return (
             f"environment.carry_over: each generation begins new episodes after {self.of_each:,} steps of each "
             f"environment, but evaluation plays up to {min(bounds):,}: later states are never trained on; raise "
-            "evolution.steps, or set carry_over to auto or true (not with vectorization: envpool)"
+            "evolution.steps, or set carry_over to auto or true"
         )
 
 
@@ -88,7 +88,7 @@ def generation_length(config: AnyConfig, copies: int, period: int) -> Generation
     steps = steps_of_generation(config, copies, period)
     longest, actors = longest_episode(environment), config.actors
     count = 1 if actors is None else actors.count
-    if is_game(environment.id) or environment.vectorization == "envpool":
+    if is_game(environment.id):
         carries_over = False
     elif environment.carry_over == "auto":
         carries_over = longest is None or steps // count < EPISODES_IN_A_GENERATION * longest

@@ -20,7 +20,6 @@ from evorl.config import Environment
 from evorl.config.errors import shown
 from evorl.envs.closing import close_vector
 from evorl.envs.continuation import PlainEpisodes, Vector, continuation, is_plain
-from evorl.envs.envpool import EnvPool
 from evorl.envs.faults import FAILURES, FAULT, FIRST, PASSED_ON, PLACE, end_if_forked, restart
 from evorl.envs.games import GameVector
 from evorl.envs.guard import FINDING, Start
@@ -186,7 +185,7 @@ class RecoveringVector:
 
     def _seeds(self, seeds: Sequence[int]) -> Any:
         """The seed argument of a vector environment's reset: most native ones accept only a single seed."""
-        if seeds and isinstance(self.env, SyncVectorEnv | AsyncVectorEnv | EnvPool | GameVector):
+        if seeds and isinstance(self.env, SyncVectorEnv | AsyncVectorEnv | GameVector):
             return list(seeds)
         return np.array(seeds) if seeds and stacked_frames(self._settings) else self._seed
 

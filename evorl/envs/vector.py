@@ -25,7 +25,6 @@ from evorl.config import Environment
 from evorl.config.errors import shown
 from evorl.envs.continuation import Vector
 from evorl.envs.diagnosis import NOT_GYMNASIUM, check_spaces, why_not_gymnasium, why_unknown
-from evorl.envs.envpool import THREADS, EnvPool
 from evorl.envs.faults import PASSED_ON
 from evorl.envs.games import GameVector, is_game
 from evorl.envs.guard import Guard
@@ -57,8 +56,6 @@ def make_vector(settings: Environment, copies: int, differing: Sequence[Mapping[
             if mode == "native":
                 options = _atari_options(settings) if name.startswith(ATARI) else _native_options(settings)
                 return gym.make_vec(name, copies, vectorization_mode="vector_entry_point", **options)
-            if mode == "envpool":
-                return _env_pool(settings, name, copies)
             return _guarded_vector(settings, name, mode, differing or [{}] * copies)
     except (gym.error.Error, ImportError) as error:
         raise _cannot_make(settings, error) from error
@@ -71,6 +68,7 @@ def make_vector(settings: Environment, copies: int, differing: Sequence[Mapping[
 
 
 LIMIT = "max_episode_steps"
+THREADS = "num_threads"
 
 
 def _check_limit(settings: Environment) -> None:
@@ -89,28 +87,6 @@ def _native_options(settings: Environment) -> dict[str, Any]:
     """The arguments of a native vector environment; the limits null and -1, which only `make` takes, are replaced."""
     options = {name: value for name, value in settings.kwargs.items() if name != LIMIT or value is not None}
     return options | ({LIMIT: 2**31 - 1} if options.get(LIMIT) == -1 else {})
-
-
-def _env_pool(settings: Environment, name: str, copies: int) -> Vector:
-    """Create the copies in EnvPool. Raises UserError for Atari and for `carry_over: true`."""
-    if name.startswith(ATARI):
-        raise UserError(
-            f"environment.vectorization: {settings.id} has a native vector implementation in C++ of its own; use auto"
-        )
-    if settings.carry_over is True:
-        raise UserError(
-            "environment.carry_over: EnvPool takes seeds only when it creates environments, so each generation begins "
-            "new episodes; use auto"
-        )
-    options = {THREADS: _share_of_cores(), **_native_options(settings)}
-    return EnvPool(name, copies, {**options, THREADS: min(options[THREADS], copies)})
-
-
-def by_gymnasium(settings: Environment) -> Environment:
-    """The settings for copies of Gymnasium's own environment, in this process."""
-    pooled = settings.vectorization == "envpool"
-    kwargs = {name: value for name, value in settings.kwargs.items() if not (pooled and name == THREADS)}
-    return settings.model_copy(update={"vectorization": "sync", "kwargs": kwargs})
 
 
 def _game_vector(settings: Environment, copies: int, differing: bool) -> Vector:
@@ -278,8 +254,8 @@ def for_evaluation(settings: Environment) -> Environment:
 
 
 def for_actor(settings: Environment, actors: int) -> Environment:
-    """The settings for one of `actors` actors of a rank: Atari's or EnvPool's threads share the cores."""
-    if settings.vectorization != "envpool" and not stacked_frames(settings):
+    """The settings for one of `actors` actors of a rank: Atari's threads share the cores."""
+    if not stacked_frames(settings):
         return settings
     threads = _share_of_cores(actors)
     return settings.model_copy(update={"kwargs": {THREADS: threads, **settings.kwargs}})
@@ -333,7 +309,7 @@ def serving_action(settings: Environment, vector: Vector) -> NDArray[Any] | None
 
 
 def vectorization_of(settings: Environment) -> str:
-    """The vectorization of an environment, with `auto` resolved: `sync`, `async`, `native` or `envpool`."""
+    """The vectorization of an environment, with `auto` resolved: `sync`, `async` or `native`."""
     return "native" if is_game(settings.id) else str(_mode(settings, _known_name(settings)))
 
 

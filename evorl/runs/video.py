@@ -20,7 +20,7 @@ from evorl.envs.closing import close_vector
 from evorl.envs.continuation import Vector
 from evorl.envs.environments import Resets
 from evorl.envs.faults import FAULT, PLACE
-from evorl.envs.vector import by_gymnasium, for_evaluation, make_vector, stacked_frames
+from evorl.envs.vector import for_evaluation, make_vector, stacked_frames
 from evorl.runs.loaded import LoadedAgent, load
 from evorl.seeding import numpy_generator
 from evorl.system.extras import require
@@ -168,7 +168,7 @@ def _shown(settings: Environment, mode: str) -> tuple[Environment, Sees]:
     settings = for_evaluation(settings)
     if stacked_frames(settings):
         return settings, _as_the_agent_sees
-    single = by_gymnasium(settings)
+    single = settings.model_copy(update={"vectorization": "sync"})
     kwargs = {**single.kwargs, "render_mode": mode}
     return single.model_copy(update={"kwargs": kwargs}), partial(_rendered, settings.id)
 

@@ -11,7 +11,6 @@ from evorl.types import UserError
 
 EXTRAS: Mapping[str, Sequence[str]] = {
     "atari": ("ale_py",),
-    "envpool": ("envpool",),
     "games": ("pettingzoo", "pygame"),
     "hub": ("huggingface_hub",),
     "minatar": ("minatar",),

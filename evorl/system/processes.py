@@ -202,7 +202,7 @@ def _memory_groups(groups: Path, membership: Path) -> list[tuple[Path, str, str,
     return found
 
 
-PACKAGES = ("evorl-accelerate", "torch", "numpy", "gymnasium", "box2d", "mujoco", "minatar", "ale-py", "envpool")
+PACKAGES = ("evorl-accelerate", "torch", "numpy", "gymnasium", "box2d", "mujoco", "minatar", "ale-py")
 """Packages whose versions can change results."""
 BF16_UNITS = ("amx_bf16", "avx512_bf16", "bf16")
 """Linux CPU flags for bfloat16 multiplication; the last is ARM's."""

@@ -94,7 +94,7 @@ def test_an_error_in_a_process_of_an_environment_is_one_line(how, told, tmp_path
         tmp_path, f"environment={{id: 'strange:Strange', num_envs: 2, kwargs: {{how: {how}}}}}"
     )
     assert lines[-1].startswith(f"error: environment.id: {told}")
-    assert len(lines) <= 4, "the header has three"
+    assert len(lines) <= 5, "the header has four"
 
 
 def test_a_process_that_any_exception_ends_prints_no_traceback(tmp_path):
@@ -108,4 +108,4 @@ def test_too_few_open_files_for_the_processes_of_environments_are_one_line(tmp_p
     lines = trained_in_processes(tmp_path, *settings, limit="ulimit -n 64")
     assert lines[-1].startswith("error: environment.vectorization: the 128 processes of `async` take 384 open files")
     assert "may have 64 in all (ulimit -n)" in lines[-1]
-    assert len(lines) <= 4
+    assert len(lines) <= 5
