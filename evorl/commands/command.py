@@ -312,14 +312,8 @@ def _export(parser: argparse.ArgumentParser) -> None:
 
 def _push(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, help="the run's directory")
-    parser.add_argument("name", nargs="?", help="name of the model page, such as ME/ppo-CartPole-v1")
-    parser.add_argument("--repo-id", metavar="ME/NAME", help="the name of the page, as other libraries call it")
+    parser.add_argument("name", help="name of the model page, such as ME/ppo-CartPole-v1")
     parser.add_argument("--private", action="store_true", help="make a new page private")
-    parser.add_argument(
-        "--benchmark",
-        metavar="OWNER/DATASET",
-        help="also report the score to the leaderboard of this benchmark on the Hub, as its task of the environment",
-    )
     parser.add_argument(
         "--video", type=Path, metavar="FILE.mp4", help="a video for the page, from `evorl watch RUN --video`"
     )
@@ -438,7 +432,7 @@ COMMANDS: Mapping[str, Command] = {
         _push,
         (
             "evorl push runs/my-run ME/dqn-LunarLander-v3 --video best.mp4",
-            "evorl push runs/my-run --repo-id ME/dqn-LunarLander-v3 --private",
+            "evorl push runs/my-run ME/dqn-LunarLander-v3 --private",
         ),
     ),
     "check": Command(

@@ -128,15 +128,11 @@ def push(parsed: argparse.Namespace) -> None:
     """`evorl push`."""
     from evorl.export import hub
 
-    names = {name for name in (parsed.name, parsed.repo_id) if name is not None}
-    if len(names) != 1:
-        raise UserError("push: name one page, such as --repo-id ME/ppo-CartPole-v1")
-    (name,) = names
     if parsed.video is not None and not parsed.video.is_file():
         run = shlex.quote(str(parsed.run))
         raise UserError(f"--video: there is no file {parsed.video}; `evorl watch {run} --video FILE.mp4` makes one")
-    hub.check_hub(name, *([parsed.benchmark] if parsed.benchmark is not None else []))
+    hub.check_hub(parsed.name)
     with tempfile.TemporaryDirectory() as folder:
-        files = hub.write_page(parsed.run, Path(folder), name, parsed.video, parsed.benchmark)
-        address = hub.push(Path(folder), name, parsed.private)
+        files = hub.write_page(parsed.run, Path(folder), parsed.name, parsed.video)
+        address = hub.push(Path(folder), parsed.name, parsed.private)
     print(f"{address}: {', '.join(files)}")

@@ -1,4 +1,4 @@
-"""Publishing a run's best agent as a model page on the Hugging Face Hub: its score, usage, lineage and settings."""
+"""Publishing a run's best agent on the Hugging Face Hub: its files and a model card."""
 
 from __future__ import annotations
 
@@ -6,19 +6,13 @@ import re
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from evorl.config.errors import shown
 from evorl.config.schema import as_yaml
-from evorl.envs.suites import SUITES
 from evorl.report.data import Drawn, load
-from evorl.report.facts import effect_rows, environment_facts, path_rows, run_facts, state
 from evorl.report.picture import draw
-from evorl.report.statistics import effects
 from evorl.runs.directory import (
     CONFIG,
     ELITE_AGENT,
@@ -37,125 +31,81 @@ from evorl.tracking.tracker import shared_settings
 from evorl.types import EvorlWarning, UserError, message_of
 
 PICTURE = "lineage.png"
-RESULTS = ".eval_results/evorl.yaml"
-"""Evaluation results, in the Hub's format beside the `model-index` of the card."""
-GAME_EXTRAS = {"pettingzoo:": "games", "openspiel:": "openspiel"}
-"""The extra that games with this prefix need."""
 NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
-"""The name of a page, or of a data set."""
+"""The name of a page."""
 
 
 def card(run: Drawn, settings: Mapping[str, Any], name: str, files: Sequence[str]) -> str:
-    """Return the model card of the page `name`, in Markdown with the YAML metadata that the Hugging Face Hub reads.
+    """The model card of the page `name`, in Markdown: the score as metadata, how to load the agent, and its settings.
 
     `settings` are the shareable settings, `files` the names of the other files on the page.
     """
+    import huggingface_hub
+
     environment, algorithm = str(run.setting("environment.id")), str(run.setting("algorithm.name"))
-    best, shared = run.described_best, replace(run, config=dict(settings))
-    parts = [
-        f"---\n{yaml.safe_dump(_head(run, environment, algorithm), sort_keys=False)}---",
-        f"# {_plain(algorithm)} on {_plain(environment)}",
-        f"The best agent of a population, trained and evolved by evorl: a {_plain(run.score_name)} of **{best}** "
-        f"({_plain(state(run))}).",
-    ]
-    parts += [f'<video src="{name}" controls loop muted></video>' for name in files if name.endswith(".mp4")]
-    parts += ["## Use", _use(name, environment, files)]
-    parts.append("## How it came about")
-    parts += [f"![Fitness of all agents, and the winner's path through them]({PICTURE})"] if PICTURE in files else []
-    steps = [[row["generation"], row["agent"], row["fitness"], row["changed"]] for row in path_rows(run)]
-    parts.append(_table(("generation", "agent", "fitness", "what changed"), [row for row in steps if row[3]][-30:]))
-    found = effect_rows(effects(run))
-    parts += [
-        "## What mutations did",
-        "Change in fitness from a parent to its child one generation later; compare with the row `no mutation`:",
-    ]
-    names = ("name", "count", "mean", "interval")
-    parts.append(
-        _table(("mutation", "children", "mean", "95 % interval"), [[row[name] for name in names] for row in found])
-    )
-    parts += ["## How it was made", _table(("", ""), [*run_facts(shared), *environment_facts(run)])]
-    shown = as_yaml(settings).replace("```", "'''")
-    parts += ["<details><summary>Configuration</summary>", f"```yaml\n{shown}```", "</details>"]
-    return "\n\n".join(parts) + "\n"
-
-
-def _head(run: Drawn, environment: str, algorithm: str) -> dict[str, Any]:
-    last = run.generations[-1]
-    head: dict[str, Any] = {
-        "library_name": "evorl",
-        "tags": ["reinforcement-learning", "deep-reinforcement-learning", "evolution", algorithm, environment],
-    }
+    last, results = run.generations[-1], []
     if last.elite_fitness is not None:
-        task = {"type": "reinforcement-learning", "name": "reinforcement-learning"}
         # By convention +/- is the standard deviation of returns here: the Hub's leaderboards rank by it.
-        kind = "mean_reward" if run.score_name == "mean return" else run.score_name.replace(" ", "_")
         spread = "" if last.elite_std is None else f" +/- {last.elite_std:.2f}"
-        metric = {"type": kind, "value": f"{last.elite_fitness:.2f}{spread}"}
-        result = {"task": task, "dataset": {"name": environment, "type": environment}, "metrics": [metric]}
-        head["model-index"] = [{"name": f"{algorithm}-{environment}", "results": [result]}]
-    return head
+        result = huggingface_hub.EvalResult(
+            task_type="reinforcement-learning",
+            dataset_type=environment,
+            dataset_name=environment,
+            metric_type="mean_reward" if run.score_name == "mean return" else run.score_name.replace(" ", "_"),
+            metric_value=f"{last.elite_fitness:.2f}{spread}",
+        )
+        results.append(result)
+    head = huggingface_hub.ModelCardData(
+        library_name="evorl",
+        tags=["reinforcement-learning", "deep-reinforcement-learning", "evolution", algorithm, environment],
+        model_name=f"{algorithm}-{environment}",
+        eval_results=results or None,
+    )
+    videos = [f'<video src="{file}" controls loop muted></video>\n' for file in files if file.endswith(".mp4")]
+    picture = f"![Fitness of all agents, and the winner's path through them]({PICTURE})\n" if PICTURE in files else ""
+    exported = f"`{EXPORTED}` does the same in any program that has onnxruntime.\n" if EXPORTED in files else ""
+    return f"""---
+{head.to_yaml()}
+---
+
+# {_escaped(algorithm)} on {_escaped(environment)}
+
+The best agent of a population, trained and evolved by evorl: a {_escaped(run.score_name)} of
+**{run.described_best}**.
+
+{"".join(videos)}
+In a clone of evorl (`evorl` on PyPI is another project), after `pip install -e ".[hub]"`:
+
+```python
+import evorl
+
+agent = evorl.load("{HUB}{name}")
+action, state = agent.predict(observation)
+```
+
+`evorl evaluate {HUB}{name}` plays 100 episodes, `evorl train population.from={HUB}{name}` trains it further.
+{exported}
+{picture}
+```yaml
+{as_yaml(settings).replace("```", "'''")}```
+"""
 
 
-def evaluation_results(run: Drawn, benchmark: str) -> list[dict[str, Any]]:
-    """Return the best agent's score in the format of the Hub's evaluation results, `.eval_results/*.yaml`.
-
-    The format ties a score to a task of a benchmark, a data set on the Hub with a leaderboard. Most environments have
-    none, and the `model-index` of the card needs none.
-    """
-    if run.best is None:
-        raise UserError("--benchmark: the run has no best agent yet")
-    task = {"id": benchmark, "task_id": str(run.setting("environment.id"))}
-    return [{"dataset": task, "value": run.best.mean, "notes": f"{run.score_name}: {run.described_best}"}]
-
-
-def extras_of(environment: str) -> list[str]:
-    """Return the extras of evorl needed to load a page and play in its environment."""
-    extras = ["hub", *(suite.extra for suite in SUITES if suite.owns(environment))]
-    return extras + [extra for kind, extra in GAME_EXTRAS.items() if environment.startswith(kind)]
-
-
-def _use(name: str, environment: str, files: Sequence[str]) -> str:
-    lines = [
-        f"In a clone of evorl, with Python 3.11 or later (`evorl` on PyPI is another project): `pip install "
-        f'".[{",".join(extras_of(environment))}]"`. Then',
-        "",
-        "```python",
-        "import evorl",
-        "",
-        f'agent = evorl.load("{HUB}{name}")',
-        "action, state = agent.predict(observation)",
-        "```",
-        "",
-        f"and `evorl evaluate {HUB}{name}` plays 100 episodes; `evorl train population.from={HUB}{name}`, with the "
-        "same algorithm and environment, trains the agent further.",
-    ]
-    if EXPORTED in files:
-        lines += ["", f"`{EXPORTED}` does the same in any program that has onnxruntime."]
-    return "\n".join(lines)
-
-
-def _table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    lines = [headings, ["---"] * len(headings), *rows]
-    return "\n".join("| " + " | ".join(_plain(str(cell)) for cell in line) + " |" for line in lines)
-
-
-def _plain(text: str) -> str:
-    """Escape text for Markdown and HTML, on one line, truncated to 200 characters."""
-    escaped = "".join(f"&#{ord(letter)};" if letter in "|<>&[]()!`*_#\\" else letter for letter in text[:200])
-    return " ".join(escaped.split())
+def _escaped(text: str) -> str:
+    """Text for one line of Markdown and HTML, truncated to 200 characters."""
+    return "".join(f"&#{ord(letter)};" if letter in "|<>&[]()!`*_#\\\n" else letter for letter in text[:200])
 
 
 FILES = (ELITE_AGENT, ELITE_FACTS, METRICS, LINEAGE, SUMMARY, INTERFACE)
 VIDEO = "replay.mp4"
-OWNED = (*FILES, EXPORTED, RESULTS, VIDEO, PICTURE)
+OWNED = (*FILES, EXPORTED, VIDEO, PICTURE)
 """Files that a push deletes from the page if it no longer uploads them; all other files there are kept."""
 
 
-def check_hub(*names: str) -> None:
-    """Raise UserError unless these are valid Hub names, the `hub` extra is installed, and there is a token."""
-    for name in names:
-        if not NAME.fullmatch(name):
-            raise UserError(f"{shown(name)}: is not a valid Hub name; use ME/NAME with letters, digits, -, _ and .")
+def check_hub(name: str) -> None:
+    """Raise UserError unless this is a valid Hub name, the `hub` extra is installed, and there is a token."""
+    if not NAME.fullmatch(name):
+        raise UserError(f"{shown(name)}: is not a valid Hub name; use ME/NAME with letters, digits, -, _ and .")
     require("hub", "a push")
     import huggingface_hub
 
@@ -163,12 +113,11 @@ def check_hub(*names: str) -> None:
         raise UserError("pushing needs a Hub token with write access; log in with `hf auth login`, or set HF_TOKEN")
 
 
-def write_page(run: Path, folder: Path, name: str, video: Path | None, benchmark: str | None = None) -> list[str]:
+def write_page(run: Path, folder: Path, name: str, video: Path | None) -> list[str]:
     """Write the files of a run's model page `name` to an empty folder, and return their names.
 
-    `benchmark` is a data set on the Hub whose leaderboard is to list the score. `evorl.load` can load the folder like a
-    run. Settings listed in `tracking.exclude` are left out, and so is the picture without matplotlib. Raises UserError
-    if there is no run, or it has no elite yet.
+    `evorl.load` can load the folder like a run. Settings listed in `tracking.exclude` are left out, and so is the
+    picture without matplotlib. Raises UserError if there is no run, or it has no elite yet.
     """
     drawn = load(run)
     if not (run / FILES[0]).is_file():
@@ -182,10 +131,6 @@ def write_page(run: Path, folder: Path, name: str, video: Path | None, benchmark
                 (folder / file).write_bytes(read_bounded(run / file))
             except OSError as error:
                 raise UserError(reason(error, run / file)) from error
-    if benchmark is not None:
-        (folder / RESULTS).parent.mkdir()
-        results = yaml.safe_dump(evaluation_results(drawn, benchmark), sort_keys=False)
-        (folder / RESULTS).write_text(results, encoding="utf-8")
     if video is not None:
         shutil.copyfile(video, folder / VIDEO)
     (folder / CONFIG).write_text(as_yaml(settings), encoding="utf-8")
