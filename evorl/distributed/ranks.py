@@ -5,8 +5,13 @@ The only file that calls Accelerate and torch.distributed. Axes: R ranks, P agen
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import re
 import socket
+import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -24,13 +29,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from evorl.distributed.rendezvous import SILENT, Heartbeat, Pauses, Store, launch_name, meet
+from evorl.distributed.pauses import Pauses, Store
 from evorl.system.processes import cpu, identity, launcher
 from evorl.system.signals import note_activity, raise_if_signalled, signals_end_at_once
 from evorl.types import RunFailed, UserError, message_of
 
 MAX_GATHERED = 2**18
 """CPU gradients of up to this many values over all ranks use all-gather instead of all-reduce."""
+
+
+STORE_TIMEOUT = 4.0
+"""Seconds that a call to the store may take, where the launcher that keeps it may have ended."""
+NAMING = 5.0
+"""Seconds that ranks have to show that they are alive, once a wait has ended without them."""
+ATTEMPT, LAUNCH = "evorl/attempt", "evorl/launch"
+"""Keys of the store: the name of the attempt that ranks are to join, and that of the launch."""
+POLL = 0.02
+"""Seconds between two looks at the store."""
 
 
 class RankLost(RunFailed):
@@ -47,8 +62,9 @@ class Launch:
 
 @dataclass(frozen=True)
 class Peer:
-    """A rank's description of itself: its local rank on its host, its GPU's name if any, and its CPU type."""
+    """A rank's description of itself: its host, its local rank there, its GPU's name if any, and its CPU type."""
 
+    host: str
     local: int
     gpu: str
     cpu: str
@@ -66,16 +82,20 @@ class Ranks:
         """Join the other ranks. Raises RankLost if they do not arrive, UserError if they cannot be found."""
         launched = int(os.environ.get("WORLD_SIZE", "1"))
         self._timeout = timeout
-        self._heartbeat: Heartbeat | None = None
         self._store: Store | None = None
         self.launch = Launch(launcher(), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0")
         self.backend = "cuda" if _gpus() else "cpu"
-        self.peers = [Peer(0, "", cpu())]
+        self.peers = [Peer(socket.gethostname(), 0, "", cpu())]
         if launched > 1 and "MASTER_ADDR" in os.environ:
             # If a rank dies during the rendezvous, its launcher signals the others while they wait in C++.
             with signals_end_at_once():
                 meeting = _join(int(os.environ["RANK"]), launched, timeout)
-            self._heartbeat, self._store, self.launch, self.backend, self.peers = meeting
+            self._store, self.launch, self.backend, self.peers = meeting
+        # After a wait that has failed, the default group can send nothing any more.
+        patience = timedelta(seconds=2 * NAMING)
+        self._alive = (
+            dist.new_group(backend="gloo", timeout=patience) if self._store and self.backend == "gloo" else None
+        )
         handler = InitProcessGroupKwargs(timeout=timedelta(seconds=timeout))
         self._accelerator = Accelerator(cpu=self.backend in ("cpu", "gloo"), kwargs_handlers=[handler])
         self.on_host = int(os.environ.get("LOCAL_WORLD_SIZE", launched))
@@ -193,24 +213,24 @@ class Ranks:
     def _empty(self) -> Tensor:
         return torch.empty(0, dtype=torch.uint8, device=self.device)
 
-    def end(self, last_words: str) -> None:
-        """Tell the other ranks why this one ends."""
-        if self._heartbeat is not None:
-            self._heartbeat.end(last_words)
+    def end(self, reason: str) -> bool:
+        """Publish why this rank ends, if it is the first; True if another rank has ended for the same reason before."""
+        first = self._published("", f"rank {self.rank}: {reason}")
+        return first.partition(": ")[2] == reason and not first.startswith(f"rank {self.rank}: ")
 
-    def last_words(self) -> str:
-        """The reasons that other ranks published for ending, or an empty string."""
-        return "" if self._heartbeat is None else self._heartbeat.last_words()
+    def first_reason(self) -> str:
+        """The reason of the rank that was the first to end, or "" while there is none."""
+        return self._published("none", "none").removeprefix("none")
 
-    def wait_for_same(self, last_words: str) -> bool:
-        """Wait briefly for a lower rank that ends for the same reason, such as a bug; True if there is one."""
-        return self._heartbeat is not None and self._heartbeat.is_told_below(last_words)
+    def _published(self, expected: str, desired: str) -> str:
+        if self._store is not None:
+            with contextlib.suppress(RuntimeError):  # The launcher has ended, and its store with it.
+                return self._store.compare_set("end", expected, desired).decode()
+        return ""
 
     @contextmanager
     def _waiting(self, what: str) -> Iterator[None]:
-        heartbeat = self._heartbeat
-        if heartbeat is not None:
-            heartbeat.waits_for = what
+        began = time.monotonic()
         note_activity(f"the wait for {what}")
         try:
             yield
@@ -218,54 +238,95 @@ class Ranks:
             raise  # An error of this rank's own GPU, whose earlier work may fail only here.
         except RuntimeError as error:
             raise_if_signalled()  # The signal has ended the other ranks, too.
-            missing = heartbeat.missing() if heartbeat is not None else "another rank"
+            missing = self._missing(hangs=time.monotonic() - began >= self._timeout)
             raise RankLost(
                 f"rank {self.rank} waited for {what}, but {missing} (every wait ends after {self._timeout:g} s, "
                 f"run.timeout; {message_of(error, 120)})"
             ) from error
         finally:
             note_activity("")
-            if heartbeat is not None:
-                heartbeat.waits_for = None
+
+    def _missing(self, hangs: bool) -> str:
+        """Say which ranks have ended, or do not arrive where a wait has used up its time because a rank `hangs`."""
+        lost = [rank for rank in range(self.size) if rank != self.rank] if self.size == 2 else []
+        if hangs and self._alive is not None:
+            try:
+                # Rank 0 names the missing ranks; the others wait longer, until it has published them.
+                patience = timedelta(seconds=NAMING if self.is_main else 2 * NAMING)
+                dist.monitored_barrier(self._alive, patience, wait_all_ranks=True)
+                lost = []
+            except RuntimeError as error:
+                named = re.search(r"Ranks? ([\d, ]+) failed to pass", str(error))
+                lost = [int(rank) for rank in named[1].split(",")] if named else [0] * (not self.is_main)
+        if reason := self.first_reason():
+            return f"{reason.partition(': ')[0]} has ended: {reason.partition(': ')[2]}"
+        who = " and ".join(f"rank {rank} on {self.peers[rank].host}" for rank in lost) or "another rank"
+        return f"{who} did not arrive" if hangs else f"{who} has ended"
 
 
-def _join(rank: int, size: int, timeout: float) -> tuple[Heartbeat, Store, Launch, str, list[Peer]]:
-    """Rendezvous with all ranks of this attempt and initialise the process group.
+def _join(rank: int, size: int, timeout: float) -> tuple[Store, Launch, str, list[Peer]]:
+    """Meet all ranks of this attempt and initialise the process group.
 
-    Returns the heartbeat, a store for pauses, the launch, the backend and the peers. Raises RankLost
-    if ranks are missing.
+    Returns a store for what ranks publish outside of collectives, the launch, the backend and the peers. Raises
+    RankLost if ranks are missing.
     """
     launcher_has_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     address, port, limit = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timedelta(seconds=timeout)
     try:
         store = TCPStore(address, port, None, rank == 0 and not launcher_has_store, limit, wait_for_workers=False)
-        local = int(os.environ.get("LOCAL_RANK", "0"))
         # The launcher keeps one store over all restarts: without a prefix, ranks would read a dead attempt's keys.
-        attempt, everyones = meet(store, rank, size, asdict(Peer(local, _own_gpu(local), cpu())), timeout)
-        peers = [Peer(**one) for one in everyones]
+        attempt = join_attempt(store, rank, size, timeout)
+        own = PrefixStore(f"evorl/{attempt}", store)
+        local = int(os.environ.get("LOCAL_RANK", "0"))
+        own.set(f"peer/{rank}", json.dumps(asdict(Peer(socket.gethostname(), local, _own_gpu(local), cpu()))))
+        peers = [Peer(**json.loads(own.get(f"peer/{other}"))) for other in range(size)]
         launch = Launch(launcher(), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0")
         if launcher_has_store:
             # A process may train several times; after a restart, each training continues in its own directory.
             training = store.add(f"evorl/trainings/{identity()}", 1)
             first = store.compare_set(f"evorl/first/{training}", "", attempt).decode()
-            launch = Launch(f"{launch_name(store)}/{training}", first != attempt)
+            name = store.compare_set(LAUNCH, "", uuid.uuid4().hex).decode()
+            launch = Launch(f"{name}/{training}", first != attempt)
         backend = choose_backend([peer.gpu for peer in peers])
         if int(os.environ.get("LOCAL_WORLD_SIZE", "0")) == size and (name := loopback()):
             # By default gloo and NCCL listen on the interface of the host's name, open to the whole network.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
             os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
-        joined = PrefixStore(f"evorl/{attempt}", store)
-        dist.init_process_group(backend, store=joined, rank=rank, world_size=size, timeout=limit)
-        # A separate connection with a short timeout keeps heartbeats from waiting for other uses of the store.
-        short = timedelta(seconds=min(timeout, SILENT))
-        beats = TCPStore(address, port, None, False, short, wait_for_workers=False)
-        heartbeat = Heartbeat(PrefixStore(f"evorl/heartbeats-{attempt}", beats), rank, size)
-        return heartbeat, PrefixStore(f"evorl/pauses-{attempt}", beats), launch, backend, peers
+        dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=limit)
+        # A connection of its own, with a short timeout: a call must not keep a thread from ending.
+        short = timedelta(seconds=min(timeout, STORE_TIMEOUT))
+        published = PrefixStore(f"evorl/{attempt}/published", TCPStore(address, port, None, False, short, False))
+        return published, launch, backend, peers
     except (RuntimeError, TimeoutError) as error:
         raise RankLost(
             f"rank {rank} did not meet all {size} ranks at {address}:{port} (every wait ends after {timeout:g} s, "
             f"run.timeout; {message_of(error, 120)})"
         ) from error
+
+
+def join_attempt(store: Store, rank: int, size: int, timeout: float) -> str:
+    """The name that rank 0 draws for the attempt that all ranks begin now.
+
+    Launchers count restarts separately: `TORCHELASTIC_RESTART_COUNT` differs between hosts once one has joined or left.
+    Raises TimeoutError if not all ranks arrive within `timeout` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    name = uuid.uuid4().hex if rank == 0 else ""
+    if rank == 0:
+        store.set(ATTEMPT, name)
+    awaited = [f"{name}/{other}" for other in range(1, size)]
+    while not (name and store.check(awaited)):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"ranks are missing after {timeout:g} s")
+        if rank != 0 and (current := store.compare_set(ATTEMPT, "none", "none").decode()) not in ("none", name):
+            # It may be that of an attempt that died before it began: then a newer name will replace it.
+            store.set(f"{current}/{rank}", "")
+            name, awaited = current, [f"{current}/begun"]
+        time.sleep(POLL)
+    if rank == 0:
+        store.delete_key(ATTEMPT)
+        store.set(f"{name}/begun", "")
+    return name
 
 
 def choose_backend(gpus: Sequence[str]) -> str:

@@ -11,12 +11,12 @@ import contextlib
 import gc
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from evorl.config.errors import on_one_line
-from evorl.system.background import end_background, end_now, limit_end
 from evorl.system.console import escape_stdout, say, warnings_on_one_line
 from evorl.system.plugins import told_exit
 from evorl.system.processes import is_first_rank, keep_freed_memory
@@ -26,6 +26,8 @@ from evorl.types import RunFailed, UserError
 
 MAX_TOLD = 20_000
 """Maximum characters of an error message."""
+END_WITHIN = 5.0
+"""Seconds that other threads have to end after the main thread."""
 REPORT_AFTER = 15.0
 """Seconds that a rank waits for another rank to report an error."""
 
@@ -82,8 +84,6 @@ def run_program(main: Callable[[Sequence[str]], object], arguments: Sequence[str
         if is_initialized():
             _shutdown()
         limit_end(code)
-        if end_background():
-            atexit.register(_break_off, code)
     return code
 
 
@@ -142,7 +142,25 @@ def _say(line: str) -> None:
     say(("" if is_first_rank() else "\n") + f"error: {line}")
 
 
-def _break_off(code: int) -> None:
-    """Exit at once if a background thread is still running: the interpreter's finalisation would abort."""
-    if end_background(patience=0.0):
-        end_now(code)
+def limit_end(code: int) -> None:
+    """Exit with `code`, and name other threads, if they still run END_WITHIN seconds after the main thread.
+
+    Python would wait for ever for a thread that an environment has left running.
+    """
+
+    def end() -> None:
+        threading.main_thread().join()
+        time.sleep(END_WITHIN)
+        others = [thread.name for thread in threading.enumerate() if not thread.daemon and thread.is_alive()]
+        if others:
+            say(
+                f"warning: threads still run {END_WITHIN:g} s after the program's end "
+                f"({', '.join(map(repr, dict.fromkeys(others)))}), and the process ends without them; an environment's "
+                "`close` has to end the threads that it started"
+            )
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+
+    threading.Thread(target=end, name="limit of the end", daemon=True).start()

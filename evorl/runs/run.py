@@ -21,7 +21,7 @@ from evorl.config import AnyConfig
 from evorl.config.errors import on_one_line
 from evorl.config.fields import BENCHMARK, RATING
 from evorl.distributed import Peer, Placement, Ranks
-from evorl.distributed.rendezvous import SAVE, Pauses
+from evorl.distributed.pauses import SAVE, Pauses
 from evorl.envs import Environments
 from evorl.envs.continuation import Continued
 from evorl.envs.generation import GenerationLength, generation_length
@@ -193,7 +193,6 @@ class Run:
         self._saved_steps, self._steps_within = self.progress.agent_steps, 0
         if measured_otherwise and not self.finished:
             self.progress.elite.forget()
-        self._pauses = self.ranks.pauses(together=not placement.is_sharded)
         self._before = (self._interim.progress or self.progress).wall_clock_seconds
         self._began = time.perf_counter()
 
@@ -226,6 +225,7 @@ class Run:
         return torch_generator(self.config.seed, generation=self.generation, rank=rank, purpose=purpose, device=device)
 
     def __enter__(self) -> Self:
+        self._pauses = self.ranks.pauses(together=not self.placement.is_sharded)
         try:
             if self.ranks.is_main:
                 self._open_logger()
@@ -660,11 +660,11 @@ def exchange_reasons(error: BaseException, ranks: Ranks) -> str:
     """Say in one line why a run ends, and publish this rank's reason unless another rank reports the error."""
     if isinstance(error, Interrupted | KeyboardInterrupt):
         # A launcher kills all ranks once one has exited, so the reason may be another rank's.
-        return ranks.last_words()
+        return ranks.first_reason()
     known = isinstance(error, UserError | RunFailed)
     because = on_one_line(str(error) if known else described(error))
-    if not (isinstance(error, UserError) and error.reported_elsewhere):
-        ranks.end(because)
-    if isinstance(error, UserError) and error.reported_elsewhere is None and ranks.wait_for_same(because):
+    if isinstance(error, UserError) and error.reported_elsewhere:
+        return because
+    if ranks.end(because) and isinstance(error, UserError) and error.reported_elsewhere is None:
         error.reported_elsewhere = True
     return because

@@ -42,7 +42,6 @@ from evorl.runs.loaded import LoadedAgent, load
 from evorl.runs.read import RunRecord, read_run
 from evorl.runs.run import Run
 from evorl.seeding import global_generators_restored
-from evorl.system.background import end_background, limit_end
 from evorl.system.console import digits, warnings_on_one_line
 from evorl.system.plugins import SCRIPT, name_of
 from evorl.system.processes import keep_freed_memory
@@ -169,12 +168,8 @@ def train(
         settings = read_settings(path, told)
         _refuse_script_for_actors(settings)
         main = main_of(program_for(settings))
-        try:
-            with _signals(), warnings_on_one_line(), own_world(), global_generators_restored():
-                trained = main(["--config", str(path), *told], callbacks)
-        finally:
-            limit_end(None)
-            end_background()
+        with _signals(), warnings_on_one_line(), own_world(), global_generators_restored():
+            trained = main(["--config", str(path), *told], callbacks)
     return TrainedRun(trained.path, trained.summary)
 
 

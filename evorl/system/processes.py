@@ -66,28 +66,6 @@ def launcher() -> str:
     return f"{namespace()}/{os.getppid()}/{started_at(os.getppid()):g}"
 
 
-def end_sibling(pid: int, began: float) -> bool:
-    """Kill the process with this pid and start time `began` if it has this process's parent; return whether it did.
-
-    Nothing else may be killed: whoever can write the pid can also write that of an unrelated process.
-    """
-    with contextlib.suppress(OSError, psutil.Error, ValueError, TypeError, OverflowError):
-        # A pidfd ensures that the process checked is the one killed, even if the pid is reused.
-        descriptor = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
-        try:
-            if not began or psutil.Process(pid).ppid() != os.getppid() or started_at(pid) != began:
-                return False
-            if descriptor is None:
-                os.kill(pid, signal.SIGKILL)
-            else:
-                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-            return True
-        finally:
-            if descriptor is not None:
-                os.close(descriptor)
-    return False
-
-
 def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
     """Have the kernel send this process a signal when its parent `parent` ends; exit now if it already has.
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from evorl.config import AnyConfig
-from evorl.system.background import Background
 from evorl.system.plugins import place
 from evorl.tracking.tensorboard import TensorBoard
 from evorl.tracking.tracker import History, Points, Record, Row, Tracker
@@ -88,13 +87,13 @@ def _within(seconds: float, work: Callable[[], None]) -> None:
     """Run `work` in a thread that is abandoned after `seconds`. Re-raises its exception, or raises TimeoutError."""
     failed: list[Exception] = []
 
-    def attempt(over: threading.Event) -> None:
+    def attempt() -> None:
         try:
             work()
         except Exception as error:
             failed.append(error)
 
-    thread = Background(attempt, "tracker")
+    thread = threading.Thread(target=attempt, name="tracker", daemon=True)
     thread.start()
     thread.join(seconds)
     if thread.is_alive():

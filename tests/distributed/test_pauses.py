@@ -6,16 +6,16 @@ import time
 import pytest
 import torch.distributed as dist
 
-from evorl.distributed import rendezvous
-from evorl.distributed.rendezvous import SAVE, Pauses
+from evorl.distributed import pauses
+from evorl.distributed.pauses import SAVE, Pauses
 
 STEPS = 10_000
 
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch):
-    monkeypatch.setattr(rendezvous, "PAUSE_INTERVAL", 0.01)
-    monkeypatch.setattr(rendezvous, "PATIENCE", 20.0)
+    monkeypatch.setattr(pauses, "PAUSE_INTERVAL", 0.01)
+    monkeypatch.setattr(pauses, "PATIENCE", 20.0)
 
 
 def ranks(size, together=True):
@@ -101,7 +101,7 @@ def test_nobody_pauses_where_a_rank_trains_no_steps():
 
 
 def test_a_rank_that_is_dead_is_not_waited_for_at_a_signal(monkeypatch):
-    monkeypatch.setattr(rendezvous, "PATIENCE", 1.0)
+    monkeypatch.setattr(pauses, "PATIENCE", 1.0)
     store, found = dist.HashStore(), []
     train(Pauses(store, 0, 2, 5.0, together=True), {5: 15}, 0.001, found)
     assert found == [(5, None, 15)]

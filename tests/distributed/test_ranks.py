@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers.support import EVERY_MUTATION, cut_back, launch, lines, train
 
-from evorl.distributed import Ranks, rendezvous
+from evorl.distributed import Ranks
 from evorl.system.formats import decode_agents
 from evorl.types import EvorlWarning, UserError
 
@@ -158,30 +158,6 @@ def test_what_ranks_tell_each_other(tmp_path, forked_launch):
     done = forked_launch(tmp_path, instead=PROGRAM)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stderr.count("all agree") == 1
-
-
-class Beats(dict):
-    """A store in which the first heartbeat of rank 1 comes while the others wait for it."""
-
-    late = json.dumps(
-        {"host": "h", "last_words": "", "processes": "x", "pid": 1, "started_at": 0, "count": 1, "waits_for": None}
-    ).encode()
-
-    def set(self, key, value):
-        self[key] = value.encode()
-
-    def get(self, key):
-        return self[key]
-
-    def check(self, keys):
-        return all(key in self for key in keys)
-
-
-def test_a_rank_whose_first_heartbeat_comes_late_is_described(monkeypatch):
-    store = Beats()
-    heartbeat = rendezvous.Heartbeat(store, 0, 2, interval=100)
-    monkeypatch.setattr(rendezvous.time, "sleep", lambda seconds: store.update({"1": Beats.late}))
-    assert heartbeat.missing() == "rank 1 on h is alive but did not arrive"
 
 
 def test_ranks_that_do_not_find_each_other_are_an_error(monkeypatch):

@@ -10,11 +10,11 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import torch.distributed as dist
 from helpers.support import ROOT
 
-from evorl.distributed.rendezvous import Heartbeat
+from evorl.distributed import Ranks
 from evorl.runs.program import run_program
-from evorl.system.background import end_background
 from evorl.system.signals import Interrupted, raise_if_signalled, signal_handlers, signals_deferred
 from evorl.types import UserError
 
@@ -22,79 +22,37 @@ VARIABLES = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
 ENDS = """
-import functools, json, os, signal, sys, threading, time
+import json, os, sys, threading, time
 from evorl.runs import program
-from evorl.system.background import Background, end_background, limit_end
-from evorl.types import RunFailed, UserError
 
-def mistake():
-    raise UserError("a mistake")
-def lost():
-    raise RunFailed("a rank is lost")
-def signalled():
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(10)
-def bug():
-    raise ValueError("an error of the program")
+program.END_WITHIN = 0.3
 
-def forked(main):  # The imports are shared.
-    process = os.fork()
+def left(seconds, code):
+    (reader, writer), process = os.pipe(), os.fork()  # The imports are shared.
     if not process:
-        sys.exit(main())
-    return process
-
-def stuck(end):
-    def main(arguments):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
-        Background(lambda over: time.sleep(60), "stuck").start()
-        print("printed")
-        end()
-    return program.run_program(main, [])
-
-def left(seconds, code, limit=0.3):  # Without seconds, a thread runs until something is said.
-    (reader, writer), (heard, tell) = os.pipe(), os.pipe()
-    def simulate():
-        time.sleep(seconds) if seconds is not None else os.read(heard, 1)
-    def leaving():
         os.dup2(writer, sys.stderr.fileno())
-        threading.Thread(target=simulate, name="simulator").start()
-        limit_end(code, limit)
-        return code
-    process = forked(leaving)
+        threading.Thread(target=time.sleep, args=(seconds,), name="simulator").start()
+        program.limit_end(code)
+        sys.exit(code)
     os.close(writer)
+    code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     with os.fdopen(reader) as said:
-        words = said.readline() if seconds is None else ""
-        os.write(tell, b"x")
-        return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), words + said.read()
+        return code, said.read()
 
-def show(name, value, began):
-    print("shown", json.dumps([name, value, time.monotonic() - began]), flush=True)
-
-began, codes = time.monotonic(), []
-program.end_background = functools.partial(end_background, patience=0.1)
-for end in (lambda: None, mistake, lost, signalled, bug):
-    codes.append(os.waitstatus_to_exitcode(os.waitpid(forked(lambda: stuck(end)), 0)[1]))
-show("stuck", codes, began)
-
-began = time.monotonic()
-show("foreign", [left(60, 3), left(0.1, 0, 20.0), left(None, None)], began)
+print(json.dumps([left(60, 3), left(0.0, 0)]))
 """
 
 
-@pytest.fixture(scope="module")
-def ended():
-    """How processes ended, with the seconds they took, by what their threads did; and what else was printed."""
+def test_thread_of_an_environment_does_not_hold_the_process_and_is_named():
+    began = time.monotonic()
     done = subprocess.run([sys.executable, "-c", ENDS], env=VARIABLES, capture_output=True, text=True, check=True)
-    shown = [json.loads(line[6:]) for line in done.stdout.splitlines() if line.startswith("shown ")]
-    others = [line for line in done.stdout.splitlines() if not line.startswith("shown ")]
-    return {name: (value, seconds) for name, value, seconds in shown}, others
-
-
-def test_background_thread_that_hangs_changes_neither_exit_code_nor_output(ended):
-    codes, seconds = ended[0]["stuck"]
-    assert codes == [0, 2, 1, 143, 1]
-    assert ended[1] == ["printed"] * len(codes)
-    assert seconds < 20
+    hanging, ending = json.loads(done.stdout)
+    assert hanging[0] == 3
+    assert hanging[1].startswith(
+        "warning: threads still run 0.3 s after the program's end ('simulator'), and the process ends without them; "
+    )
+    assert ending == [0, ""]
+    assert time.monotonic() - began < 40
 
 
 SLOW_TO_TELL = """
@@ -139,38 +97,15 @@ def test_a_rank_leaves_the_telling_to_another_and_speaks_only_where_nobody_ends_
     assert capsys.readouterr().err.lstrip() == lines * "error: a mistake\n"
 
 
-class Board(dict):
-    """A store of this process."""
-
-    set = dict.__setitem__
-
-    def get(self, key):
-        return self[key].encode()
-
-    def check(self, keys):
-        return all(key in self for key in keys)
-
-
 def test_of_ranks_that_end_for_the_same_reason_only_the_first_speaks():
-    store = Board()
-    first, second, third = (Heartbeat(store, rank, 3, interval=60.0) for rank in range(3))
-    first.end("a bug at line 3")
-    second.end("a bug at line 3")
-    third.end("another bug")
-    told = [each.is_told_below("a bug at line 3", 0.1) for each in (first, second)]
-    assert [*told, third.is_told_below("another bug", 0.1)] == [False, True, False]
-    end_background()
-
-
-def test_a_thread_of_an_environment_does_not_hold_the_process_and_is_named(ended):
-    (hanging, ending, in_a_script), seconds = ended[0]["foreign"]
-    named = "warning: threads still run 0.3 s after the program's end ('simulator'), and "
-    assert hanging[0] == 3
-    assert hanging[1].startswith(f"{named}the process ends without them; ")
-    assert ending == [0, ""]
-    assert in_a_script[0] == 0
-    assert in_a_script[1].startswith(f"{named}Python waits for them; ")
-    assert seconds < 20
+    store = dist.HashStore()
+    ranks = [Ranks() for _ in range(3)]
+    for number, each in enumerate(ranks):
+        each.rank, each._store = number, store
+    assert ranks[0].first_reason() == ""
+    told = [ranks[number].end(reason) for number, reason in ((1, "a bug"), (0, "a bug"), (2, "another bug"))]
+    assert told == [False, True, False]
+    assert ranks[2].first_reason() == "rank 1: a bug"
 
 
 def test_a_deferred_signal_raises_at_the_end_of_the_outermost_block():

@@ -21,8 +21,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from evorl.commands.train import launch_command
 from evorl.distributed import Launch, Peer, Ranks, local_launch
-from evorl.distributed.ranks import _own_gpu, choose_backend, loopback
-from evorl.distributed.rendezvous import launch_name, meet
+from evorl.distributed.ranks import _own_gpu, choose_backend, join_attempt, loopback
 from evorl.runs.directory import Owner
 from evorl.runs.launch import processes_wanted, refuse_options
 from evorl.system.processes import launcher, started_at
@@ -52,7 +51,7 @@ def attempt(store, size, timeout=10.0, begin=0):
 
     def one(rank):
         try:
-            results[rank] = meet(store, rank, size, {"rank": rank}, timeout)
+            results[rank] = join_attempt(store, rank, size, timeout)
         except TimeoutError as error:
             results[rank] = error
 
@@ -81,10 +80,8 @@ def test_ranks_meet_anew_whatever_dead_attempts_have_left_in_the_store():
     store = dist.HashStore()
     names = set()
     for size in (3, 3, 2, 4):
-        results = attempt(store, size)
-        assert len({name for name, _ in results}) == 1
-        assert results[0][1] == [{"rank": rank} for rank in range(size)]
-        names.add(results[0][0])
+        (name,) = {*attempt(store, size)}
+        names.add(name)
     assert len(names) == 4
 
 
@@ -92,20 +89,14 @@ def test_ranks_that_met_a_dead_main_process_meet_the_next():
     """Its last attempt had a name, and died before all had answered."""
     store = dist.HashStore()
     store.set("evorl/attempt", "dead")
-    results = attempt(store, 3)
-    assert len({name for name, _ in results}) == 1
-    assert results[0][0] != "dead"
+    (name,) = {*attempt(store, 3)}
+    assert name != "dead"
 
 
 def test_ranks_do_not_wait_for_ever_for_one_another():
-    assert "did not start the attempt" in str(attempt(dist.HashStore(), 2, timeout=0.3, begin=1)[1])
-    with pytest.raises(TimeoutError, match="rank 1 did not join in time"):
-        meet(dist.HashStore(), 0, 2, {}, 0.3)
-
-
-def test_a_launch_keeps_its_name_as_long_as_its_store():
-    store = dist.HashStore()
-    assert launch_name(store) == launch_name(store) != launch_name(dist.HashStore())
+    assert "ranks are missing after 0.3 s" in str(attempt(dist.HashStore(), 2, timeout=0.3, begin=1)[1])
+    with pytest.raises(TimeoutError, match=r"ranks are missing after 0\.3 s"):
+        join_attempt(dist.HashStore(), 0, 2, 0.3)
 
 
 def test_an_owner_is_known_by_its_launch_alone(tmp_path):
@@ -138,7 +129,7 @@ def test_a_process_is_known_by_ticks_and_not_by_the_clock(monkeypatch):
 def test_ranks_take_gpus_only_where_each_has_its_own(gpus, backend):
     assert choose_backend(gpus) == backend
     ranks = Ranks()
-    ranks.backend, ranks.peers = backend, [Peer(local, gpu, "") for local, gpu in enumerate(gpus)]
+    ranks.backend, ranks.peers = backend, [Peer("node-a", local, gpu, "") for local, gpu in enumerate(gpus)]
     assert ranks.unused_gpus == (len({*gpus} - {""}) if backend == "gloo" else 0)
 
 
@@ -249,7 +240,6 @@ def test_ranks_that_round_otherwise_go_on_with_the_agents_of_rank_0(tmp_path, fo
 LISTENING = """
 import json, os, psutil, numpy as np
 from evorl.distributed import Ranks, shutdown
-from evorl.system.background import end_background
 
 ranks = Ranks(60.0)
 family = [psutil.Process(), psutil.Process(os.getppid())]
@@ -258,7 +248,6 @@ ranks.gather(np.zeros(1))
 if ranks.is_main:
     print(json.dumps({"addresses": heard, "gloo": os.environ["GLOO_SOCKET_IFNAME"], "size": ranks.size}))
 shutdown()
-end_background()
 """
 
 

@@ -1,6 +1,5 @@
 """A stranger's run directory: nothing of it is run, and it does not choose who is told what."""
 
-import contextlib
 import os
 import shutil
 import subprocess
@@ -18,7 +17,7 @@ from evorl.config import validate
 from evorl.envs.vector import make_vector
 from evorl.runs.launch import check
 from evorl.runs.program import run_program
-from evorl.system.processes import check_room, end_sibling, free_memory, started_at
+from evorl.system.processes import check_room, free_memory
 from evorl.tracking import shared_settings
 from evorl.types import UserError
 
@@ -196,25 +195,3 @@ def test_all_ranks_of_a_host_share_its_memory(monkeypatch):
 
 def sleeper(**options):
     return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], **options)
-
-
-def test_only_a_sibling_that_began_when_it_said_is_ended():
-    """The caller is another child of this process, as one rank is of another's launcher."""
-
-    def ended(process, began):
-        program = f"from evorl.system.processes import end_sibling; print(end_sibling({process.pid}, {began}))"
-        command = [sys.executable, "-c", program]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == "True"
-
-    with contextlib.ExitStack() as stack:
-        sibling, bystander = (stack.enter_context(sleeper()) for _ in range(2))
-        stack.callback(sibling.kill)
-        stack.callback(bystander.kill)
-        # A child of this process is no sibling of it.
-        assert not end_sibling(bystander.pid, started_at(bystander.pid))
-        assert not ended(sibling, started_at(sibling.pid) + 1)
-        assert not ended(sibling, 0.0)
-        assert sibling.poll() is None
-        assert ended(sibling, started_at(sibling.pid))
-        assert sibling.wait(5) == -9
-        assert bystander.poll() is None

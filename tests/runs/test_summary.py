@@ -13,9 +13,7 @@ from evorl.types import RunFailed, UserError
 def exchanged(error):
     """The reason that a rank notes, and those that it leaves to the others."""
     left = []
-    ranks = SimpleNamespace(
-        end=left.append, last_words=lambda: "rank 1: it was lost", wait_for_same=lambda because: False
-    )
+    ranks = SimpleNamespace(end=left.append, first_reason=lambda: "rank 1: it was lost")
     return exchange_reasons(error, ranks), left
 
 
