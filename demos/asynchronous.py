@@ -62,7 +62,7 @@ def main(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Run:
             policy = Policy(run.agents[placement.local], algorithm, run.generator("acting"))
             learner = Learner(policy, placement.average_, stopwatch, compiler)
             experience.begin(policy, generation)
-            actors.begin(policy, generation, run.carries_over, run.generation_length.steps)
+            actors.begin(policy, generation, run.carries_over, run.generation_plan.steps)
 
             for _ in run.steps(actors.sent_steps, recent=actors.counters.recent):
                 with stopwatch("waiting"):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import yaml
 
-from evorl.actors.collectors import KINDS, Acting, Collector, Slot, note_counts, slots
+from evorl.actors.collectors import MESSAGE_TYPES, Acting, Collector, Slot, note_counts, slots
 from evorl.actors.memory import Board, SharedMemory
 from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.config import validate
@@ -221,8 +221,8 @@ class Actor(Closing):
         policy = Policy(
             described.agents, self._algorithm, generator, lambda size: flat[:size], planned_for=self._learner_device
         )
-        kind = KINDS[config.algorithm.sends]
-        self._slots = slots(self._memory, kind.slot(policy, config), self._mine)
+        message_type = MESSAGE_TYPES[config.algorithm.actor_messages]
+        self._slots = slots(self._memory, message_type.slot(policy, config), self._mine)
         self._environments.begin(seed("environments"), policy.agents, described.carries_over)
         self._acting = Acting(
             config,
@@ -235,6 +235,6 @@ class Actor(Closing):
             version,
             self._max_staleness,
         )
-        self._collector = kind.collector(self._acting)
+        self._collector = message_type.collector(self._acting)
         # Later generations use the seeds of a first attempt, as they would after a resume.
         self._attempt = 0

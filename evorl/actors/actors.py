@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evorl.actors.actor import NUMBER, RESTORE, SAVE
-from evorl.actors.collectors import KINDS, Slot, slot_size, slots
+from evorl.actors.collectors import MESSAGE_TYPES, Slot, slot_size, slots
 from evorl.actors.memory import Board, Description, SharedMemory
 from evorl.actors.supervisor import Supervisor, explaining_open_files
 from evorl.algorithms import Algorithm
@@ -41,7 +41,7 @@ def max_staleness(config: AnyConfig, algorithm: Algorithm, copies: int, agents: 
     assert actors is not None
     steps = config.algorithm.sent_steps * config.environment.num_envs * copies
     # An actor fills its queue, and between two fetches goes on with the same parameters unless it shares them.
-    between = 0 if KINDS[config.algorithm.sends].shared else actors.fetch_steps
+    between = 0 if MESSAGE_TYPES[config.algorithm.actor_messages].shared else actors.fetch_steps
     waiting = actors.count * (actors.queue + max(0, math.ceil(between / config.algorithm.sent_steps) - 1))
     behind: int
     if config.algorithm.replayed:
@@ -211,7 +211,7 @@ class Actors(Continued):
             "learner_device": placement.ranks.device.type,
             "max_staleness": self._bound,
         }
-        self._kind = KINDS[config.algorithm.sends]
+        self._message_type = MESSAGE_TYPES[config.algorithm.actor_messages]
         with explaining_open_files(self._settings.count), contextlib.ExitStack() as opened:
             self._board = Board(self._settings.count)
             opened.callback(self._board.close)
@@ -290,7 +290,7 @@ class Actors(Continued):
         Raises UserError if actors need too much memory or too many open files.
         """
         count, queue = self._settings.count, self._settings.queue
-        make, first = self._kind.slot(policy, self._config), not self._generation
+        make, first = self._message_type.slot(policy, self._config), not self._generation
         size = slot_size(make)
         if first and self._settings.max_staleness is None:
             # Agents of another run may learn more often than the settings say.
@@ -324,7 +324,7 @@ class Actors(Continued):
         while True:
             message = self._supervisor.receive()
             slot = self._slots[message.slot]
-            staleness = int(slot.behind[0]) if self._kind.shared else policy.version - message.version
+            staleness = int(slot.behind[0]) if self._message_type.shared else policy.version - message.version
             if message.generation == self._generation and staleness <= self._bound:
                 break
             is_stale = message.generation == self._generation
@@ -347,12 +347,12 @@ class Actors(Continued):
         if lockstep and self._supervisor.busy:
             return
         # Before the first update the version stays 0, but acting states and observation statistics change.
-        if (policy.version != self._published or not policy.version) and not self._kind.shared:
+        if (policy.version != self._published or not policy.version) and not self._message_type.shared:
             self._published = policy.version
             self._board.publish(*self._published_of(policy), policy.version)
         if lockstep:
             # Actors that share parameters take turns: their updates would otherwise come in no fixed order.
-            together = min(self._left, 1 if self._kind.shared else self._settings.count)
+            together = min(self._left, 1 if self._message_type.shared else self._settings.count)
             for _ in range(together):
                 self._supervisor.hand_out(self._turn, self._turn * self._settings.queue)
                 self._turn = (self._turn + 1) % self._settings.count
@@ -360,7 +360,7 @@ class Actors(Continued):
 
     def end(self, learner: Learner) -> None:
         """End the generation. With shared parameters, load the ones that the actors have updated into the learner."""
-        if not self._kind.shared:
+        if not self._message_type.shared:
             return
         flat, states = self._board.empty()
         self._board.fetch(flat, states, self._generation)
@@ -373,7 +373,7 @@ class Actors(Continued):
         With shared parameters, the learner's full state is included: Adam's moments and step counts.
         """
         states = list(policy.acting_states().values())
-        if not self._kind.shared:
+        if not self._message_type.shared:
             return policy.flat.detach(), states
         learner = Learner(policy)
         flat = torch.empty(state_size(learner))

@@ -1,4 +1,4 @@
-"""Slots of shared memory and the collectors that fill them, one pair for each value of an algorithm's `sends`.
+"""Slots of shared memory and the collectors that fill them, one pair for each value of an algorithm's `actor_messages`.
 
 Axes: T steps of a rollout, P agents, E environments.
 """
@@ -225,8 +225,8 @@ def _output(policy: Policy, parts: Mapping[str, ObservationSpec], num_envs: int)
 
 
 @dataclass(frozen=True)
-class Kind:
-    """One kind of message: `slot` returns the factory of its slots, and `collector` fills them.
+class MessageType:
+    """A type of message: `slot` returns the factory of its slots, and `collector` fills them.
 
     If parameters are `shared`, the board holds the learner's full state and actors publish to it themselves.
     """
@@ -236,11 +236,11 @@ class Kind:
     shared: bool = False
 
 
-KINDS: Mapping[str, Kind] = {
-    "gradients": Kind(gradient_slot, GradientCollector),
-    "rollouts": Kind(rollout_slot, RolloutCollector),
-    "transitions": Kind(transition_slot, TransitionCollector),
-    "updates": Kind(gradient_slot, UpdateCollector, shared=True),
+MESSAGE_TYPES: Mapping[str, MessageType] = {
+    "gradients": MessageType(gradient_slot, GradientCollector),
+    "rollouts": MessageType(rollout_slot, RolloutCollector),
+    "transitions": MessageType(transition_slot, TransitionCollector),
+    "updates": MessageType(gradient_slot, UpdateCollector, shared=True),
 }
 
 

@@ -50,7 +50,7 @@ class A3CSettings(A3CDataParallelSettings):
     """Rollouts whose gradients an actor averages before it sends them."""
     normalize_observations: Literal[False] = False
 
-    sends: ClassVar[str | None] = "gradients"
+    actor_messages: ClassVar[str | None] = "gradients"
 
     @property
     def sent_steps(self) -> int:
@@ -62,7 +62,7 @@ class A3CSharedSettings(A3CSettings):
     rollouts: Literal[1] = 1
     annealing: Literal[False] = False
 
-    sends: ClassVar[str | None] = "updates"
+    actor_messages: ClassVar[str | None] = "updates"
 
 
 class A3CDataParallel(Asynchronous):

@@ -69,7 +69,7 @@ class ApeXSettings(Section):
     rollout_steps: Size = 16
     """Steps of each environment that an actor takes with one set of parameters and sends together."""
 
-    sends: ClassVar[str | None] = "transitions"
+    actor_messages: ClassVar[str | None] = "transitions"
 
     @property
     def sent_steps(self) -> int:

@@ -39,7 +39,7 @@ class AsynchronousSettings(A2CSettings):
         "learning_rate": HyperparameterRange(min=1e-4, max=1e-2),
         "entropy_coefficient": HyperparameterRange(min=1e-3, max=3e-2),
     }
-    sends: ClassVar[str | None] = "rollouts"
+    actor_messages: ClassVar[str | None] = "rollouts"
 
     @property
     def sent_steps(self) -> int:

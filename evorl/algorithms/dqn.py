@@ -133,7 +133,7 @@ class DQN(OffPolicy):
 
     @property
     def sequences(self) -> tuple[int, int] | None:
-        recurrent = self.config.network.recurrent is not None and self.settings.sends is None
+        recurrent = self.config.network.recurrent is not None and self.settings.actor_messages is None
         return (self.settings.sequence_length, self.settings.burn_in) if recurrent else None
 
     def adopt(self, agent: Agent, origin: Any) -> Agent:

@@ -222,7 +222,7 @@ class AlgorithmSettings(Section):
     normalize_observations: bool = False
     """Shift and scale vectors by each agent's running mean and variance; agents that share a replay share those too."""
 
-    sends: ClassVar[str | None] = None
+    actor_messages: ClassVar[str | None] = None
     """Kind of message from actor processes to the learner (`evorl.actors.collectors`); null: there are no actors."""
     replayed: ClassVar[bool] = False
     """True if the algorithm learns from a replay buffer, which the section `replay` configures."""

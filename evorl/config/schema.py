@@ -598,7 +598,7 @@ class Config(Section, Generic[Settings]):
             own = {"initialisation": algorithm.initialisation, "layer_norm": algorithm.layer_norm}
             unset = {key: value for key, value in own.items() if getattr(network, key) is None}
             network = network.model_copy(update=unset)
-        actors = self.actors or ActorSettings() if algorithm.sends is not None else None
+        actors = self.actors or ActorSettings() if algorithm.actor_messages is not None else None
         ranges = algorithm.default_ranges() if given is None else algorithm.scaled(given)
         evolution = self.evolution.model_copy(update={"hyperparameters": ranges})
         environment = self.environment
@@ -612,7 +612,7 @@ class Config(Section, Generic[Settings]):
     @classmethod
     def _are_where_they_act(cls, actors: ActorSettings | None, info: ValidationInfo) -> ActorSettings | None:
         algorithm: AlgorithmSettings | None = info.data.get("algorithm")
-        if actors is not None and algorithm is not None and algorithm.sends is None:
+        if actors is not None and algorithm is not None and algorithm.actor_messages is None:
             raise ValueError(f"{algorithm.name} collects in the learner's own process, without actors; leave them out")
         return actors
 
@@ -643,7 +643,7 @@ class Config(Section, Generic[Settings]):
                 f"evolution.selection.periods: {parts} parts of a population need a multiple of {parts} agents, and at "
                 f"least {4 * parts}, but population.size is {size}; use population.size={enough}"
             )
-        if self.algorithm.sends is not None and self.checkpoint.minutes is not None:
+        if self.algorithm.actor_messages is not None and self.checkpoint.minutes is not None:
             raise ValueError(
                 f"checkpoint.minutes: {self.algorithm.name} learns from actors, whose state within a generation cannot "
                 "be saved; leave it out"

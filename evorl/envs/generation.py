@@ -20,7 +20,7 @@ Steps in which an environment only resets are not counted, so such a remainder i
 
 
 @dataclass(frozen=True)
-class GenerationLength:
+class GenerationPlan:
     """Vector steps of a rank in a generation, and the steps of the longest episode (None if unbounded).
 
     One vector step counts as `counted` steps of each agent; the number of steps is a multiple of `period`.
@@ -43,7 +43,7 @@ class GenerationLength:
         """The steps of each environment in a generation."""
         return self.steps // self.actors
 
-    def within(self, left: int) -> GenerationLength:
+    def within(self, left: int) -> GenerationPlan:
         """The length for the `left` steps of each agent, rounded up to whole periods."""
         pieces = -(-left // (self.counted * self.period))
         return replace(self, steps=min(self.steps, max(1, pieces) * self.period))
@@ -82,7 +82,7 @@ def steps_of_generation(config: AnyConfig, copies: int, period: int) -> int:
     return -(-config.evolution.steps // (config.environment.num_envs * copies * period)) * period
 
 
-def generation_length(config: AnyConfig, copies: int, period: int) -> GenerationLength:
+def generation_plan(config: AnyConfig, copies: int, period: int) -> GenerationPlan:
     """The generation length of a run in which `copies` ranks train each agent, in rollouts of `period` steps."""
     environment = config.environment
     steps = steps_of_generation(config, copies, period)
@@ -95,7 +95,7 @@ def generation_length(config: AnyConfig, copies: int, period: int) -> Generation
     else:
         carries_over = environment.carry_over
     free, counted = actors is not None and not actors.lockstep, environment.num_envs * copies
-    return GenerationLength(steps, longest, carries_over, count, free, counted, period)
+    return GenerationPlan(steps, longest, carries_over, count, free, counted, period)
 
 
 def longest_episode(settings: Environment) -> int | None:

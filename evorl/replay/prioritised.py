@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evorl.replay.samplers import PRIORITIES, Agreement, Draws, Sampler, SamplerSettings, share_of_draws
+from evorl.replay.samplers import PRIORITIES, Draws, RankTotals, Sampler, SamplerSettings, share_of_draws
 from evorl.replay.storage import WHERE, Storage, rows_held
 from evorl.seeding import numpy_generator
 from evorl.system.formats import check_tensors
@@ -246,7 +246,7 @@ class PrioritisedSampler(Sampler):
         self._drop()
         self._add_rows((np.abs(td_error) + self._priorities.epsilon) ** self._priorities.exponent)
 
-    def report(self) -> Floats:
+    def local_totals(self) -> Floats:
         """The total, minimum and maximum priority [P], and the number of transitions [P] without one."""
         self._set_priorities()
         self._drop()
@@ -259,15 +259,15 @@ class PrioritisedSampler(Sampler):
         rows = self._rows(self._newest, self._storage.written)
         return sum((mask.sum(1) for _, _, mask in rows), np.zeros(len(self.maximum)))
 
-    def agree(self, known: Agreement) -> None:
+    def sync(self, totals: RankTotals) -> None:
         """Give new transitions the largest priority over all ranks; record all ranks' totals and minima after that."""
-        mass, minimum, maximum, fresh = known.reports.reshape(len(known.reports), 4, -1).swapaxes(0, 1)
+        mass, minimum, maximum, fresh = totals.samplers.reshape(len(totals.samplers), 4, -1).swapaxes(0, 1)
         largest = maximum.max(0)
         self.maximum = largest
         self._add_rows()
         self._mass = mass + fresh * largest
         self._minimum = np.minimum(minimum, largest).min(0)
-        self._beta = self._priorities.importance(self._generation, known.steps)
+        self._beta = self._priorities.importance(self._generation, totals.steps)
 
     def draw(self, updates: int) -> Draws:
         """Draw slots for `updates` updates, with importance weights."""

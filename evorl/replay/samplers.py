@@ -49,16 +49,16 @@ class SamplerSettings:
 
 
 @dataclass(frozen=True)
-class Agreement:
+class RankTotals:
     """Numbers that all ranks with the same agents share after a vector step.
 
     `sizes` [R] are each rank's transitions, `steps` [P] each agent's steps in this generation over all ranks, and
-    `reports` [R, K] the samplers' reports.
+    `samplers` [R, K] the local totals of each rank's sampler.
     """
 
     sizes: NDArray[np.int64]
     steps: NDArray[np.float64]
-    reports: NDArray[np.float64]
+    samplers: NDArray[np.float64]
 
 
 class Draws(NamedTuple):
@@ -103,11 +103,11 @@ class Sampler:
     def insert(self, td_error: NDArray[np.float64]) -> None:
         """Take actor-computed td_errors [T, N] of the T newest rows."""
 
-    def report(self) -> NDArray[np.float64]:
+    def local_totals(self) -> NDArray[np.float64]:
         """This rank's numbers [K] that all ranks need before the next draw."""
         return np.zeros(0)
 
-    def agree(self, known: Agreement) -> None:
+    def sync(self, totals: RankTotals) -> None:
         """Take the numbers that all ranks share; called in every vector step, even if nothing is drawn."""
         raise NotImplementedError
 
@@ -178,8 +178,8 @@ class UniformSampler(Sampler):
         self._generators["own"] = self._own
         self._weights = {}
 
-    def agree(self, known: Agreement) -> None:
-        self._sizes = known.sizes
+    def sync(self, totals: RankTotals) -> None:
+        self._sizes = totals.sizes
 
     def draw(self, updates: int) -> Draws:
         agents = len(self._draws)

@@ -22,7 +22,7 @@ from evorl.envs.spaces import EnvSpec, ObservationSpecs, as_numbers
 from evorl.replay.experience import Experience, Population, UpdateSchedule
 from evorl.replay.prioritised import PrioritisedSampler, PrioritySettings, PriorityTree
 from evorl.replay.rollouts import RolloutMemory
-from evorl.replay.samplers import DRAWS, PRIORITIES, Agreement, Sampler, SamplerSettings, UniformSampler
+from evorl.replay.samplers import DRAWS, PRIORITIES, RankTotals, Sampler, SamplerSettings, UniformSampler
 from evorl.replay.statistics import Gather, Moments
 from evorl.replay.storage import WHERE, Field, Storage, memory_at_first
 from evorl.replay.windows import Returns, Sequences, Windows, make_windows
@@ -211,7 +211,7 @@ class ReplayExperience(Experience):
 
     def batches(self) -> Iterator[Batch]:
         """Yield the batches due after the steps since the last call, one per update of the population."""
-        steps = self._agree_on_steps()
+        steps = self._sync_steps()
         self._policy.acted(steps)
         # A ring also holds resets: even when full it may hold fewer than `learning_starts` valid transitions.
         if self._sizes.sum() < self._settings.learning_starts and not self._full:
@@ -238,26 +238,26 @@ class ReplayExperience(Experience):
             result = UpdateResult(result.active, self.windows.errors(result.errors, batch))
         self.sampler.observe(batch.number, result)
 
-    def _agree_on_steps(self) -> NDArray[np.float64]:
+    def _sync_steps(self) -> NDArray[np.float64]:
         """Sum each agent's steps [P] since the last call over its ranks, and record every rank's replay size.
 
-        The same exchange carries the samplers' reports. Ranks in lockstep skip the exchange and have nothing to report.
+        The same exchange carries the samplers' totals. Ranks in lockstep skip it, and their samplers need none.
         """
         new, self._new_steps = self._new_steps, np.zeros_like(self._new_steps)
         if self._settings.lockstep:
             self._sizes = np.minimum(self._sizes + int(new.sum()), self._capacity)
             self._full = self._full or bool((self._sizes == self._capacity).all())
-            steps, reports = new * len(self._sizes), np.zeros((len(self._sizes), 0))
+            steps, samplers = new * len(self._sizes), np.zeros((len(self._sizes), 0))
         else:
             with self._stopwatch("sampling"):
-                report = self.sampler.report()
+                local = self.sampler.local_totals()
             with self._stopwatch("communication"):
-                known = self._gather(np.concatenate([[self.storage.drawable, self.storage.full], new, report]))
-            self._sizes, self._full = known[:, 0].astype(np.int64), bool(known[:, 1].all())
-            steps, reports = known[:, 2 : 2 + len(new)].sum(0), known[:, 2 + len(new) :]
+                totals = self._gather(np.concatenate([[self.storage.drawable, self.storage.full], new, local]))
+            self._sizes, self._full = totals[:, 0].astype(np.int64), bool(totals[:, 1].all())
+            steps, samplers = totals[:, 2 : 2 + len(new)].sum(0), totals[:, 2 + len(new) :]
         self._made = self._made + steps
         with self._stopwatch("sampling"):
-            self.sampler.agree(Agreement(self._sizes, self._made, reports))
+            self.sampler.sync(RankTotals(self._sizes, self._made, samplers))
         return steps
 
     def end(self, agents: list[Agent]) -> None:

@@ -16,7 +16,7 @@ from evorl.config.errors import on_one_line
 from evorl.config.fields import RATING, RETURN
 from evorl.config.schema import LeagueSettings
 from evorl.distributed import Placement, Ranks
-from evorl.envs.generation import GenerationLength
+from evorl.envs.generation import GenerationPlan
 from evorl.envs.spaces import EnvSpec
 from evorl.evolution.selection import TRUSTED_CORRELATION
 from evorl.population.evaluation import RANDOM
@@ -96,7 +96,7 @@ def _aim(config: AnyConfig) -> str:
 
 
 def details(
-    config: AnyConfig, placement: Placement, interface: EnvSpec, pace: Pace, length: GenerationLength
+    config: AnyConfig, placement: Placement, interface: EnvSpec, pace: Pace, length: GenerationPlan
 ) -> list[str]:
     """The rest, printed on request: spaces, a new agent's batch size and update frequency, generations and fitness."""
     together = f" of {placement.copies} ranks" if placement.copies > 1 else ""

@@ -11,7 +11,7 @@ from typing import Any
 from tqdm import tqdm
 
 from evorl.config import AnyConfig
-from evorl.envs.generation import GenerationLength
+from evorl.envs.generation import GenerationPlan
 from evorl.envs.interface import interface_to_json
 from evorl.envs.spaces import EnvSpec
 from evorl.runs.callbacks import LOGGED, Callback, Stop, call_each
@@ -85,7 +85,7 @@ class Logger(NullLogger):
         self,
         config: AnyConfig,
         directory: RunDirectory,
-        length: GenerationLength,
+        length: GenerationPlan,
         interface: EnvSpec,
         warn_once: WarnOnce,
         callbacks: Sequence[Callback],

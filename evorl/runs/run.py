@@ -24,7 +24,7 @@ from evorl.distributed import Peer, Placement, Ranks
 from evorl.distributed.pauses import SAVE, Pauses
 from evorl.envs import Environments
 from evorl.envs.continuation import Continued
-from evorl.envs.generation import GenerationLength, generation_length
+from evorl.envs.generation import GenerationPlan, generation_plan
 from evorl.evolution import Context, evolve
 from evorl.evolution.selection import begins, rank_correlation, selects
 from evorl.evolution.strategy import Tuner, mutations_of
@@ -69,8 +69,8 @@ class Run:
     ranks: Ranks
     algorithm: Algorithm
     stopwatch: Stopwatch
-    generation_length: GenerationLength
-    """The length of the current generation; `_whole_length` is that of a whole one."""
+    generation_plan: GenerationPlan
+    """The length of the current generation; `_whole_plan` is that of a whole one."""
     progress: Progress
     """With the elite, which each generation's best agent challenges."""
     league: League | None
@@ -81,7 +81,7 @@ class Run:
     """The population to train, the same on every rank: the initial one, or that of the checkpoint that is resumed."""
     generation: int
     summary: Mapping[str, Any]
-    _whole_length: GenerationLength
+    _whole_plan: GenerationPlan
     _context: Context
     _directory: RunDirectory
     _checkpoints: CheckpointManager
@@ -121,8 +121,8 @@ class Run:
         self.algorithm, self.stopwatch, self._callbacks = algorithm, stopwatch, callbacks
         self._threads = use_threads(config.run.threads, algorithm.interface.parts, self.ranks.on_host)
         self._context = Context(config.evolution, algorithm.networks, mutations_of(config.evolution))
-        self._whole_length = self.generation_length = replace(
-            generation_length(config, placement.copies, experience.period), continued=environments.can_continue
+        self._whole_plan = self.generation_plan = replace(
+            generation_plan(config, placement.copies, experience.period), continued=environments.can_continue
         )
         self.league = None
         self._directory = RunDirectory.open(config, self.ranks)
@@ -143,7 +143,7 @@ class Run:
             algorithm,
             experience,
             environments,
-            self.generation_length.carries_over,
+            self.generation_plan.carries_over,
             directory,
             self._warn_once,
         )
@@ -203,7 +203,7 @@ class Run:
     @property
     def finished(self) -> bool:
         """True if the target is reached, the steps are used up, or a callback stopped the run; same on all ranks."""
-        spent = self.progress.generation > 0 and self._whole_length.is_spent(self._steps_left)
+        spent = self.progress.generation > 0 and self._whole_plan.is_spent(self._steps_left)
         return self.progress.solved or spent or bool(self._stopped)
 
     @property
@@ -213,7 +213,7 @@ class Run:
     @property
     def carries_over(self) -> bool:
         """True if running episodes continue: from the previous generation, or from this one's interim checkpoint."""
-        return self._interim.position is not None or (self.generation_length.carries_over and self.generation > 1)
+        return self._interim.position is not None or (self.generation_plan.carries_over and self.generation > 1)
 
     def seed(self, purpose: str) -> int:
         """This rank's seed for one purpose in this generation."""
@@ -274,12 +274,12 @@ class Run:
     def generations(self) -> Iterator[int]:
         """Yield the generations to train, until `finished`.
 
-        Sets `generation_length`, which is shorter for the last generation if fewer steps are left. Raises Interrupted
+        Sets `generation_plan`, which is shorter for the last generation if fewer steps are left. Raises Interrupted
         after a signal: from the end of its evaluation on, a generation is completed and saved first.
         """
         while not self.finished:
             raise_if_signalled()
-            self.generation_length = self._whole_length.within(self._steps_left)
+            self.generation_plan = self._whole_plan.within(self._steps_left)
             self.generation = self.progress.generation + 1
             yield self.generation
 
@@ -306,10 +306,10 @@ class Run:
             if self.ranks.is_main:
                 say(f"going on {self._within}")
         started = time.perf_counter() - (position.training_seconds if position else 0.0)
-        self._logger.begin(self.generation, done * each, self.generation_length.steps * each)
+        self._logger.begin(self.generation, done * each, self.generation_plan.steps * each)
         if parts:
-            self._pauses.begin(done, self.generation_length.steps)
-        for step in range(done, self.generation_length.steps, at_once):
+            self._pauses.begin(done, self.generation_plan.steps)
+        for step in range(done, self.generation_plan.steps, at_once):
             yield step
             self._steps_within += each * at_once
             self._logger.advance(each * at_once, recent)
@@ -343,7 +343,7 @@ class Run:
             self.agents,
             parts,
             done,
-            self.generation_length.steps,
+            self.generation_plan.steps,
             training_seconds,
             self.stopwatch.seconds,
             self._unsaved,
@@ -364,7 +364,7 @@ class Run:
 
     def _of_steps(self, done: int) -> str:
         each = self.config.environment.num_envs * self.placement.copies
-        return f"{done * each:,} of {self.generation_length.steps * each:,} steps of each agent"
+        return f"{done * each:,} of {self.generation_plan.steps * each:,} steps of each agent"
 
     def _progress_now(self) -> Progress:
         """The progress with the time that the run has taken until now."""
@@ -438,7 +438,7 @@ class Run:
         self._steps_within = 0
         self._reward = mean_reward(counts)
         progress.generation = self.generation
-        shortened = self.generation_length.steps < self._whole_length.steps
+        shortened = self.generation_plan.steps < self._whole_plan.steps
         progress.shortened_by = self.config.training.max_steps if shortened else None
         progress.agent_steps += counted
         progress.global_steps += int(counts.steps.sum())
@@ -561,15 +561,15 @@ class Run:
         config, placement, interface = self.config, self.placement, self.algorithm.interface
         lines = header(config, placement, threads=self._threads, directory=self.path)
         if config.run.verbose:
-            lines += details(config, placement, interface, self.algorithm.pace(placement.copies), self._whole_length)
+            lines += details(config, placement, interface, self.algorithm.pace(placement.copies), self._whole_plan)
         for line in lines:
             say(line)
-        if shortfall := self._whole_length.shortfall(config.evaluation.max_steps):
+        if shortfall := self._whole_plan.shortfall(config.evaluation.max_steps):
             warnings.warn(shortfall, EvorlWarning, stacklevel=2)
         self._logger = Logger(
             config,
             self._directory,
-            self._whole_length,
+            self._whole_plan,
             interface,
             self._warn_once,
             self._callbacks,

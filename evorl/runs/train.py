@@ -67,7 +67,7 @@ Main = Callable[[Sequence[str], Sequence[Callback]], Run]
 def program_for(data: Mapping[str, Any]) -> Path:
     """The demo that trains with these settings, which it validates itself."""
     settings = SETTINGS.get(algorithm_of(data) or "")
-    return ASYNCHRONOUS if settings is not None and settings.sends is not None else ONLINE
+    return ASYNCHRONOUS if settings is not None and settings.actor_messages is not None else ONLINE
 
 
 def main_of(program: Path) -> Main:

@@ -8,7 +8,7 @@ from helpers.replayed import Single, check_stack_equals_singles, generator, perc
 from helpers.support import agent, algorithm, batch_of, config, play_as_actor, population, seen
 from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
 
-from evorl.actors.collectors import KINDS
+from evorl.actors.collectors import MESSAGE_TYPES
 from evorl.algorithms import make_algorithm
 from evorl.algorithms.state_dependent import NOISE, StateDependentDistribution, StateDependentNoise
 from evorl.algorithms.state_dependent import StateDependentNoiseSettings as Settings
@@ -325,7 +325,7 @@ def test_actors_explore_by_it_and_send_none_of_it(more):
     chosen = make_algorithm(settings, environments.interface)
     member = agent(dqn=chosen)
     learner = population([member], chosen)
-    slot = KINDS[settings.algorithm.sends].slot(learner.policy, settings)(
+    slot = MESSAGE_TYPES[settings.algorithm.actor_messages].slot(learner.policy, settings)(
         lambda shape, dtype: torch.zeros(shape, dtype=dtype)
     )
     assert "a3c" in more or slot.layout.state == (0, 0)

@@ -17,7 +17,7 @@ from evorl.config import Environment
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments, closing
 from evorl.envs.games import RESULT, Asked, FunctionPlayers, GameVector, RandomPlayers, is_game
-from evorl.envs.generation import generation_length
+from evorl.envs.generation import generation_plan
 from evorl.envs.vector import make_vector
 from evorl.runs.launch import check
 from evorl.system.stopwatch import Stopwatch
@@ -344,7 +344,7 @@ def test_settings_that_a_game_does_not_have(setting, told):
 
 def test_a_game_begins_new_episodes_in_each_generation():
     settings = config(f"environment.id={HERE}ThreeMoves")
-    assert not generation_length(settings, 1, 1).carries_over
+    assert not generation_plan(settings, 1, 1).carries_over
     assert is_game(f"{HERE}ThreeMoves")
     assert not is_game("CartPole-v1")
     assert not is_game("helpers.worlds:Nowhere")

@@ -7,7 +7,7 @@ import pytest
 from helpers.support import config, lines, train
 
 from evorl.config import Environment
-from evorl.envs.generation import GenerationLength, generation_length, longest_episode
+from evorl.envs.generation import GenerationPlan, generation_plan, longest_episode
 from evorl.envs.vector import make_vector
 from evorl.types import EvorlWarning
 
@@ -39,18 +39,18 @@ def test_the_longest_episode_is_what_the_registration_allows(settings, longest):
 @pytest.mark.parametrize(
     ("steps", "copies", "period", "asked", "expected"),
     [
-        (32_000, 2, 1, "auto", GenerationLength(2000, 1000, False)),
-        (16_000, 2, 1, "auto", GenerationLength(1000, 1000, True)),
-        (16_000, 8, 1, "auto", GenerationLength(250, 1000, True)),
-        (16_000, 8, 1, "false", GenerationLength(250, 1000, False)),
-        (32_000, 1, 1, "true", GenerationLength(4000, 1000, True)),
-        (20_480, 2, 256, "auto", GenerationLength(1280, 1000, True)),
-        (20_000, 2, 256, "auto", GenerationLength(1280, 1000, True)),
+        (32_000, 2, 1, "auto", GenerationPlan(2000, 1000, False)),
+        (16_000, 2, 1, "auto", GenerationPlan(1000, 1000, True)),
+        (16_000, 8, 1, "auto", GenerationPlan(250, 1000, True)),
+        (16_000, 8, 1, "false", GenerationPlan(250, 1000, False)),
+        (32_000, 1, 1, "true", GenerationPlan(4000, 1000, True)),
+        (20_480, 2, 256, "auto", GenerationPlan(1280, 1000, True)),
+        (20_000, 2, 256, "auto", GenerationPlan(1280, 1000, True)),
     ],
 )
 def test_episodes_begin_anew_only_where_a_generation_is_twice_as_long(steps, copies, period, asked, expected):
     settings = "environment.id=LunarLander-v3", "environment.num_envs=8", f"environment.carry_over={asked}"
-    assert generation_length(config(*settings, f"evolution.steps={steps}"), copies, period) == replace(
+    assert generation_plan(config(*settings, f"evolution.steps={steps}"), copies, period) == replace(
         expected, counted=8 * copies, period=period
     )
 
@@ -59,7 +59,7 @@ def test_episodes_begin_anew_only_where_a_generation_is_twice_as_long(steps, cop
     ("left", "steps"), [(99_999, 1280), (40_960, 1280), (40_959, 1280), (16_385, 768), (16_384, 512), (1, 256)]
 )
 def test_the_last_generation_has_whole_rollouts_of_what_is_left(left, steps):
-    whole = GenerationLength(1280, 1000, True, counted=32, period=256)
+    whole = GenerationPlan(1280, 1000, True, counted=32, period=256)
     assert whole.within(left) == replace(whole, steps=steps)
 
 
@@ -70,15 +70,15 @@ def test_actors_share_the_steps_of_a_generation(lockstep, free):
         "environment={id: LunarLander-v3, num_envs: 8, carry_over: auto}", "algorithm={name: impala}",
         f"actors={{count: 4, lockstep: {lockstep}}}", "evolution.steps=48_000",
     )  # fmt: skip
-    found = generation_length(config(*settings), copies=1, period=20)
-    assert found == GenerationLength(6000, 1000, True, actors=4, free=free, counted=8, period=20)
+    found = generation_plan(config(*settings), copies=1, period=20)
+    assert found == GenerationPlan(6000, 1000, True, actors=4, free=free, counted=8, period=20)
     assert found.of_each == 1500
     assert "a generation has 1,500 steps of each environment" in found.sentence()
-    assert "after 750 steps" in GenerationLength(3000, 1000, False, actors=4).shortfall(None)
+    assert "after 750 steps" in GenerationPlan(3000, 1000, False, actors=4).shortfall(None)
 
 
 def test_less_than_a_tenth_of_a_generation_is_left():
-    whole = GenerationLength(1280, 1000, True, counted=32, period=256)
+    whole = GenerationPlan(1280, 1000, True, counted=32, period=256)
     assert whole.is_spent(4096)
     assert whole.is_spent(-5)
     assert not whole.is_spent(4097)
@@ -86,11 +86,11 @@ def test_less_than_a_tenth_of_a_generation_is_left():
 
 def test_without_a_known_limit_episodes_run_on():
     settings = "environment.id=helpers.probes:Counter-v0", "environment.carry_over=auto", "evolution.steps=1000000"
-    assert generation_length(config(*settings), 1, 1) == GenerationLength(500_000, None, True, counted=2)
+    assert generation_plan(config(*settings), 1, 1) == GenerationPlan(500_000, None, True, counted=2)
 
 
 def test_what_is_said_has_the_numbers_and_what_they_mean_for_resuming():
-    assert GenerationLength(2000, 1000, False).sentence() == (
+    assert GenerationPlan(2000, 1000, False).sentence() == (
         "Each generation begins new episodes (a generation has 2,000 steps of each environment, and episodes may take "
         "1,000): resuming is bit-exact on the same number of ranks."
     )
@@ -99,20 +99,20 @@ def test_what_is_said_has_the_numbers_and_what_they_mean_for_resuming():
         "have no known limit)"
     )
     exact = ": resuming replays them and is bit-exact on the same number of ranks."
-    assert GenerationLength(250, None, True).sentence() == runs_on + exact
+    assert GenerationPlan(250, None, True).sentence() == runs_on + exact
     inexact = " and cannot be replayed: resuming will not be bit-exact."
-    assert GenerationLength(250, None, True, continued=False).sentence() == runs_on + inexact
+    assert GenerationPlan(250, None, True, continued=False).sentence() == runs_on + inexact
 
 
 @pytest.mark.parametrize(
     ("given", "evaluated", "warns"),
     [
-        (GenerationLength(250, 1000, False), None, "after 250 steps .* plays up to 1,000"),
-        (GenerationLength(250, 1000, False), 400, "plays up to 400"),
-        (GenerationLength(250, 1000, False), 250, None),
-        (GenerationLength(1000, 1000, False), None, None),
-        (GenerationLength(250, 1000, True), None, None),
-        (GenerationLength(250, None, False), 400, None),
+        (GenerationPlan(250, 1000, False), None, "after 250 steps .* plays up to 1,000"),
+        (GenerationPlan(250, 1000, False), 400, "plays up to 400"),
+        (GenerationPlan(250, 1000, False), 250, None),
+        (GenerationPlan(1000, 1000, False), None, None),
+        (GenerationPlan(250, 1000, True), None, None),
+        (GenerationPlan(250, None, False), 400, None),
     ],
 )
 def test_states_that_are_only_evaluated_are_warned_about(given, evaluated, warns):

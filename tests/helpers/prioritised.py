@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from evorl.replay.prioritised import PrioritisedSampler, PrioritySettings
-from evorl.replay.samplers import Agreement, SamplerSettings
+from evorl.replay.samplers import RankTotals, SamplerSettings
 from helpers.support import replay_of, vector
 
 P, E = 2, 3
@@ -45,11 +45,11 @@ class Part:
         return set(self.storage.valid_slots().tolist())
 
 
-def agree(parts, steps=0.0):
-    reports = np.stack([part.sampler.report() for part in parts])
+def sync(parts, steps=0.0):
+    reports = np.stack([part.sampler.local_totals() for part in parts])
     sizes = np.array([part.storage.drawable for part in parts])
     for part in parts:
-        part.sampler.agree(Agreement(sizes, np.full(P, steps), reports))
+        part.sampler.sync(RankTotals(sizes, np.full(P, steps), reports))
 
 
 def error(agent, rank, slot, time):

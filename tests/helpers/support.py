@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 
-from evorl.actors.collectors import KINDS, Acting, note_counts
+from evorl.actors.collectors import MESSAGE_TYPES, Acting, note_counts
 from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.config import override, read_yaml, validate
 from evorl.config.task import environment_of
@@ -33,7 +33,7 @@ from evorl.evolution import Context
 from evorl.networks.stack import new_tensors
 from evorl.population import Learner, Policy, initial_population
 from evorl.population.evaluation import evaluate
-from evorl.replay.samplers import Agreement, SamplerSettings, UniformSampler
+from evorl.replay.samplers import RankTotals, SamplerSettings, UniformSampler
 from evorl.replay.storage import Storage
 from evorl.replay.transitions import ObservationStatistics, ReplayExperience, ReplaySettings
 from evorl.replay.windows import OneStep
@@ -167,7 +167,7 @@ def play_as_actor(learner, experience, environments, steps):
     """The same for algorithms that learn from actors, of which this process is one."""
     policy, config = learner.policy, learner.policy.algorithm.config
     # Where actors update what they share they first compute gradients.
-    kind = KINDS[config.algorithm.sends.replace("updates", "gradients")]
+    kind = MESSAGE_TYPES[config.algorithm.actor_messages.replace("updates", "gradients")]
     slot = kind.slot(policy, config)(lambda shape, dtype: torch.empty(shape, dtype=dtype))
     collector = kind.collector(Acting(config, environments, None, policy, policy.flat, None, 0, 0, 0))
     experience.begin(policy, 0)
@@ -284,7 +284,7 @@ def uniform_samplers(sizes, *batch_size, seed=0, drawable=None):
         storage = SimpleNamespace(draw=partial(draw_below, there), device=torch.device("cpu"))
         sampler = UniformSampler(storage, SamplerSettings(seed, rank, rank, split_batches=True))
         sampler.begin(agents, 1, len(sizes))
-        sampler.agree(Agreement(np.array(sizes), np.zeros(len(agents)), np.zeros((len(sizes), 0))))
+        sampler.sync(RankTotals(np.array(sizes), np.zeros(len(agents)), np.zeros((len(sizes), 0))))
         found.append(sampler)
     return found
 
@@ -344,7 +344,7 @@ def program_for(configuration, overrides):
         "algorithm", {}
     )
     name = algorithm.get("name", "dqn") if isinstance(algorithm, dict) else "dqn"
-    return f"demos/{'asynchronous' if name in SETTINGS and SETTINGS[name].sends else 'online'}.py"
+    return f"demos/{'asynchronous' if name in SETTINGS and SETTINGS[name].actor_messages else 'online'}.py"
 
 
 def demo(program="demos/online.py"):

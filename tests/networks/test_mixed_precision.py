@@ -93,7 +93,7 @@ def test_agents_of_a_stack_learn_as_they_do_alone(overhead, monkeypatch):
         assert (found - expected).norm() < 0.01 * expected.norm()
 
 
-@pytest.mark.parametrize("name", [name for name, settings in SETTINGS.items() if settings.sends is None])
+@pytest.mark.parametrize("name", [name for name, settings in SETTINGS.items() if settings.actor_messages is None])
 def test_every_algorithm_acts_in_it(name):
     space = {} if name == "dqn" else {"actions": BOX}
     outputs = []

@@ -176,7 +176,7 @@ def test_an_error_that_is_no_number_ends_the_run_with_the_agents_name():
     errors[1, 3] = torch.inf
     part.sampler.observe(0, UpdateResult(ONES, errors))
     with pytest.raises(RunFailed, match="errors of agent 12 are not finite"):
-        part.sampler.report()
+        part.sampler.local_totals()
     part.sampler.draw(1)
     with pytest.raises(UserError, match=r"replay\.prioritised: this algorithm's loss gives no errors"):
         part.sampler.observe(0, UpdateResult(ONES, None))

@@ -9,7 +9,7 @@ import torch
 from helpers.support import SMALL, algorithm, config, interface, train
 
 from evorl.distributed import Placement
-from evorl.envs.generation import generation_length
+from evorl.envs.generation import generation_plan
 from evorl.envs.spaces import EnvSpec, observation_specs
 from evorl.runs.console import announcement, details, header
 from evorl.runs.launch import read_config
@@ -32,7 +32,7 @@ def header_of(*overrides, threads=1, **world):
 def details_of(*overrides, ranks=1, seen=None):
     settings, placement = parts_of(*overrides, ranks=ranks)
     pace = algorithm("environment.num_envs=8", *overrides).pace(placement.copies)
-    return details(settings, placement, seen or interface(), pace, generation_length(settings, placement.copies, 1))
+    return details(settings, placement, seen or interface(), pace, generation_plan(settings, placement.copies, 1))
 
 
 @pytest.mark.parametrize(
