@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from evorl.system.installation import warn_if_mixed
 
 if TYPE_CHECKING:  # Aliases, since type checkers regard only these as exported.
     from evorl.algorithms.a2c import A2CSettings as A2CSettings
@@ -104,8 +101,6 @@ _OFFERED = {
 """Names of `evorl` by their files: each is imported when it is first asked for, since torch takes seconds."""
 _PLACES = {name: module for module, names in _OFFERED.items() for name in names}
 __all__ = [*_PLACES]
-
-warn_if_mixed(Path(__file__).parent)
 
 
 def __getattr__(name: str) -> Any:

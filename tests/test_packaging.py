@@ -1,59 +1,15 @@
-"""What stands around the package: its metadata, its container, and the other project of its name."""
+"""What stands around the package: its metadata and its container."""
 
 import json
 import re
-import shutil
-import subprocess
-import sys
 import tomllib
 
-import pytest
 import yaml
 from helpers.support import ROOT
 
 import evorl
-from evorl.system.installation import mixed_with
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """A folder with this package, as far as its import goes, and another project's metadata."""
-    for name in ("__init__.py", "system/__init__.py", "system/installation.py"):
-        (tmp_path / "evorl" / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(ROOT / "evorl" / name, tmp_path / "evorl" / name)
-    other = tmp_path / "evorl-0.3.1.dist-info"
-    other.mkdir()
-    (other / "RECORD").write_text("evorl-0.3.1.dist-info/METADATA,,\nevorl/agents.py,sha256=x,12\n")
-    return tmp_path
-
-
-def imported(folder):
-    program = "import evorl; print(evorl.__file__)"
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.startswith(str(folder)), "that of the folder"
-    return done.stderr
-
-
-def test_an_import_names_another_project_that_shares_the_folder(folder):
-    (line,) = [line for line in imported(folder).splitlines() if "holds files" in line]
-    assert "two projects, evorl-accelerate and the unrelated evorl 0.3.1" in line
-    assert "`pip uninstall evorl evorl-accelerate`" in line
-    (folder / "evorl-0.3.1.dist-info").rename(folder / "evorl_accelerate-0.3.1.dist-info")
-    assert imported(folder) == ""
-
-
-def test_metadata_that_own_no_package_of_this_name_are_no_mixture(folder):
-    record = folder / "evorl-0.3.1.dist-info" / "RECORD"
-    assert mixed_with(folder) == "evorl 0.3.1"
-    record.write_text("other/agents.py,sha256=x,12\n")
-    assert mixed_with(folder) is None
-    record.write_bytes(b"\xff")
-    assert mixed_with(folder) is None
-    record.unlink()
-    assert mixed_with(folder) is None
 
 
 def test_the_citation_is_of_this_version():
