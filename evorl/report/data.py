@@ -233,13 +233,13 @@ def load_several(paths: Sequence[Path]) -> list[Drawn]:
     return [replace(load(path), name=_name(place, list(places))) for place, path in places.items()]
 
 
-def _name(place: Path, places: Sequence[Path]) -> str:
-    """Return the shortest end of a path that no other of `places` has."""
-    for count in range(1, len(place.parts)):
-        end = place.parts[-count:]
-        if all(other == place or other.parts[-count:] != end for other in places):
+def _name(path: Path, paths: Sequence[Path]) -> str:
+    """Return the shortest end of a path that no other of `paths` has."""
+    for count in range(1, len(path.parts)):
+        end = path.parts[-count:]
+        if all(other == path or other.parts[-count:] != end for other in paths):
             break
-    return "/".join(place.parts[-count:])
+    return "/".join(path.parts[-count:])
 
 
 def _standings(path: Path) -> Standings | None:

@@ -96,7 +96,7 @@ def _newcomers(run: Drawn) -> list[Stage]:
     return [life for before, life in pairs if before is None or before.id != life.id]
 
 
-def effect_rows(found: Sequence[Effect]) -> list[dict[str, Any]]:
+def effect_rows(effects: Sequence[Effect]) -> list[dict[str, Any]]:
     """Return one table row per mutation effect."""
     return [
         {
@@ -108,7 +108,7 @@ def effect_rows(found: Sequence[Effect]) -> list[dict[str, Any]]:
             "interval": ends(effect.interval, change),
             "improved": f"{100 * effect.improved:.0f} %",
         }
-        for effect in found
+        for effect in effects
     ]
 
 
@@ -117,8 +117,8 @@ def compared(groups: Sequence[Group]) -> list[dict[str, Any]]:
     rows = []
     for group in groups:
         best = [run.generations[-1].elite_fitness for run in group.runs]
-        known = [value for value in best if value is not None]
-        mean = interval(known) if known else None
+        scores = [value for value in best if value is not None]
+        mean = interval(scores) if scores else None
         aims = any(run.setting("training.target_fitness") is not None for run in group.runs)
         solved = sum(run.summary.get("solved") is True for run in group.runs)
         rows.append(

@@ -79,8 +79,8 @@ def returns(run: Drawn) -> Figure:
         drawn = [life.fitness for life in (*run.lives, *run.winner)] + [row.elite_fitness for row in run.generations]
         shown = [value for value in drawn if value is not None and value >= cut.fence]
         _, top = extent([*shown, *(float(shape["y0"]) for shape in shapes)]) or (None, None)
-        place = {"xref": "paper", "yref": "paper", "x": 1, "y": 0, "xanchor": "right", "yanchor": "bottom"}
-        layout["annotations"] = [{"text": cut.words, "showarrow": False, **place}]
+        corner = {"xref": "paper", "yref": "paper", "x": 1, "y": 0, "xanchor": "right", "yanchor": "bottom"}
+        layout["annotations"] = [{"text": cut.words, "showarrow": False, **corner}]
         layout["yaxis"] |= {"range": (cut.fence, top)}
     return {"data": traces, "layout": layout}
 
@@ -102,15 +102,15 @@ def payoff(run: Drawn) -> Figure | None:
         return None
     names = [f"#{id}" for id in league.population]
     names += [f"#{id} of generation {when}" for id, when in zip(league.archive, league.archived, strict=True)]
-    order = sorted(range(len(names)), key=lambda place: (-league.ratings[place], place))
-    labels = [f"{names[place]} ({league.ratings[place]:.0f} ± {league.errors[place]:.0f})" for place in order]
+    order = sorted(range(len(names)), key=lambda index: (-league.ratings[index], index))
+    labels = [f"{names[index]} ({league.ratings[index]:.0f} ± {league.errors[index]:.0f})" for index in order]
     points, games = (
         [[matrix[row][column] for column in order] for row in order] for matrix in (league.points, league.games)
     )
     cells = [list(zip(*pair, strict=True)) for pair in zip(points, games, strict=True)]
     trace = {
         "type": "heatmap",
-        "x": [names[place] for place in order],
+        "x": [names[index] for index in order],
         "y": labels,
         "z": [[won / of if of else None for won, of in row] for row in cells],
         "text": [[f"{won:g} of {of:g}" if of else "" for won, of in row] for row in cells],
@@ -200,7 +200,7 @@ def tree(run: Drawn) -> Figure:
             "line": {"color": INK, "width": 4},
         }
     )
-    known = [life.fitness for life in run.lives if life.fitness is not None]
+    fitness = [life.fitness for life in run.lives if life.fitness is not None]
     traces.append(
         {
             "type": "scatter",
@@ -214,8 +214,8 @@ def tree(run: Drawn) -> Figure:
                 "size": 11,
                 "colorscale": "Cividis",
                 "color": [life.fitness for life in run.lives],
-                "cmin": cut.fence if (cut := cut_off(known)) else min(known, default=0),
-                "cmax": max(known, default=1),
+                "cmin": cut.fence if (cut := cut_off(fitness)) else min(fitness, default=0),
+                "cmax": max(fitness, default=1),
                 "line": {"color": INK, "width": 1},
                 "symbol": [look(born_by(life, parents.get((life.generation, life.id)))).symbol for life in run.lives],
                 "colorbar": {"title": {"text": "fitness", "side": "right"}, "thickness": 12, "len": 0.9},
@@ -233,8 +233,8 @@ def architectures(run: Drawn) -> Figure:
     networks = list(run.lives[0].architectures)
     traces: list[Figure] = []
     layout: Figure = {"grid": {"rows": len(networks), "columns": 1, "pattern": "independent"}}
-    for place, network in enumerate(networks, start=1):
-        number = "" if place == 1 else str(place)
+    for row, network in enumerate(networks, start=1):
+        number = "" if row == 1 else str(row)
 
         def units(life: Stage, network: str = network) -> float | None:
             shape = life.architectures.get(network)
@@ -242,25 +242,25 @@ def architectures(run: Drawn) -> Figure:
 
         drawn = [*_lives(run, units), _winner(run, units)]
         axes = {"xaxis": f"x{number}", "yaxis": f"y{number}"}
-        traces += [{**trace, **axes, "showlegend": place == 1} for trace in drawn]
+        traces += [{**trace, **axes, "showlegend": row == 1} for trace in drawn]
         layout[f"yaxis{number}"] = {"title": {"text": f"units of {html.escape(network)}"}, "rangemode": "tozero"}
         layout[f"xaxis{number}"] = _axes(STEPS, "")["xaxis"] | {
-            "title": {"text": STEPS if place == len(networks) else ""}
+            "title": {"text": STEPS if row == len(networks) else ""}
         }
     layout["height"] = 120 + 230 * len(networks)
     return {"data": traces, "layout": layout}
 
 
-def effects_figure(found: Sequence[Effect]) -> Figure | None:
+def effects_figure(effects: Sequence[Effect]) -> Figure | None:
     """Plot the fitness changes of each kind of mutation, with their mean and its confidence interval.
 
     Returns None if there are no effects.
     """
-    if not found:
+    if not effects:
         return None
     traces: list[Figure] = []
     names = []
-    for effect in found:
+    for effect in effects:
         kind, mean = look(effect.kind), effect.interval
         name = html.escape(f"{'· ' if effect.target else ''}{effect.target or kind.words} (n={mean.number})")
         names.append(name)
@@ -294,9 +294,10 @@ def effects_figure(found: Sequence[Effect]) -> Figure | None:
         )
     layout = _axes("change of fitness from parent to child", "")
     layout["yaxis"] |= {"categoryorder": "array", "categoryarray": names[::-1], "automargin": True}
-    drawn_values = [*chain.from_iterable(effect.changes for effect in found), *(each.interval.mean for each in found)]
-    layout["xaxis"] |= {"zeroline": True, "range": extent(drawn_values)}
-    return {"data": traces, "layout": {**layout, "showlegend": False, "height": 110 + 46 * len(found)}}
+    means = [effect.interval.mean for effect in effects]
+    values = [*means, *chain.from_iterable(effect.changes for effect in effects)]
+    layout["xaxis"] |= {"zeroline": True, "range": extent(values)}
+    return {"data": traces, "layout": {**layout, "showlegend": False, "height": 110 + 46 * len(effects)}}
 
 
 def shares(run: Drawn) -> Figure:
@@ -391,7 +392,7 @@ def _over_steps(rows: Sequence[Generation], values: Sequence[float | None]) -> F
 
 def comparison(groups: Sequence[Group], measure: str) -> Figure:
     """Plot a measure over steps for each group: every seed, their mean, and its 95 % confidence interval."""
-    traces = [trace for place, group in enumerate(groups) for trace in _traces(group, measure, place)]
+    traces = [trace for number, group in enumerate(groups) for trace in _traces(group, measure, number)]
     words, values = MEASURES[measure][0], [value for group in groups for value in group.values(measure)]
     layout = _axes(STEPS, words)
     layout["yaxis"] |= {"range": extent(values)}
@@ -403,11 +404,11 @@ def comparison(groups: Sequence[Group], measure: str) -> Figure:
 def _lives(run: Drawn, value: Callable[[Stage], float | None]) -> list[Figure]:
     """Return one trace per kind of mutation, with a line from each life's predecessor to itself."""
     parents, steps = run.parents, run.steps
-    found: dict[Look, tuple[list[Any], list[Any], list[str], list[int]]] = {}
+    drawn: dict[Look, tuple[list[Any], list[Any], list[str], list[int]]] = {}
     for life in run.lives:
         parent = parents.get((life.generation, life.id))
         kind = look(born_by(life, parent))
-        x, y, words, sizes = found.setdefault(kind, ([], [], [], []))
+        x, y, words, sizes = drawn.setdefault(kind, ([], [], [], []))
         for stage in (parent, life):
             if stage is not None:
                 x.append(steps[stage.generation])
@@ -434,9 +435,9 @@ def _lives(run: Drawn, value: Callable[[Stage], float | None]) -> list[Figure]:
             "connectgaps": False,
             "marker": {"color": kind.colour, "symbol": kind.symbol, "size": sizes},
         }
-        for kind in [*order, *found.keys() - set(order)]
-        if kind in found
-        for x, y, words, sizes in [found[kind]]
+        for kind in [*order, *drawn.keys() - set(order)]
+        if kind in drawn
+        for x, y, words, sizes in [drawn[kind]]
     ]
 
 
@@ -460,12 +461,12 @@ def _winner(run: Drawn, value: Callable[[Stage], float | None]) -> Figure:
     }
 
 
-def _edges(kind: Look, pairs: Sequence[tuple[Stage, Stage]], place: Mapping[tuple[int, int], float]) -> Figure:
+def _edges(kind: Look, pairs: Sequence[tuple[Stage, Stage]], lanes: Mapping[tuple[int, int], float]) -> Figure:
     x: list[Any] = []
     y: list[Any] = []
     for parent, child in pairs:
         x += [parent.generation, child.generation, None]
-        y += [place[parent.generation, parent.id], place[child.generation, child.id], None]
+        y += [lanes[parent.generation, parent.id], lanes[child.generation, child.id], None]
     line = {"color": kind.colour, "width": 1 if kind == PLAIN else 2}
     named = {"name": html.escape(kind.words), "x": x, "y": y, "line": line}
     return {"type": "scatter", "mode": "lines", "hoverinfo": "skip", "opacity": 0.8, **named}
@@ -482,8 +483,8 @@ def _lanes(run: Drawn) -> dict[tuple[int, int], float]:
             parent = parents.get((life.generation, life.id))
             return (lanes[parent.generation, parent.id] if parent else 0.0, life.id)
 
-        for place, life in enumerate(sorted(living, key=above)):
-            lanes[life.generation, life.id] = place - (len(living) - 1) / 2
+        for rank, life in enumerate(sorted(living, key=above)):
+            lanes[life.generation, life.id] = rank - (len(living) - 1) / 2
     return lanes
 
 
@@ -560,8 +561,8 @@ def _axes(x: str, y: str) -> Figure:
     }
 
 
-def _traces(group: Group, measure: str, place: int) -> Iterator[Figure]:
-    colour = GROUPS[place % len(GROUPS)]
+def _traces(group: Group, measure: str, number: int) -> Iterator[Figure]:
+    colour = GROUPS[number % len(GROUPS)]
     for run in group.runs:
         steps, values = points(run, measure)
         yield {
@@ -593,14 +594,14 @@ def _line(x: Sequence[float], y: Sequence[float | None], colour: str, width: int
     line: dict[str, Any] = {"color": colour, "width": width}
     # A line through one point is invisible.
     mode: Figure = {"mode": "lines"} if len(x) > 1 else {"mode": "markers", "marker": {"color": colour, "size": 9}}
-    return {"type": "scatter", **mode, "x": list(x), "y": _known(y), "line": line}
+    return {"type": "scatter", **mode, "x": list(x), "y": _without_nan(y), "line": line}
 
 
-def _known(values: Sequence[float | None]) -> list[float | None]:
+def _without_nan(values: Sequence[float | None]) -> list[float | None]:
     """Replace NaN by None, since JSON has no NaN."""
     return [None if value is None or value != value else float(value) for value in values]
 
 
 def _clear(colour: str) -> str:
-    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
+    red, green, blue = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
     return f"rgba({red},{green},{blue},0.16)"

@@ -34,9 +34,9 @@ def page(runs: Sequence[Drawn]) -> str:
     drawn = {f"compare-{name}": figures.comparison(together, name) for name in measures(runs)} if len(runs) > 1 else {}
     parts = []
     for number, run in enumerate(runs):
-        own = {name: figure for name, figure in _figures(run).items() if figure is not None}
-        drawn |= {f"{name}-{number}": figure for name, figure in own.items()}
-        parts.append({"number": number, "figures": set(own), **_words(run)})
+        charts = {name: figure for name, figure in _figures(run).items() if figure is not None}
+        drawn |= {f"{name}-{number}": figure for name, figure in charts.items()}
+        parts.append({"number": number, "figures": set(charts), **_words(run)})
     return environment.get_template("page.html").render(
         title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
         runs=parts,

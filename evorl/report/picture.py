@@ -83,8 +83,8 @@ def _agents(figure: Any, run: Drawn, hyperparameter: str | None) -> None:
     axes[0].set_title(_plain(f"{run.setting('algorithm.name')} on {run.setting('environment.id')}"), fontsize=10)
     if hyperparameter:
         if all(hyperparameter not in life.hyperparameters for life in run.lives):
-            known = ", ".join(run.lives[0].hyperparameters)
-            raise UserError(f"--hyperparameter: agents of {run.name} have no {hyperparameter!r}; they have {known}")
+            names = ", ".join(run.lives[0].hyperparameters)
+            raise UserError(f"--hyperparameter: agents of {run.name} have no {hyperparameter!r}; they have {names}")
         _drawn(axes[1], run, lambda life: value_of(life, hyperparameter, run))
         axes[1].set_ylabel(_plain(hyperparameter))
         drawn = (value_of(life, hyperparameter, run) for life in run.lives)
@@ -119,8 +119,8 @@ def _drawn(axis: Any, run: Drawn, value: Callable[[Stage], float | None]) -> lis
 
 def _compare(figure: Any, together: Sequence[Group], measure: str) -> None:
     axis = figure.subplots()
-    for place, group in enumerate(together):
-        colour = GROUPS[place % len(GROUPS)]
+    for number, group in enumerate(together):
+        colour = GROUPS[number % len(GROUPS)]
         for run in group.runs:
             steps, values = points(run, measure)
             axis.plot(steps, values, color=colour, linewidth=THIN, alpha=0.4, marker=_marker(steps))

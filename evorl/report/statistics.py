@@ -80,13 +80,13 @@ def result_interval(values: Sequence[float] | Floats) -> tuple[float, float]:
     assume the largest share of zeros, or of ones, that N equal results do not exclude (Clopper and Pearson 1934,
     Biometrika 26). With too few results it is [0, 1].
     """
-    found = interval(values)
-    if found.low is None or found.high is None:
+    mean = interval(values)
+    if mean.low is None or mean.high is None:
         return 0.0, 1.0
-    if found.low == found.high:
-        width = 1 - 0.025 ** (1 / found.number)
-        return found.mean * (1 - width), found.mean + (1 - found.mean) * width
-    return max(found.low, 0.0), min(found.high, 1.0)
+    if mean.low == mean.high:
+        width = 1 - 0.025 ** (1 / mean.number)
+        return mean.mean * (1 - width), mean.mean + (1 - mean.mean) * width
+    return max(mean.low, 0.0), min(mean.high, 1.0)
 
 
 def score_of(results: Floats) -> dict[str, Any]:
@@ -110,10 +110,10 @@ def extent(values: Iterable[float | None]) -> tuple[float, float] | None:
 
     Axis ranges come from the data alone, so intervals may be cut off: a wide one would squeeze everything else.
     """
-    known = [float(value) for value in values if value is not None and math.isfinite(value)]
-    if not known:
+    finite = [float(value) for value in values if value is not None and math.isfinite(value)]
+    if not finite:
         return None
-    low, high = min(known), max(known)
+    low, high = min(finite), max(finite)
     margin = 0.06 * (high - low) or 0.05 * abs(high) or 1.0
     return low - margin, high + margin
 
@@ -128,15 +128,15 @@ class CutOff:
 
 def cut_off(values: Iterable[float | None]) -> CutOff | None:
     """The fence if some values are below it, else None; without it a few failed agents would squeeze all others."""
-    known = np.array([value for value in values if value is not None and math.isfinite(value)])
-    if known.size == 0:
+    finite = np.array([value for value in values if value is not None and math.isfinite(value)])
+    if finite.size == 0:
         return None
-    first, third = np.quantile(known, (0.25, 0.75))
+    first, third = np.quantile(finite, (0.25, 0.75))
     fence = float(first - 1.5 * (third - first))
-    below = known[known < fence]
+    below = finite[finite < fence]
     if below.size == 0 or first == third:
         return None
-    return CutOff(fence, f"{below.size} of {known.size} values, down to {below.min():.4g}, are below")
+    return CutOff(fence, f"{below.size} of {finite.size} values, down to {below.min():.4g}, are below")
 
 
 def thinned(points: Sequence[Item]) -> Sequence[Item]:
@@ -201,12 +201,14 @@ class Group:
         agent, so for `best` only the others bound the curve. Runs without any value are left out.
         """
         every = [(run, *points(run, measure)) for run in self.runs]
-        known = [one for one in every if np.isfinite(one[2]).any()]
-        if not known:
+        measured = [one for one in every if np.isfinite(one[2]).any()]
+        if not measured:
             return np.zeros(0), []
-        curves = [(steps, values) for _, steps, values in known]
+        curves = [(steps, values) for _, steps, values in measured]
         first = max(steps[0] for steps, _ in curves)
-        going_on = [steps[-1] for run, steps, _ in known if measure != "best" or run.summary.get("solved") is not True]
+        going_on = [
+            steps[-1] for run, steps, _ in measured if measure != "best" or run.summary.get("solved") is not True
+        ]
         last = min(going_on) if going_on else max(steps[-1] for steps, _ in curves)
         grid = np.unique(np.concatenate([steps for steps, _ in curves]))
         grid = grid[(grid >= first) & (grid <= last)]
@@ -217,8 +219,8 @@ class Group:
 def points(run: Drawn, measure: str) -> tuple[Floats, Floats]:
     """Return steps [N] and values [N] of a measure, for the generations of a run that have a value."""
     _, of = MEASURES[measure]
-    known = [(row.agent_steps, value) for row in run.generations if (value := of(row)) is not None]
-    points = thinned(known) or [(run.generations[0].agent_steps, float("nan"))]
+    measured = [(row.agent_steps, value) for row in run.generations if (value := of(row)) is not None]
+    points = thinned(measured) or [(run.generations[0].agent_steps, float("nan"))]
     steps, values = zip(*points, strict=True)
     return np.array(steps, dtype=np.float64), np.array(values, dtype=np.float64)
 
@@ -227,9 +229,9 @@ def groups(runs: Sequence[Drawn]) -> list[Group]:
     """Group runs by configuration and number of ranks, in order of first appearance; warn of equal seeds in a group."""
     kinds: dict[str, list[Drawn]] = {}
     for run in runs:
-        kept = {name: value for name, value in run.config.items() if name not in APART}
-        kept |= _ranks(run)
-        kinds.setdefault(json.dumps(kept, sort_keys=True, default=str), []).append(run)
+        settings = {name: value for name, value in run.config.items() if name not in APART}
+        settings |= _ranks(run)
+        kinds.setdefault(json.dumps(settings, sort_keys=True, default=str), []).append(run)
     for members in kinds.values():
         _warn_of_equal_seeds(members)
     configs = [{**leaves(members[0].config), **_ranks(members[0])} for members in kinds.values()]
@@ -264,22 +266,22 @@ def _labels(runs: Sequence[Drawn], configs: Sequence[Mapping[str, Any]]) -> list
     bases = [f"{run.setting('algorithm.name')} on {run.setting('environment.id')}" for run in runs]
     labels = list(bases)
     for base in dict.fromkeys(bases):
-        places = [place for place, other in enumerate(bases) if other == base]
-        own = [configs[place] for place in places]
+        members = [number for number, other in enumerate(bases) if other == base]
+        alike = [configs[number] for number in members]
         differing = [
             name
-            for name in dict.fromkeys(chain.from_iterable(own))
-            if name.partition(".")[0] not in APART and len({str(config.get(name)) for config in own}) > 1
+            for name in dict.fromkeys(chain.from_iterable(alike))
+            if name.partition(".")[0] not in APART and len({str(config.get(name)) for config in alike}) > 1
         ]
-        differing.sort(key=lambda name: any(name not in config for config in own))
+        differing.sort(key=lambda name: any(name not in config for config in alike))
         named: list[str] = []
-        while differing and (len(named) < NAMED or _kinds(own, named) < len(own)):
+        while differing and (len(named) < NAMED or _kinds(alike, named) < len(alike)):
             # In a tie, max gives the first.
-            named.append(max(differing, key=lambda name: _kinds(own, [*named, name])))
+            named.append(max(differing, key=lambda name: _kinds(alike, [*named, name])))
             differing.remove(named[-1])
-        for place, config in zip(places, own, strict=True):
+        for number, config in zip(members, alike, strict=True):
             words = [f"{name} {config[name]}" for name in named if name in config] + ["…"] * bool(differing)
-            labels[place] = f"{base}: {', '.join(words)}" if named else base
+            labels[number] = f"{base}: {', '.join(words)}" if named else base
     return labels
 
 

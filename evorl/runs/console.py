@@ -24,7 +24,7 @@ from evorl.replay import Pace
 from evorl.runs.champion import Score
 from evorl.runs.directory import from_here
 from evorl.runs.trust import code_to_allow
-from evorl.system.console import compact, digits, duration, say
+from evorl.system.console import compact, digits, duration, say, speed
 from evorl.system.plugins import SCRIPT
 from evorl.system.processes import multiplies_bfloat16
 from evorl.tracking import announcements
@@ -188,7 +188,7 @@ class ProgressLines:
         parts = [
             f"gen {self._generation}",
             f"{compact(self._done)} of {compact(self._total)} steps ({self._done / self._total:.0%})",
-            f"{rate * self._agents:,.0f} steps/s of all agents",
+            speed(rate * self._agents),
             f"{duration(max(0, self._total - self._done) / rate)} left of the generation",
             *([recent] if recent else []),
         ]
@@ -205,8 +205,8 @@ class ProgressLines:
             return
         fewer = float(f"{rate * LONG:.1g}")
         self._say(
-            f"the first generation takes about {duration(self._total / rate)} at {rate * self._agents:,.0f} steps/s of "
-            f"all agents; evolution.steps={max(1, round(fewer))} would shorten it to about {duration(fewer / rate)}"
+            f"the first generation takes about {duration(self._total / rate)} at {speed(rate * self._agents)}; "
+            f"evolution.steps={max(1, round(fewer))} would shorten it to about {duration(fewer / rate)}"
         )
 
 
@@ -221,9 +221,9 @@ def generation_line(row: Row, born: Sequence[Row], config: AnyConfig) -> str:
         more = f" and {len(mutated) - MOST} more" if len(mutated) > MOST else ""
         parts.append("mutated: " + ", ".join(mutated[:MOST]) + more)
     if config.evolution.burn_in == "auto" and row["selection_began"] == number:
-        known = row["rank_correlation"]
-        trusted = known is not None and known >= TRUSTED_CORRELATION
-        because = f"ranks correlate by {known:.2f}" if trusted else "a third of the steps is spent"
+        correlation = row["rank_correlation"]
+        trusted = correlation is not None and correlation >= TRUSTED_CORRELATION
+        because = f"ranks correlate by {correlation:.2f}" if trusted else "a third of the steps is spent"
         parts.append(f"selection begins ({because})")
     return " | ".join([*parts, f"{row['wall_clock_seconds']:.0f} s"])
 
@@ -269,15 +269,15 @@ def _fitness(row: Row) -> str:
     if row["best_fitness"] is None:
         return "no agent has a fitness"
     # Of equal agents the newest challenges the elite.
-    equals = [place for place, fitness in enumerate(row["fitness"]) if fitness == row["best_fitness"]]
-    place = max(equals, key=lambda each: row["agents"][each])
-    best = f"best {digits(row['best_fitness'])} (#{row['agents'][place]}{_terms(row, place)})"
+    equals = [index for index, fitness in enumerate(row["fitness"]) if fitness == row["best_fitness"]]
+    index = max(equals, key=lambda index: row["agents"][index])
+    best = f"best {digits(row['best_fitness'])} (#{row['agents'][index]}{_terms(row, index)})"
     return f"{best}, mean {digits(row['mean_fitness'])}"
 
 
-def _terms(row: Row, place: int) -> str:
+def _terms(row: Row, index: int) -> str:
     """Format an agent's fitness terms, if fitness is more than the return."""
-    return "".join(f", {name} {digits(values[place])}" for name, values in row.get("terms", {}).items())
+    return "".join(f", {name} {digits(values[index])}" for name, values in row.get("terms", {}).items())
 
 
 def _measure(config: AnyConfig) -> str:

@@ -68,7 +68,7 @@ class Fitness:
             episodes=np.full(len(values), float(values.shape[1])),
             seen=values,
             evaluated=values,
-            terms={name: each.mean(1) for name, each in results.terms().items()},
+            terms={name: means.mean(1) for name, means in results.terms().items()},
         )
 
     @classmethod
@@ -87,8 +87,8 @@ class Fitness:
         shifted, seen = returns, returns
         if deterministic is not None:
             differences = deterministic.mean(1) - returns
-            known = differences[np.isfinite(differences)]
-            shifted = returns + (known.mean() if known.size else 0.0)
+            finite = differences[np.isfinite(differences)]
+            shifted = returns + (finite.mean() if finite.size else 0.0)
             seen = np.append(deterministic, returns)
         return cls(shifted, np.full_like(returns, np.nan), episodes, seen)
 

@@ -83,7 +83,7 @@ class JsonLines:
         refuse_links(self.path)
         there: set[int] = set()
 
-        def kept() -> Iterator[bytes]:
+        def intact() -> Iterator[bytes]:
             for line in read_lines(self.path):
                 row = row_of(line)
                 if row is not None and row["generation"] <= generation:
@@ -91,7 +91,7 @@ class JsonLines:
                     yield line
 
         if self.path.exists():
-            write_atomically(self.path, kept())
+            write_atomically(self.path, intact())
         if lost := list(islice((number for number in range(1, generation + 1) if number not in there), 6)):
             named = ", ".join(map(str, lost[:5])) + (" ..." if len(lost) > 5 else "")
             warnings.warn(

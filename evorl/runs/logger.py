@@ -32,7 +32,7 @@ from evorl.runs.metrics import (
 )
 from evorl.runs.progress import Progress
 from evorl.runs.video import film_elite
-from evorl.system.console import Terminal, WarnOnce, say
+from evorl.system.console import Terminal, WarnOnce, say, speed
 from evorl.system.files import reason
 from evorl.tracking import Record, Trackers
 from evorl.types import FINISHED, STOPPED, Agent, EvorlWarning, RunFailed
@@ -144,11 +144,11 @@ class Logger(NullLogger):
     def advance(self, steps: int, recent: RecentEpisodes | None) -> None:
         self._move_bar(steps)
         self._progress_lines.advance(steps, self._recent)
-        if recent is not None and (found := self._within.advance(steps * self._config.population.size, recent)):
-            step, points = found
+        if recent is not None and (due := self._within.advance(steps * self._config.population.size, recent)):
+            step, points = due
             self._trackers.log_within(step, points)
             # The speed of this generation: it may be the first, and may take minutes.
-            self._speed = _speed(points["charts/SPS"])
+            self._speed = speed(points["charts/SPS"])
             if "charts/episodic_return" in points:
                 self._recent = f"return {points['charts/episodic_return']:.4g}"
             self._show()
@@ -228,7 +228,7 @@ class Logger(NullLogger):
         self._last_id = max(self._last_id, *(agent["id"] for agent in lineage))
         self._reach(row["agent_steps"])
         self._bar.n = row["agent_steps"]
-        self._speed = _speed(row["env_steps_per_second"])
+        self._speed = speed(row["env_steps_per_second"])
         self._tell(generation_line(row, born, self._config))
 
     def _write_elite(self) -> bool:
@@ -282,8 +282,3 @@ class _History:
                 yield record_of(row, self._varying, self._use)
         except Exception as error:  # The file may have been edited, so any error is possible.
             self._warn_once("history", f"{self._metrics.path}: a line was changed or damaged: {error!r}")
-
-
-def _speed(steps_per_second: float) -> str:
-    """Format the speed for the progress bar."""
-    return f"{steps_per_second:,.0f} steps/s of all agents"

@@ -87,7 +87,7 @@ def generation_row(
     `hyperparameters` are the stored values, which evolution perturbs.
     """
     fitness = [agent.fitness for agent in agents]
-    known = [value for value in fitness if value is not None]
+    finite = [value for value in fitness if value is not None]
     training = seconds["training"]
     return {
         **progress,
@@ -96,8 +96,8 @@ def generation_row(
         "elite_episodes": elite.score.episodes if elite.score else 0,
         "elite_lower_bound": elite.lower_bound,
         "elite_generation": elite.generation,
-        "best_fitness": max(known, default=None),
-        "mean_fitness": float(np.mean(known)) if known else None,
+        "best_fitness": max(finite, default=None),
+        "mean_fitness": float(np.mean(finite)) if finite else None,
         "env_steps_per_second": float(counts.steps.sum()) / training,
         "updates_per_second": float(counts.updates.sum()) / training,
         "seconds": dict(seconds),
@@ -157,8 +157,8 @@ def perturbed(config: AnyConfig) -> frozenset[str]:
 
 def record_of(row: Mapping[str, Any], varying: frozenset[str], use: Use) -> Record:
     """Convert a line of `metrics.jsonl` to a tracker record with the hyperparameters in `varying` only."""
-    places = range(len(row["agents"]))
-    agents = [_agent(row, place, varying, use) for place in places]
+    indices = range(len(row["agents"]))
+    agents = [_agent(row, index, varying, use) for index in indices]
     names = {name: None for agent in agents for name in agent.points}
     means = {name: _mean(agent.points[name] for agent in agents if name in agent.points) for name in names}
     means.pop("fitness/agents", None)
@@ -177,25 +177,25 @@ def record_of(row: Mapping[str, Any], varying: frozenset[str], use: Use) -> Reco
     return Record(row["generation"], row["global_steps"], _finite(points), agents)
 
 
-def _agent(row: Mapping[str, Any], place: int, varying: frozenset[str], use: Use) -> AgentRecord:
-    hyperparameters = {name: use(name, value) for name, value in row["hyperparameters"][place].items()}
-    architectures = row["architectures"][place]
+def _agent(row: Mapping[str, Any], index: int, varying: frozenset[str], use: Use) -> AgentRecord:
+    hyperparameters = {name: use(name, value) for name, value in row["hyperparameters"][index].items()}
+    architectures = row["architectures"][index]
     sizes = {name: sum(map(size, architectures.values())) for name, size in SIZES.items()}
     lengths, generations = row.get("train_length"), row.get("parent_generations")
     points = {
-        "charts/episodic_return": row["train_return"][place],
-        "charts/episodic_length": lengths[place] if lengths else None,
-        "fitness/agents": row["fitness"][place],
-        **{f"fitness/{name}": values[place] for name, values in row.get("terms", {}).items()},
-        **{f"losses/{name}": values[place] for name, values in row["metrics"].items()},
+        "charts/episodic_return": row["train_return"][index],
+        "charts/episodic_length": lengths[index] if lengths else None,
+        "fitness/agents": row["fitness"][index],
+        **{f"fitness/{name}": values[index] for name, values in row.get("terms", {}).items()},
+        **{f"losses/{name}": values[index] for name, values in row["metrics"].items()},
         **{f"hyperparameters/{name}": value for name, value in hyperparameters.items() if name in varying},
         **{f"architecture/{name}": size for name, size in sizes.items() if size and "architecture" in varying},
     }
     return AgentRecord(
-        id=row["agents"][place],
-        parent=row["parents"][place],
-        parent_generation=generations[place] if generations else None,
-        mutation=row["mutations"][place],
+        id=row["agents"][index],
+        parent=row["parents"][index],
+        parent_generation=generations[index] if generations else None,
+        mutation=row["mutations"][index],
         points=_finite(points),
         hyperparameters=hyperparameters,
         architectures=architectures,

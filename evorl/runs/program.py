@@ -48,9 +48,9 @@ class Parser(argparse.ArgumentParser):
 
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
     """Parse arguments in any order; an unknown option is a UserError."""
-    found = parser.parse_known_intermixed_args(arguments)
-    parsed: argparse.Namespace = found[0]
-    unknown: list[str] = found[1]
+    answer = parser.parse_known_intermixed_args(arguments)
+    parsed: argparse.Namespace = answer[0]
+    unknown: list[str] = answer[1]
     if unknown:
         takes_settings = any(action.nargs == "*" and not action.option_strings for action in parser._actions)
         advice = "; settings are written key.path=value" if takes_settings else ""
@@ -98,13 +98,13 @@ def _code_of(main: Callable[[Sequence[str]], object], arguments: Sequence[str]) 
     except RunFailed as error:
         _say(on_one_line(str(error)))
         return 1
-    except (Interrupted, Answered) as asked:
-        return int(asked.code or 0)
+    except (Interrupted, Answered) as ending:
+        return int(ending.code or 0)
     except RuntimeError as error:
         if not _is_out_of_memory(error):
             raise
-        told = on_one_line(str(error), 120)
-        _say(f"{told}; lower population.size, environment.num_envs, algorithm.batch_size or replay.capacity")
+        message = on_one_line(str(error), 120)
+        _say(f"{message}; lower population.size, environment.num_envs, algorithm.batch_size or replay.capacity")
         return 1
     except (SystemExit, KeyboardInterrupt) as left:
         _say(told_exit(left))

@@ -127,12 +127,12 @@ def progress_of(payload: bytes, where: str) -> Progress:
         progress = PROGRESS.validate_json(payload)
     except ValidationError as error:
         first = error.errors()[0]
-        place = on_one_line(".".join(map(str, first["loc"])), 200)
-        raise UserError(f"{where}: {place}: {on_one_line(first['msg'], 200)}") from error
-    given = json.loads(payload)
-    for place, section, kind in (("", given, Progress), ("elite.", given.get("elite", {}), Champion)):
-        for each in fields(kind):
+        key = on_one_line(".".join(map(str, first["loc"])), 200)
+        raise UserError(f"{where}: {key}: {on_one_line(first['msg'], 200)}") from error
+    saved = json.loads(payload)
+    for prefix, section, kind in (("", saved, Progress), ("elite.", saved.get("elite", {}), Champion)):
+        for attribute in fields(kind):
             # Defaults describe a new run, and would be wrong for one that has been trained.
-            if each.name not in section:
-                raise UserError(f"{where}: lacks {place}{each.name}, which every checkpoint of this version has")
+            if attribute.name not in section:
+                raise UserError(f"{where}: lacks {prefix}{attribute.name}, which every checkpoint of this version has")
     return progress

@@ -178,7 +178,7 @@ def _object(path: Path, schema: TypeAdapter[Any]) -> Row:
             schema.validate_python(value, strict=True)
         except ValidationError as error:
             first = error.errors()[0]
-            place = ".".join(map(str, first["loc"]))
-            raise UserError(f"{path}: {place}: {shown(first['input'])} does not fit: {first['msg']}") from error
+            key = ".".join(map(str, first["loc"]))
+            raise UserError(f"{path}: {key}: {shown(first['input'])} does not fit: {first['msg']}") from error
         return value
     return {}

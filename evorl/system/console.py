@@ -83,6 +83,11 @@ def compact(number: float) -> str:
     return f"{number:.3g}"
 
 
+def speed(steps_per_second: float) -> str:
+    """Format the speed of a population, as in 1,200 steps/s of all agents."""
+    return f"{steps_per_second:,.0f} steps/s of all agents"
+
+
 def has_display() -> bool:
     """True if a window can be opened: on Linux if the environment names a display."""
     names = ("DISPLAY", "WAYLAND_DISPLAY")

@@ -140,7 +140,7 @@ def _steps(events: Path) -> set[int]:
     from tensorboard.backend.event_processing import event_accumulator  # type: ignore[import-untyped]
 
     everything = {event_accumulator.SCALARS: 0}
-    known = event_accumulator.EventAccumulator(str(events), size_guidance=everything).Reload()
-    if EVERY_GENERATION not in known.Tags()[event_accumulator.SCALARS]:
+    logged = event_accumulator.EventAccumulator(str(events), size_guidance=everything).Reload()
+    if EVERY_GENERATION not in logged.Tags()[event_accumulator.SCALARS]:
         return set()
-    return {int(event.step) for event in known.Scalars(EVERY_GENERATION)}
+    return {int(event.step) for event in logged.Scalars(EVERY_GENERATION)}

@@ -164,27 +164,27 @@ class Paths:
 
     def _forget(self, generation: int) -> None:
         """Drop nodes up to `generation` that have no descendants in later generations."""
-        kept: dict[int, int] = {}  # The newest generation needed of each agent.
+        newest: dict[int, int] = {}  # The newest generation needed of each agent.
         for nodes in self._nodes.values():
             node: Node | None = nodes[-1]
             if nodes[-1].generation <= generation:
                 continue
-            while node is not None and kept.get(node.agent.id, 0) < node.generation:
-                kept[node.agent.id] = node.generation
+            while node is not None and newest.get(node.agent.id, 0) < node.generation:
+                newest[node.agent.id] = node.generation
                 node = self.parent(self._nodes[node.agent.id][0])
         self._nodes = {
-            id: [node for node in nodes if node.generation <= kept[id]]
+            id: [node for node in nodes if node.generation <= newest[id]]
             for id, nodes in self._nodes.items()
-            if id in kept
+            if id in newest
         }
 
     def _path(self, agent: int) -> list[Node]:
         path: list[Node] = []
-        own = self._nodes[agent]
-        while own:
-            path = own + path
-            parent = self.parent(own[0])
-            own = [] if parent is None else [one for one in self._nodes[parent.agent.id] if one.step <= parent.step]
+        nodes = self._nodes[agent]
+        while nodes:
+            path = nodes + path
+            parent = self.parent(nodes[0])
+            nodes = [] if parent is None else [one for one in self._nodes[parent.agent.id] if one.step <= parent.step]
         return path
 
 
@@ -198,9 +198,9 @@ def run_id(directory: Path) -> str:
     """The id of the run in `directory` for W&B and Trackio, drawn at random once and stored in its `tracking.json`."""
     path = directory / "tracking.json"
     try:
-        kept = json.loads(read_bounded(path))["wandb"]
-        if RUN_ID.fullmatch(kept):
-            return str(kept)
+        id = json.loads(read_bounded(path))["wandb"]
+        if RUN_ID.fullmatch(id):
+            return str(id)
         reason = "its id is not 1 to 64 lowercase letters and digits"
     except FileNotFoundError:
         reason = None
@@ -211,7 +211,7 @@ def run_id(directory: Path) -> str:
             f"{path}: {reason}; the tracker gets a new run, with the whole history", EvorlWarning, stacklevel=2
         )
     # A sweep agent waits for the run with the id that it passed.
-    given = os.environ.get("WANDB_RUN_ID", "") if os.environ.get("WANDB_SWEEP_ID") else ""
-    drawn = given if RUN_ID.fullmatch(given) else secrets.token_hex(8)
+    swept = os.environ.get("WANDB_RUN_ID", "") if os.environ.get("WANDB_SWEEP_ID") else ""
+    drawn = swept if RUN_ID.fullmatch(swept) else secrets.token_hex(8)
     write_json(path, {"wandb": drawn})
     return drawn

@@ -81,10 +81,10 @@ class Trackio(Tracker):
 
 def sent_to_trackio(config: AnyConfig) -> str:
     """Return one line on what Trackio sends, where to, and how not to; empty if nothing leaves the machine."""
-    place = _place()
-    if place is None:
+    target = _place()
+    if target is None:
         return ""
-    variable, value = place
+    variable, value = target
     return (
         f"Trackio: settings, metrics and lineage go to the project {shown(config.tracking.project)} at {shown(value)} "
         f"({variable}); `--no-track` (tracking.backends=[]) sends nothing"
@@ -93,8 +93,8 @@ def sent_to_trackio(config: AnyConfig) -> str:
 
 def _place() -> tuple[str, str] | None:
     """Return the variable that names another machine to log to, and its value without a token, or None."""
-    found = next(((name, value) for name in REMOTE if (value := os.environ.get(name))), None)
-    return None if found is None else (found[0], found[1].partition("?")[0])
+    target = next(((name, value) for name in REMOTE if (value := os.environ.get(name))), None)
+    return None if target is None else (target[0], target[1].partition("?")[0])
 
 
 @contextlib.contextmanager

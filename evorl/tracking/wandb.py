@@ -236,10 +236,10 @@ def _address() -> str:
         return str(wandb.setup().settings.base_url)
 
 
-def _mode(asked: Literal["auto", "online", "offline"], address: str) -> Mode:
-    """Return the W&B mode: `asked` unless `auto`, else WANDB_MODE, else online if there is an API key."""
-    if asked != "auto":
-        return asked
+def _mode(mode: Literal["auto", "online", "offline"], address: str) -> Mode:
+    """Return the W&B mode: `mode` unless `auto`, else WANDB_MODE, else online if there is an API key."""
+    if mode != "auto":
+        return mode
     variable = os.environ.get("WANDB_MODE")
     if variable:
         return "offline" if variable == "dryrun" else cast("Mode", variable)  # W&B rejects unknown modes.
@@ -254,8 +254,8 @@ def _has_key(address: str) -> bool:
     # W&B's own service has a new address since version 0.31, where a key for the old one is also valid.
     hosts = [host, SERVICE] if host.removeprefix("api.") in FORMERLY else [host]
     try:
-        kept = netrc.netrc(os.environ.get("NETRC"))
-        return any(kept.authenticators(name) is not None for name in hosts)
+        logins = netrc.netrc(os.environ.get("NETRC"))
+        return any(logins.authenticators(name) is not None for name in hosts)
     except (OSError, netrc.NetrcParseError):
         return False
 
@@ -290,8 +290,8 @@ class AgentTables:
     def curves(self) -> tuple[tuple[str, ...], list[list[Any]]]:
         """Return the column names and the rows of the agents' curves."""
         living = self._paths.living()
-        each = max(2, MOST_ROWS // max(1, len(living)))
-        lines = {_label(path): thinned(path, each) for path in living.values()}
+        most = max(2, MOST_ROWS // max(1, len(living)))
+        lines = {_label(path): thinned(path, most) for path in living.values()}
         names = list({name: None for path in lines.values() for node in path for name in node.agent.points})
         rows = [
             [node.step, label, node.generation, node.agent.id, node.agent.mutation]
@@ -316,13 +316,13 @@ def charts(tables: AgentTables, record: Record) -> dict[str, Any]:
 
     columns, rows = tables.curves()
     table = wandb.Table(columns=list(columns), data=rows, allow_mixed_types=True)
-    found = {}
+    by_key = {}
     for name in dict.fromkeys(name for agent in record.agents for name in agent.points):
         fields = {"step": "global_steps", "lineKey": "line", "lineVal": name}
         words = {"title": name.rpartition("/")[2].replace("_", " "), "xname": "environment steps of all agents"}
         shown = name in record.points and not name.startswith(MEANS)
-        found[f"{name}_by_agent" if shown else name] = CustomChart(table, OfOneTable(SPECIFICATION, fields, words))
-    return found
+        by_key[f"{name}_by_agent" if shown else name] = CustomChart(table, OfOneTable(SPECIFICATION, fields, words))
+    return by_key
 
 
 def cell(value: Any) -> Any:
