@@ -20,7 +20,7 @@ from evorl.algorithms import make_algorithm
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
 from evorl.envs.episodes import Recent
-from evorl.population import Policy, initial_population
+from evorl.population import Policy
 from evorl.types import RunFailed
 
 APEX = (
@@ -67,21 +67,6 @@ def test_the_learner_repeats_the_updates_that_actors_make_to_shared_parameters()
         torch.testing.assert_close(heard, learning.policy.flat)
 
 
-@pytest.mark.parametrize(("fetch_steps", "fetched"), [(1, [1] * 6), (5, [1] * 6), (6, [0, 1] * 3), (15, [0, 0, 1] * 2)])
-def test_actors_fetch_parameters_every_so_many_steps(fetch_steps, fetched):
-    """Before the first rollout, here of 5 steps, for which the parameters are that old."""
-    found = []
-    board = SimpleNamespace(generation=1, fetch=lambda *_: found.append(1) or 7)
-    settings = config(*SETTINGS, f"actors.fetch_steps={fetch_steps}").actors
-    actor = SimpleNamespace(_board=board, _generation=1, _since_fetch=5, _steps=5, _settings=settings)
-    actor._acting = SimpleNamespace(flat=None, states=None)
-    counts = [0]
-    for _ in fetched:
-        assert Actor._fetch_if_due(actor)
-        counts.append(len(found))
-    assert np.diff(counts).tolist() == fetched
-
-
 def test_rollouts_of_parameters_that_are_too_old_are_discarded():
     with Learning("actors={queue: 2, max_staleness: 4}") as learning:
         await_waiting(learning, 2)
@@ -123,24 +108,6 @@ def test_the_bound_on_staleness_is_one_that_evolution_cannot_come_to():
         bounds.append(max_staleness(apex, make_algorithm(apex, one.interface), 1))
     # Agents may come to one update for 4 steps, of which there are 16 * 8 in each of two rollouts.
     assert bounds == [2 * 2 * 16 * 8 // 4] * 3
-
-
-def test_the_bound_on_staleness_is_that_of_agents_who_learn_more_often_than_the_settings_say(monkeypatch):
-    """As those of another run may, from which `population.from` takes them."""
-    fixed = ("algorithm.learn_step=16", "evolution.hyperparameters={gamma: {min: 0.9, max: 0.99}}")
-    with Learning(*APEX, *fixed) as learning:
-        before = learning.actors._bound
-        assert before == max_staleness(learning.config, learning.algorithm, 1)
-
-    def of_another_run(*given):
-        agents = initial_population(*given)
-        for each in agents:
-            each.hyperparameters["learn_step"] = 4.0
-        return agents
-
-    monkeypatch.setattr("helpers.learning.initial_population", of_another_run)
-    with Learning(*APEX, *fixed) as learning:
-        assert learning.actors._bound == 4 * before
 
 
 def bound(*settings):
@@ -203,35 +170,6 @@ def test_actors_group_agents_as_the_learner_on_its_device_does(device, stacks):
         assert torch.equal(policy.flat, learner.flat)
 
 
-@pytest.mark.parametrize(("lockstep", "records"), [("false", False), ("true", True)])
-def test_only_actors_whose_episodes_can_be_saved_record_actions(lockstep, records):
-    impala = config(*SETTINGS, f"actors={{count: 1, lockstep: {lockstep}}}")
-    context = {"config": impala.to_yaml(), "agents": 2, "rank": 0, "copies": 1, "max_staleness": 9, **ON_CPU}
-    board, memory = Board(1), SharedMemory()
-    with Actor(context, 0, 0, board.memory.descriptor, board.lock, memory.descriptor) as actor:
-        assert actor._environments.can_continue == records
-
-
-def test_actors_that_wait_for_one_that_hangs_in_an_update_of_shared_parameters_are_not_replaced():
-    with Learning(SHARED, "actors={count: 2, max_staleness: 1000000}") as learning:
-        learning.learn(4)
-        board, supervisor = learning.actors._board, learning.actors._supervisor
-        holder, until = holding(board, 60), time.monotonic() + 30
-        beats = [set(), set()]
-        # A rollout has 5 steps, each with a beat, and none ends without the lock: the others are of actors that wait.
-        while min(map(len, beats)) < 100 and time.monotonic() < until:
-            if supervisor.waiting:
-                learning.learn(1)
-            for seen, beat in zip(beats, board.beats.tolist(), strict=True):
-                seen.add(beat)
-            time.sleep(0.001)
-        os.kill(holder, signal.SIGKILL)
-        os.waitpid(holder, 0)
-        assert min(map(len, beats)) >= 100
-        learning.learn(20)
-        assert learning.actors.pop_metrics(learning.placement)["restarts"] == 0
-
-
 def test_episodes_of_rollouts_that_are_too_old_count():
     counters = Counters(actors=1, agents=2)
     counts = np.array([[5.0, 5], [30, 0], [2, 0], [3, 1], [9, 0]])
@@ -254,37 +192,11 @@ def test_episodes_go_on_after_a_resume_where_actors_and_environments_can(lockste
         assert actors.can_continue == bool(can)
 
 
-def holding(board, seconds):
-    """A process that holds the board's lock for so long."""
-    reader, writer = os.pipe()
-    holder = os.fork()
-    if holder == 0:
-        try:
-            with board.locked(lambda: None):
-                os.write(writer, b"locked")
-                time.sleep(seconds)
-        finally:
-            os._exit(0)
-    os.close(writer)
-    assert os.read(reader, 6) == b"locked"
-    os.close(reader)
-    return holder
-
-
 def await_waiting(learning, count):
     """Wait until so many messages wait for the learner."""
     until = time.monotonic() + 10
     while learning.actors._supervisor.waiting < count and time.monotonic() < until:
         time.sleep(0.01)
-
-
-def test_the_depth_of_the_queue_is_what_waits_in_it():
-    with Learning("actors={queue: 5}") as learning:
-        learning.learn(1)
-        await_waiting(learning, 5)
-        assert learning.actors._supervisor.waiting == 5
-        learning.actors.receive(learning.policy)
-        assert learning.actors._supervisor.waiting == 4
 
 
 def test_no_actor_writes_into_the_slots_of_another_that_are_larger_now():
@@ -304,28 +216,6 @@ def test_no_actor_writes_into_the_slots_of_another_that_are_larger_now():
             torch.testing.assert_close(slot.gradients, kept)
         for process in learning.actors.processes:
             os.kill(process, signal.SIGCONT)
-
-
-def test_a_generation_begins_once_no_actor_is_about_to_publish_the_last_one():
-    """Also where that actor hangs: it is killed then."""
-    with Learning(SHARED, "actors={count: 2}") as learning:
-        learning.learn(4)
-        board, looks = learning.actors._board, []
-        holder = holding(board, 60)
-        look = learning.actors._supervisor.look
-
-        def counted():
-            looks.append(board.generation)
-            if len(looks) == 100:
-                os.kill(holder, signal.SIGKILL)
-                os.waitpid(holder, 0)
-            look()
-
-        learning.actors._supervisor.look = counted
-        learning.begin(2)
-        assert len(looks) >= 100
-        assert set(looks) == {1}
-        assert board.generation == 2
 
 
 def test_an_actor_whose_environments_process_hangs_is_replaced_and_leaves_nothing():

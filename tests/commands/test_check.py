@@ -261,12 +261,9 @@ def test_a_mistake_is_told_where_it_shows_and_nowhere_else(name, expected):
     assert found.keys() >= {"gymnasium"} & expected.keys()
 
 
-@pytest.mark.parametrize(
-    ("id", "word"), [("MinAtar/Breakout-v1", ""), ("ALE/Pong-v5", "environment.life_loss_ends=true")]
-)
-def test_games_that_can_be_trained_pass(id, word):
-    pytest.importorskip({"MinAtar": "minatar", "ALE": "ale_py"}[id.split("/")[0]])
-    settings = check.settings_of(id, [word] if word else []).environment
+def test_a_game_of_minatar_passes():
+    pytest.importorskip("minatar")
+    settings = check.settings_of("MinAtar/Breakout-v1", []).environment
     found = {name: verdict for name, verdict in check.verdicts(settings, 30) if verdict.level == "fail"}
     assert found == {}
 

@@ -2,7 +2,6 @@
 
 import os
 import re
-import runpy
 import shlex
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from helpers.support import ROOT, error_line
 import evorl
 from evorl import __main__ as cli
 from evorl.commands.command import COMMANDS, EXAMPLES, parser_of, run_command
-from evorl.runs.program import Answered, Parser, run_program
+from evorl.runs.program import Parser, run_program
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -26,17 +25,6 @@ def test_help_has_examples_that_the_parser_takes(name, capsys):
         program, command, *arguments = shlex.split(example.partition(" > ")[0], comments=True)
         assert (program, command) == ("evorl", name)
         parser_of(name, Parser).parse_intermixed_args(arguments)
-
-
-def test_an_abbreviated_help_is_an_answer_too(capsys):
-    with pytest.raises(Answered):
-        run_command(["evaluate", "--hel"])
-    assert "usage: evorl evaluate" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_each_command_has_a_function(name):
-    assert callable(COMMANDS[name].function)
 
 
 def test_the_help_of_all_lists_each(capsys):
@@ -71,20 +59,7 @@ print([name for name in ("torch", "numpy", "pydantic", "yaml") if name in sys.mo
     ]
 
 
-def test_what_needs_no_torch_does_not_wait_for_it(in_directory):
-    expected = {"list .": 0, "list --sort": 2, "clean nothing": 2, "train --hel": 0, "evaluate": 2}
-    program = f"""
-import sys
-from evorl.__main__ import main
-for words in {list(expected)}:
-    sys.argv[1:] = words.split()
-    print(*sys.argv[1:], main(), "torch" in sys.modules)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert {f"{words} {code} False" for words, code in expected.items()} <= {*done.stdout.splitlines()}
-
-
-@pytest.mark.parametrize("line", ["--help", "train --help", "list .", "config", "config --markdown"])
+@pytest.mark.parametrize("line", ["--help", "list ."])
 def test_a_reader_that_leaves_early_sees_no_traceback(line, monkeypatch, capfd):
     """As `| head` does: some output fills the pipe, other output is written when the program ends."""
     monkeypatch.setattr("evorl.runs.program.limit_end", lambda code: None)
@@ -96,12 +71,6 @@ def test_a_reader_that_leaves_early_sees_no_traceback(line, monkeypatch, capfd):
         assert cli.main() == 141
         print("more")
     assert capfd.readouterr().err == ""
-
-
-def test_importing_evorl_does_not_wait_for_torch():
-    code = "import sys, evorl; print('torch' in sys.modules, 'numpy' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout == "False False\n"
 
 
 @pytest.mark.parametrize(
@@ -117,14 +86,6 @@ def test_importing_evorl_does_not_wait_for_torch():
 def test_a_mistake_is_one_line(arguments, message, capsys):
     assert run_program(run_command, arguments.split()) == 2
     assert message in error_line(capsys)
-
-
-def test_the_package_runs_as_a_module(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["evorl", "--help"])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_module("evorl", run_name="__main__")
-    assert ended.value.code == 0
-    assert "usage: evorl" in capsys.readouterr().out
 
 
 def test_a_program_without_standard_streams_succeeds():

@@ -2,14 +2,12 @@
 
 import json
 import re
-import shutil
 
 import pytest
-import yaml
 
 from evorl.commands import evaluate
 from evorl.commands.command import run_command
-from evorl.config import Environment, override, read_yaml
+from evorl.config import Environment
 from evorl.envs.vector import for_evaluation
 from evorl.runs.champion import Score
 from evorl.types import UserError
@@ -35,15 +33,6 @@ def test_one_episode_has_no_spread(trained_run, capsys):
     assert (found["std"], found["standard_error"]) == (None, None)
     assert [found["mean"]] == found["returns"]
     assert Score(1, 3.0, 0.0).described(fresh=False) == "3 over 1 episode"
-
-
-def test_a_run_that_was_trained_elsewhere_is_evaluated(trained_run, in_directory):
-    """Its configuration has the directory of another machine, which here is a file."""
-    run = shutil.copytree(trained_run, in_directory / "runs" / "a")
-    (in_directory / "file").touch()
-    data = override(read_yaml(run / "config.yaml"), [f"run.directory={in_directory / 'file'}"])
-    (run / "config.yaml").write_text(yaml.safe_dump(data))
-    assert evaluate.evaluate_elite(run, 1, 0)["episodes"] == 1
 
 
 def test_a_class_of_the_users_is_known_to_what_only_evaluates(in_directory):

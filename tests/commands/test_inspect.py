@@ -7,7 +7,6 @@ import shutil
 import pytest
 from helpers.support import error_line, lines, train
 
-from evorl.commands import inspect
 from evorl.commands.command import run_command
 from evorl.commands.evaluate import evaluate_elite
 from evorl.commands.inspect import lineage_table
@@ -50,13 +49,6 @@ def test_list_names_runs_of_a_group_and_a_run_itself(run, capsys, monkeypatch):
         (row,) = capsys.readouterr().out.splitlines()[1:]
         assert row.split()[:2] == ["a", "CartPole-v1"]
         monkeypatch.chdir(run)
-
-
-def test_before_the_first_run_there_are_none(in_directory, capsys):
-    assert run_program(run_command, ["list"]) == 0
-    assert capsys.readouterr().out == "there are no runs in runs\n"
-    assert run_program(run_command, ["list", "elsewhere"]) == 2
-    assert "elsewhere" in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("ignore:no episode ended:evorl.types.EvorlWarning")
@@ -117,12 +109,6 @@ def test_clean_deletes_checkpoints_when_told_to_and_nothing_else(run, capsys):
     (run / "checkpoints").symlink_to(run.parent)
     assert run_program(run_command, ["clean", "runs/a", "--yes"]) == 2
     assert run.is_dir()
-
-
-def test_checkpoints_that_cannot_be_deleted_are_not_called_deleted(run, monkeypatch, capsys):
-    monkeypatch.setattr(inspect, "remove", lambda path: None)
-    assert run_program(run_command, ["clean", "runs/a", "--yes"]) == 2
-    assert "checkpoints: cannot be deleted" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

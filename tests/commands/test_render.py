@@ -55,7 +55,7 @@ def test_the_last_picture_of_a_film_is_that_of_the_episode_s_end(run, monkeypatc
     assert frame[0, 0, 0] == (seen[-1][2] > 0)
 
 
-@pytest.mark.parametrize("call", ["step", "reset"])
+@pytest.mark.parametrize("call", ["step"])
 def test_a_film_ends_where_the_environment_raises(call, run, monkeypatch, capsys):
     pytest.importorskip("av")
 
@@ -67,40 +67,18 @@ def test_a_film_ends_where_the_environment_raises(call, run, monkeypatch, capsys
     assert "environment.id: CartPole-v1 raised RuntimeError: the pole broke" in error_line(capsys)
 
 
-def broken():
-    raise RuntimeError("no GPU")
-
-
 @pytest.mark.parametrize(
     ("attribute", "value", "message"),
     [
-        ("render", lambda self: broken(), "CartPole-v1 raised RuntimeError: no GPU (.*test_render.py:.* in broken"),
-        (
-            "render",
-            lambda self: np.zeros((4, 4)),
-            "render() of CartPole-v1 gave an array [4, 4] of float64 from 0 to 0; a pic",
-        ),
         (
             "render",
             lambda self: np.full((4, 4, 3), 0.5),
             "gave an array [4, 4, 3] of float64 from 0.5 to 0.5; a picture",
         ),
-        ("render", lambda self: np.full((4, 4, 3), 256), "gave an array [4, 4, 3] of int64 from 256 to 256; a picture"),
-        (
-            "render",
-            lambda self: np.zeros((4, 4, 4), np.uint8),
-            "gave an array [4, 4, 4] of uint8 from 0 to 0; a picture is",
-        ),
-        (
-            "render",
-            lambda self: np.zeros((1, 4, 3), np.uint8),
-            "gave an array [1, 4, 3] of uint8 from 0 to 0; a picture is",
-        ),
-        ("render", lambda self: np.full((4, 4, 3), "x", object), "gave an array [4, 4, 3] of object; a picture is"),
+        ("render", lambda self: np.zeros((4, 4, 4), np.uint8), "gave an array [4, 4, 4] of uint8 from 0 to 0; a pict"),
         ("render", lambda self: [[1], [1, 2]], "gave [[1], [1, 2]]; a picture is"),
         ("render", lambda self: None, "no frame was rendered"),
         ("metadata", {"render_fps": "fast"}, "metadata['render_fps'] of CartPole-v1 is 'fast'; give a number from 1"),
-        ("metadata", {"render_fps": 0.1}, "metadata['render_fps'] of CartPole-v1 is 0.1; give a number from 1"),
         ("__init__", lambda self: None, "environment.id: CartPole-v1 cannot be rendered: its constructor takes no"),
     ],
 )
@@ -128,20 +106,6 @@ def test_what_watch_lacks_is_said_before_anything_is_loaded(words, message, monk
     monkeypatch.setattr(console.sys, "platform", "linux")
     assert run_program(run_command, ["watch", "runs/none", *words]) == 2
     assert message in error_line(capsys)
-
-
-@pytest.mark.parametrize(("command", "file"), [("plot", "x.png"), ("report", "x.html"), ("export", "x.onnx")])
-def test_a_folder_that_is_missing_is_named_before_anything_is_loaded(command, file, in_directory, capsys):
-    for package in ("matplotlib", "plotly", "onnxruntime"):
-        pytest.importorskip(package)
-    assert run_program(run_command, [command, "runs/none", "-o", f"no/{file}"]) == 2
-    assert error_line(capsys) == f"error: no/{file}: there is no directory no\n"
-
-
-def test_a_package_that_is_missing_is_named(monkeypatch, in_directory, capsys):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert run_program(run_command, ["watch", "runs/none", "--video", "a.mp4"]) == 2
-    assert "--video needs av; install it with" in error_line(capsys)
 
 
 def test_code_is_not_run_to_watch(run, capsys):

@@ -3,7 +3,6 @@
 import json
 import shutil
 
-import gymnasium as gym
 import pytest
 from helpers.support import ROOT, SMALL, error_line, lines
 
@@ -16,20 +15,6 @@ from evorl.runs.train import ASYNCHRONOUS, ONLINE, main_of, program_for
 from evorl.types import UserError
 
 
-class OneStep(gym.Env):
-    """An environment that is a class, and registered nowhere."""
-
-    observation_space = gym.spaces.Box(-1.0, 1.0, (2,))
-    action_space = gym.spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return self.observation_space.low.copy(), {}
-
-    def step(self, action):
-        return self.observation_space.high.copy(), float(action), True, False, {}
-
-
 def test_it_trains_in_this_process_what_the_command_line_says(in_directory):
     words = [str(SMALL), "training.max_steps=40", "--seed", "5", "--name", "a b", "--evaluation.episodes=2"]
     assert run_program(run_command, ["train", *words]) == 0
@@ -39,18 +24,6 @@ def test_it_trains_in_this_process_what_the_command_line_says(in_directory):
     assert lines(run / "metrics.jsonl")[-1]["agent_steps"] >= 36
 
 
-def test_an_environment_may_be_a_class(in_directory):
-    words = [str(SMALL), "environment=commands.test_train:OneStep", "training.max_steps=40", "population.size=1"]
-    assert run_program(run_command, ["train", *words, "--name", "a"]) == 0
-    assert lines(in_directory / "runs" / "a" / "metrics.jsonl")[-1]["best_fitness"] in (0.0, 1.0)
-
-
-@pytest.mark.parametrize("id", ["os:system", "json:JSONDecoder"])
-def test_what_is_no_environment_is_refused(id, in_directory, capsys):
-    assert run_program(run_command, ["train", str(SMALL), f"environment={id}"]) == 2
-    assert "environment.id: cannot make" in error_line(capsys)
-
-
 def test_a_run_without_checkpoints_has_its_number_of_processes_in_its_metrics(trained_run, tmp_path):
     run = shutil.copytree(trained_run, tmp_path / "a")
     shutil.rmtree(run / "checkpoints")
@@ -58,12 +31,6 @@ def test_a_run_without_checkpoints_has_its_number_of_processes_in_its_metrics(tr
     rows = lines(run / "metrics.jsonl")
     (run / "metrics.jsonl").write_text("".join(f"{json.dumps(row | {'ranks': 2})}\n" for row in rows))
     assert train.processes_for(run, None) == 2
-
-
-def test_ranks_do_not_give_up_before_a_tracker_does(in_directory, capsys):
-    words = [str(SMALL), "--processes", "2", "tracking.backends=[tensorboard]", "run.timeout=60"]
-    assert run_program(run_command, ["train", *words]) == 2
-    assert "tracking.timeout: the main process may wait 60 s for a tracker" in error_line(capsys)
 
 
 def test_several_processes_are_started_by_the_launcher_after_a_check(in_directory, monkeypatch, capsys):

@@ -117,7 +117,7 @@ def test_what_cannot_be_fitness_is_refused(fitness, said):
 
 
 @pytest.mark.two_process
-@pytest.mark.parametrize("placement", ["replicated", "sharded"])
+@pytest.mark.parametrize("placement", ["replicated"])
 def test_two_ranks_put_their_reports_together(placement, tmp_path, forked_launch):
     """Three episodes over two ranks, of which one has an episode fewer."""
     settings = (f"population.placement={placement}", "evaluation.episodes=3", "evolution.fitness=info.others")

@@ -107,10 +107,6 @@ def test_a_single_agent_is_said_not_to_evolve():
     assert "without" not in header_of("population.size=2")[0]
 
 
-def test_devices_and_threads_are_named():
-    assert "(cuda, 12 threads each, nccl)" in header_of(ranks=2, threads=12, device="cuda:1", backend="nccl")[2]
-
-
 def test_gpus_that_are_too_few_for_the_ranks_are_said_to_be_unused():
     assert header_of(ranks=2, unused_gpus=1)[-1] == (
         "2 ranks have 1 GPU together, so all of them train on the CPU; start one process to use it"
@@ -122,7 +118,6 @@ def test_gpus_that_are_too_few_for_the_ranks_are_said_to_be_unused():
     ("overrides", "ranks", "line"),
     [
         ("{name: dqn, batch_size: 128, learn_step: 4}", 1, "128 transitions, one for every 4 environment steps"),
-        ("{name: dqn, batch_size: 128, learn_step: 1}", 1, "128 transitions, one for every environment step"),
         ("{name: dqn, batch_size: 128, learn_step: 0.5}", 1, "128 transitions, 2 for every environment step"),
         (
             "{name: dqn, batch_size: 640, learn_step: 2.5}", 2,
@@ -132,7 +127,6 @@ def test_gpus_that_are_too_few_for_the_ranks_are_said_to_be_unused():
             "{name: dqn, batch_size: 128, learn_step: 2.5, split_batches: true}", 2,
             "128 transitions of 2 ranks, one for every 2.5 environment steps",
         ),
-        (PPO % "false", 2, "128 transitions of 2 ranks, 320 for every 4,096 environment steps"),
         (PPO % "true", 2, "64 transitions of 2 ranks, 320 for every 2,048 environment steps"),
         ("{name: a2c, rollout_steps: 16}", 1, "128 transitions, one for every 128 environment steps"),
     ],

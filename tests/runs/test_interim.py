@@ -6,20 +6,15 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
-from helpers.support import ROOT, demo, error_line, free_port, lines
+from helpers.support import demo, error_line, lines
 from robustness.comparison import differences
 from robustness.systems import CASES
 
 from evorl.commands.train import processes_for
-from evorl.distributed import Ranks
-from evorl.envs import Environments
 from evorl.envs.environments import SEEN
 from evorl.runs import checkpoint, run
 from evorl.runs.directory import Checkpoints, RunDirectory
@@ -114,14 +109,8 @@ ALL_STOPS = (3, 9, 12, 17)
         ("dqn-prioritised", ALL_STOPS),
         ("ppo-recurrent", ALL_STOPS),
         ("dqn-recurrent-running", ALL_STOPS),
-        ("sac", ALL_STOPS),
         ("sac-state-dependent", ALL_STOPS),
-        pytest.param("dqn-images", (9, 17), marks=pytest.mark.slow),
-        pytest.param("dqn-lander-running", (9, 17), marks=pytest.mark.slow),
-        pytest.param("ppo-async-running", (9,), marks=pytest.mark.slow),
-        pytest.param("ppo-dict", (9, 17), marks=pytest.mark.slow),
-        pytest.param("ppo-state-dependent", (9, 17), marks=pytest.mark.slow),
-        pytest.param("td3-running", (9, 17), marks=pytest.mark.slow),
+        ("td3-running", (9, 17)),
     ],
 )
 def test_a_run_stopped_within_generations_ends_as_one_left_alone(
@@ -167,23 +156,6 @@ def test_a_full_disk_is_reported_once_and_training_goes_on(in_directory, monkeyp
 
 
 @pytest.mark.usefixtures("in_directory")
-def test_a_rank_whose_environments_cannot_go_on_says_so_to_the_others(monkeypatch):
-    """They wait for what it has to say."""
-    sent = []
-    given = Ranks.gather_bytes
-
-    def gather(self, payload, what):
-        sent.append(payload)
-        return given(self, payload, what)
-
-    monkeypatch.setattr(Ranks, "gather_bytes", gather)
-    monkeypatch.setattr(Environments, "can_continue", property(lambda self: False))
-    with pytest.warns(EvorlWarning, match="episodes of these environments cannot go on in another process"):
-        assert play("b", monkeypatch=monkeypatch, more=("checkpoint.minutes=1e-5", "training.max_steps=40")) == 0
-    assert any(b"cannot go on in another process" in each for each in sent)
-
-
-@pytest.mark.usefixtures("in_directory")
 def test_a_damaged_one_is_set_aside_and_the_generation_begins_anew(whole_run, stopped_run, monkeypatch):
     place = stopped_run(CASE, 30)
     file = place / "learner-rank-000.safetensors"
@@ -192,23 +164,6 @@ def test_a_damaged_one_is_set_aside_and_the_generation_begins_anew(whole_run, st
         assert play("b", monkeypatch=monkeypatch) == 0
     assert [path.name for path in saved("b")] == [f"damaged-{place.name}"]
     assert all(f"damaged-{place.name}/" in name for name in differences(whole_run, Path("runs/b")))
-
-
-@pytest.mark.usefixtures("in_directory")
-def test_one_after_a_generation_that_was_cut_short_is_found_where_the_checkpoint_before_that_is_gone(monkeypatch):
-    """As with `checkpoint.keep=1`."""
-    shorter, longer = ("checkpoint.keep=1", "training.max_steps=60"), ("checkpoint.keep=1", "training.max_steps=160")
-    assert play("b", monkeypatch=monkeypatch, more=shorter) == 0
-    for path in Path("runs/b/checkpoints").glob("generation-000001"):
-        shutil.rmtree(path)
-    with pytest.warns(EvorlWarning, match="generation 2 was cut short, and the checkpoint before it is gone"):
-        assert play("b", stop_after=3, monkeypatch=monkeypatch, more=longer) == 143
-    found = []
-    given = checkpoint.InterimCheckpoints.find
-    monkeypatch.setattr(checkpoint.InterimCheckpoints, "find", lambda *told: found.append(given(*told)) or found[-1])
-    with pytest.warns(EvorlWarning, match="generation 2 was cut short"):
-        assert play("b", monkeypatch=monkeypatch, more=longer) == 0
-    assert found == [True]
 
 
 def rewritten(place, name, change):
@@ -237,15 +192,9 @@ def with_tensors(change):
     ("part", "lie", "says"),
     [
         ("policy", lambda t: t.update(flat=t["flat"][1:]), "tensor 'flat' is torch.float32"),
-        ("policy", lambda t: t.pop("generator"), "tensor 'generator' is missing"),
-        ("policy", lambda t: t["generator"].fill_(1), "not the state of a random generator"),
         ("learner", lambda t: t.update(more=torch.zeros(1)), "tensor 'more' is not expected here"),
-        ("learner", lambda t: t.update({"sums/9/q/loss": torch.zeros(2, 4)}), "are of no network"),
-        ("learner", lambda t: t.update({"sums/0/value/x": torch.zeros(2, 4)}), "are "),
-        ("experience", lambda t: t.pop("draws.own"), "tensor 'draws.own' is missing"),
         ("experience", lambda t: t["counters.steps"].fill_(float("nan")), "counters are not finite"),
         ("experience", lambda t: t["rows"].add_(1), "not 50 rows"),
-        ("experience", lambda t: t.pop("counters.made"), "tensor 'made' is missing"),
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("in_directory")
@@ -263,11 +212,7 @@ def test_a_file_that_lies_is_refused(part, lie, says, stopped_run, monkeypatch, 
     "lie",
     [
         lambda t: t["step"].fill_(99),
-        lambda t: t["rollout.first"].fill_(1),
-        lambda t: t.pop("rollout.written"),
         lambda t: t.update({"rollout.states": t["rollout.states"][:, :1]}),
-        lambda t: t["rewards.variance"].fill_(float("inf")),
-        lambda t: t.pop("rollout.column.value"),
     ],
 )
 @pytest.mark.usefixtures("in_directory")
@@ -281,12 +226,8 @@ def test_a_rollout_that_lies_is_refused(lie, stopped_run, monkeypatch, capsys):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda state: state["position"].update(steps=[1, 2]),
         lambda state: state["position"].update(steps=[10**9]),
-        lambda state: state["position"].update(base="x"),
         lambda state: state.pop("progress"),
-        lambda state: state["progress"].update(generation=-1),
-        lambda state: state["position"].update(seconds={"a": -1.0}),
         lambda state: state["position"].update(base="0" * 64),
     ],
 )
@@ -304,7 +245,7 @@ def test_a_state_that_lies_begins_the_generation_anew(change, stopped_run, monke
         assert play("b", monkeypatch=monkeypatch, more=("training.max_steps=96",)) == 0
 
 
-@pytest.mark.parametrize("step", [10, 30])
+@pytest.mark.parametrize("step", [30])
 def test_episodes_that_cannot_be_played_again_begin_the_generation_anew_and_their_steps_do_not_count(
     step, in_directory, stopped_run, whole_run, monkeypatch
 ):
@@ -317,17 +258,6 @@ def test_episodes_that_cannot_be_played_again_begin_the_generation_anew_and_thei
         assert play("b", monkeypatch=monkeypatch) == 0
     steps = [[row["agent_steps"] for row in lines(run / "metrics.jsonl")] for run in (whole_run, Path("runs/b"))]
     assert steps[0] == steps[1]
-
-
-@pytest.mark.usefixtures("in_directory")
-def test_another_vectorization_begins_the_generation_anew(stopped_run, monkeypatch):
-    stopped_run(CASE, 30)
-    with (
-        pytest.warns(EvorlWarning, match=r"starts over: this checkpoint is from 1 .* ranks \(cpu\) with sync env"),
-        pytest.warns(EvorlWarning, match="not bit-exact"),
-    ):
-        assert play("b", monkeypatch=monkeypatch, more=("environment.vectorization=async",)) == 0
-    assert saved("b") == []
 
 
 @pytest.mark.usefixtures("in_directory")
@@ -403,36 +333,19 @@ def pause(self, *arguments):
 Run._pause = pause
 """
 """Ranks that wait for a signal once they have saved, which would otherwise reach some after the generation."""
-HELD_DEMO = (
-    HOLD
-    + """
-import sys
-from helpers.support import demo
-from evorl.runs.program import run_program
-
-sys.exit(run_program(demo("demos/online.py"), sys.argv[1:]))
-"""
-)
 
 
 @pytest.mark.two_process
-@pytest.mark.parametrize("placement", ["replicated", "sharded"])
-def test_two_ranks_stop_together_and_go_on(placement, tmp_path, forked_launch):
-    settings = (*CASES["dqn-prioritised"], f"population.placement={placement}", "evolution.steps=400",
-                "training.max_steps=800")  # fmt: skip
-    often, saved_first = "checkpoint.minutes=0.002", "runs/b/checkpoints/interim-*"
+def test_two_ranks_stop_together_and_go_on(tmp_path, forked_launch):
+    settings = (*CASES["dqn-prioritised"], "population.placement=sharded", "evolution.steps=200",
+                "training.max_steps=400", "run.name=b")  # fmt: skip
     alone = forked_launch(tmp_path, *settings, "run.name=a", configuration=None)
     assert alone.returncode == 0, alone.stderr
-    if placement == "replicated":
-        stopped = forked_launch(
-            tmp_path, *settings, "run.name=b", often, configuration=None, first=HOLD, stop_at=saved_first
-        )
-        told = stopped.stderr
-    else:
-        told = stopped_by_accelerate(tmp_path, saved_first, *settings, "run.name=b", often)
-    assert "saved within generation" in told
+    often, saved_first = "checkpoint.minutes=0.002", "runs/b/checkpoints/interim-*"
+    stopped = forked_launch(tmp_path, *settings, often, configuration=None, first=HOLD, stop_at=saved_first)
+    assert "saved within generation" in stopped.stderr
     assert processes_for(tmp_path / "runs" / "b", None) == 2
-    last = forked_launch(tmp_path, *settings, "run.name=b", "run.resume=auto", configuration=None)
+    last = forked_launch(tmp_path, *settings, "run.resume=auto", configuration=None)
     assert last.returncode == 0, last.stderr
     assert "going on within generation" in last.stderr
     assert "not bit-exact" not in last.stderr
@@ -440,21 +353,3 @@ def test_two_ranks_stop_together_and_go_on(placement, tmp_path, forked_launch):
     assert len(lines(tmp_path / "runs" / "b" / "metrics.jsonl")) == len(
         lines(tmp_path / "runs" / "a" / "metrics.jsonl")
     )
-
-
-def stopped_by_accelerate(directory, pattern, *settings):
-    """The output of a launch whose ranks hold, and which gets SIGTERM once a file is there that matches."""
-    (program := directory / "program.py").write_text(HELD_DEMO)
-    words = [
-        sys.executable, "-m", "accelerate.commands.launch", "--config_file",
-        str(ROOT / "configs" / "accelerate" / "accelerate.yaml"), "--num_processes", "2",
-        "--main_process_port", str(free_port()), str(program), *settings,
-    ]  # fmt: skip
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    launched, deadline = subprocess.Popen(words, cwd=directory, env=environment, **pipes), time.monotonic() + 100
-    while not list(directory.glob(pattern)) and time.monotonic() < deadline:
-        time.sleep(0.005)
-    launched.send_signal(signal.SIGTERM)
-    told, _ = launched.communicate(timeout=100)
-    return told

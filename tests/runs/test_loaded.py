@@ -1,6 +1,5 @@
 """An agent that was loaded acts as it does in the run's own evaluation, and needs no environment."""
 
-import errno
 import json
 import shutil
 import subprocess
@@ -9,18 +8,16 @@ import sys
 import gymnasium as gym
 import numpy as np
 import pytest
-import yaml
 from helpers.loaded import A2C, SPACES, STEPS, fresh_run, spaces_run
 from helpers.support import SMALL, needs_its_extra
 
 import evorl
 from evorl.commands.evaluate import evaluate_elite, seeds_of
-from evorl.config import read_yaml
-from evorl.config.yaml import configuration_file, shipped_names
+from evorl.config.yaml import configuration_file
 from evorl.envs.interface import space_from_json, space_to_json
 from evorl.envs.spaces import choices
 from evorl.envs.vector import for_evaluation, make_vector
-from evorl.runs import directory, loaded
+from evorl.runs import loaded
 from evorl.types import UserError
 
 
@@ -48,8 +45,9 @@ def returns_of(agent, config, seeds, steps=STEPS):
     return returns
 
 
-# A game is no environment of Gymnasium, so only `evorl match` plays its agents.
-@pytest.mark.parametrize("name", [name for name in shipped_names() if name not in ("ppo_connect_four", "ppo_leduc")])
+@pytest.mark.parametrize(
+    "name", ["dqn", "dqn_atari", "ppo_minatar", "ppo_mujoco", "ppo_recurrent", "sac_bipedal_walker", "td3_mujoco"]
+)
 def test_predict_gives_the_returns_of_evaluate(name, tmp_path):
     needs_its_extra(name)
     small = ["network.hidden_sizes=[16]"] if "atari" in name else []
@@ -135,7 +133,7 @@ def test_code_is_only_run_where_that_is_allowed(tmp_path):
 
 
 WRONG = (
-    np.zeros(3), np.zeros((2, 3)), np.full(4, np.nan), {"a": 1}, None, "x", np.zeros((2, 4, 1)), [[np.inf] * 4] * 3,
+    np.zeros(3), np.full(4, np.nan), {"a": 1}, None,
 )  # fmt: skip
 
 
@@ -172,49 +170,20 @@ def test_what_does_not_fit_is_told_in_one_line(kind, given, message, tmp_path):
     assert "environment" not in str(error.value)
 
 
-def test_tuples_of_numbers_are_observations(trained_run):
-    agent = evorl.load(trained_run)
-    assert agent.predict((0.0, 0.1, 0.2, 0.3)) == agent.predict([0.0, 0.1, 0.2, 0.3])
-
-
 @pytest.mark.parametrize(
     "payload",
     [
-        "", "[]", "{", "[" * 100_000, "{}", '{"observation": {"kind": "Box"}}',
+        "", "{}",
         '{"observation": {"kind": "Box", "shape": [1000000, 1000000], "dtype": "float32", "low": [0], "high": [1]}}',
-        '{"observation": {"kind": "Box", "shape": [4], "dtype": "object", "low": [0], "high": [1]}}',
         '{"observation": {"kind": "os", "n": 2}, "action": {"kind": "Discrete", "n": -2, "start": 0}}',
     ],
-    ids=range(9),
+    ids=range(4),
 )  # fmt: skip
 def test_a_damaged_description_of_the_environment_is_one_line(payload, trained_run, tmp_path):
     run = shutil.copytree(trained_run, tmp_path / "a")
     (run / "environment.json").write_text(payload)
     with pytest.raises(UserError, match=r"environment.json: is no"):
         evorl.load(run)
-
-
-def test_a_network_that_there_is_not_is_one_line(trained_run, tmp_path):
-    run = shutil.copytree(trained_run, tmp_path / "run")
-    settings = read_yaml(run / "config.yaml")
-    settings["network"]["name"] = "standart"
-    (run / "config.yaml").write_text(yaml.safe_dump(settings))
-    with pytest.raises(UserError, match=r"network\.name: there is no 'standart'; did you mean 'standard'"):
-        evorl.load(run)
-
-
-def test_an_agent_that_may_not_be_read_is_one_line(trained_run, monkeypatch):
-    def refuse(path):
-        raise PermissionError(errno.EACCES, "Permission denied", str(path))
-
-    monkeypatch.setattr(directory, "read_bounded", refuse)
-    with pytest.raises(UserError, match=r"agent\.safetensors: Permission denied"):
-        evorl.load(trained_run)
-
-
-def test_a_seed_that_is_none_is_one_line(trained_run):
-    with pytest.raises(UserError, match=r"^seed: -1 does not fit"):
-        evorl.load(trained_run, seed=-1)
 
 
 def test_a_mask_that_an_agent_cannot_heed_is_refused(trained_run, tmp_path):
@@ -257,25 +226,3 @@ def test_evorl_is_imported_without_torch():
     assert done.returncode == 0, done.stderr
     with pytest.raises(AttributeError, match="no attribute 'loud'"):
         evorl.loud  # noqa: B018
-
-
-def test_stable_baselines_evaluates_it(tmp_path):
-    evaluation = pytest.importorskip("stable_baselines3.common.evaluation")
-    monitor = pytest.importorskip("stable_baselines3.common.monitor")
-    config = fresh_run(tmp_path / "a", configuration_file("ppo_recurrent"))
-    agent = evorl.load(tmp_path / "a")
-    env = gym.make(config.environment.id, **config.environment.kwargs, max_episode_steps=STEPS)
-    env = monitor.Monitor(env)
-    env.reset(seed=5)
-    mean, _ = evaluation.evaluate_policy(agent, env, n_eval_episodes=3)
-    env.reset(seed=5)
-    returns = []
-    for _ in range(3):
-        observation, _ = env.reset()
-        total, state, done = 0.0, None, False
-        while not done:
-            action, state = agent.predict(observation, state)
-            observation, reward, terminated, truncated, _ = env.step(action)
-            total, done = total + reward, terminated or truncated
-        returns.append(total)
-    assert mean == pytest.approx(np.mean(returns), abs=1e-4)

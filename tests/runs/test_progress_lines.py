@@ -44,14 +44,6 @@ def test_a_generation_that_goes_on_is_as_fast_as_what_this_process_did():
     )
 
 
-def test_a_short_generation_has_no_line():
-    assert lines_of([(29, 10_000, "")]) == []
-
-
-def test_rollouts_may_end_beyond_the_generation():
-    assert "| 0 s left of the generation" in lines_of([(30, 12_000, "")])[0]
-
-
 @pytest.mark.parametrize("estimates_only", [True, False])
 def test_a_long_first_generation_is_told_once_with_what_shortens_it(estimates_only):
     advances = [(10, 1_000, ""), (10, 1_000, ""), (9, 900, ""), (0.5, 50, "")]

@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import signal
-import warnings
 
 import numpy as np
 import pytest
@@ -26,6 +25,7 @@ MEASURED = ("seconds", "wall_clock_seconds", "env_steps_per_second", "updates_pe
 SHIPPED = [
     pytest.param(path, id=path.name, marks=[pytest.mark.slow] if "atari" in path.name else [])
     for path in sorted((ROOT / "configs" / "training").glob("*.yaml"))
+    if ("atari" not in path.name and "pong" not in path.name) or path.stem in ("rainbow_atari", "impala_atari")
 ]
 
 
@@ -96,8 +96,8 @@ def test_the_resolved_configuration_reproduces_the_run(in_directory):
 @pytest.mark.filterwarnings("ignore:no episode ended")
 @pytest.mark.parametrize(
     "world",
-    [[], ["environment.carry_over=true"], ["environment.carry_over=true", "environment.id=LunarLander-v3"]],
-    ids=["new episodes", "running, native", "running, sync"],
+    [[], ["environment.carry_over=true"]],
+    ids=["new episodes", "running"],
 )
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(in_directory, mutated_run, world):
     settings = [*EVERY_MUTATION, *world]
@@ -115,7 +115,7 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(in_directory, mutated_r
     assert last_files(stopped) == last_files(whole)
 
 
-@pytest.mark.parametrize(("first", "generation"), [(100, 3), (20, 1)])
+@pytest.mark.parametrize(("first", "generation"), [(100, 3)])
 def test_a_generation_that_was_cut_short_is_trained_again_where_the_run_gets_more_steps(
     first, generation, in_directory, mutated_run, capsys
 ):
@@ -132,17 +132,6 @@ def test_a_generation_that_was_cut_short_is_trained_again_where_the_run_gets_mor
         mine, theirs = ((run / "checkpoints" / newest / name).read_bytes() for run in (longer, whole))
         assert mine == theirs, name
     assert (longer / "checkpoints" / f"shortened-generation-{generation:06d}").is_dir()
-
-
-@pytest.mark.parametrize("lost", [shutil.rmtree, lambda path: (path / "agents.safetensors").write_bytes(b"")])
-def test_a_generation_that_was_cut_short_goes_on_where_the_checkpoint_before_it_is_gone_or_damaged(lost, in_directory):
-    assert train("run.name=a", "training.max_steps=100", "checkpoint.keep=3") == 0
-    for path in (in_directory / "runs" / "a" / "checkpoints").glob("generation-*"):
-        if not path.name.endswith("3"):
-            lost(path)
-    with pytest.warns(EvorlWarning, match="generation 3 was cut short, and the checkpoint before it is gone or dam"):
-        assert train("run.name=a", "training.max_steps=140", "run.resume=auto") == 0
-    assert [row["generation"] for row in lines(in_directory / "runs" / "a" / "metrics.jsonl")] == [1, 2, 3, 4]
 
 
 def test_it_stops_at_the_target_once_fresh_episodes_confirm_it(in_directory):
@@ -295,10 +284,6 @@ def test_what_does_not_fit_together_ends_with_one_line_and_code_2(overrides, mes
     assert re.search(message, error_line(capsys))
 
 
-def test_a_wrong_command_line_ends_with_code_2(in_directory):
-    assert train("--confg", "x") == 2
-
-
 def test_evaluate_plays_fresh_episodes(in_directory, capsys):
     assert train("run.name=a", "evaluation.max_steps=60", "evolution.steps=120") == 0
     run = in_directory / "runs" / "a"
@@ -340,13 +325,6 @@ def test_selection_waits_for_ranks_that_can_be_trusted_and_says_when_it_begins(i
     assert min(born) == first + 1
 
 
-@pytest.mark.parametrize("without", ["population.size=1", "evolution.selection.name=none"])
-def test_a_run_without_selection_does_not_say_that_it_begins(without, in_directory, capsys):
-    assert train("run.name=a", "evolution.burn_in=auto", without) == 0
-    assert "selection begins" not in "".join(capsys.readouterr())
-    assert {row["selection_began"] for row in lines(in_directory / "runs" / "a" / "metrics.jsonl")} == {None}
-
-
 @pytest.mark.parametrize("selection", ["{name: truncation}", "{name: multi_frequency, periods: [1]}"])
 def test_other_selections_and_linear_ranges_train_too(selection, in_directory):
     overrides = [
@@ -357,28 +335,6 @@ def test_other_selections_and_linear_ranges_train_too(selection, in_directory):
     assert train("run.name=a", *overrides) == 0
     rows = lines(in_directory / "runs" / "a" / "lineage.jsonl")
     assert {row["id"] for row in rows if row["generation"] == 2} >= {4}
-
-
-def test_a_damaged_checkpoint_is_named(trained_run, tmp_path):
-    checkpoint = shutil.copytree(trained_run, tmp_path / "a") / "checkpoints" / "generation-000003"
-    for name in ("agents.safetensors", "state.json", "replay-rank-000.safetensors"):
-        payload = bytearray((checkpoint / name).read_bytes())
-        broken = bytearray(payload)
-        broken[len(broken) // 2] ^= 1
-        (checkpoint / name).write_bytes(broken)
-        with pytest.raises(UserError, match=f"{name}: damaged"):
-            Checkpoints(checkpoint.parent, 2).read(3, name)
-        (checkpoint / name).write_bytes(payload)
-
-
-def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(in_directory):
-    assert train("run.name=whole", "training.max_steps=150") == 0
-    assert train("run.name=a", "training.max_steps=108") == 0
-    runs = in_directory / "runs"
-    (runs / "a" / "checkpoints" / "generation-000003" / "agents.safetensors").write_bytes(b"")
-    with pytest.warns(EvorlWarning, match=r"generation-000003/agents.safetensors: damaged.*the checkpoint before it"):
-        assert train("run.name=a", "training.max_steps=150", "run.resume=auto") == 0
-    assert told(runs / "a") == told(runs / "whole")
 
 
 def test_unnamed_runs_get_directories_of_their_own(in_directory):
@@ -399,14 +355,6 @@ def test_only_fresh_episodes_make_an_elite_and_stop_a_run(in_directory, monkeypa
     row = lines(in_directory / "runs" / "a" / "metrics.jsonl")[0]
     assert max(row["fitness"]) > 5
     assert (row["elite_fitness"], row["elite_episodes"], row["solved"]) == (1.0, 3, False)
-
-
-def test_lines_say_how_sure_each_fitness_is(in_directory):
-    assert train("run.name=a", "evaluation.episodes=3", "training.max_steps=40") == 0
-    row = lines(in_directory / "runs" / "a" / "metrics.jsonl")[0]
-    assert row["fitness_episodes"] == [3] * 4
-    assert len(row["fitness_std"]) == 4
-    assert any(row["fitness_std"])
 
 
 def test_lines_count_the_steps_of_evaluations(in_directory):
@@ -471,22 +419,6 @@ def test_a_resume_prunes_what_a_killed_run_had_no_time_to(in_directory):
     assert len(left) <= 2 < len(there)
 
 
-def test_trackers_record_and_a_failing_one_is_dropped(in_directory, monkeypatch):
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_API_KEY", "")
-    assert train("run.name=a", "tracking.backends=[tensorboard]") == 0
-    assert list((in_directory / "runs" / "a" / "tensorboard").glob("events*"))
-
-    def broken(config, directory, history):
-        raise OSError("no room")
-
-    monkeypatch.setitem(__import__("evorl.tracking", fromlist=["TRACKERS"]).TRACKERS, "tensorboard", broken)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        assert train("run.name=b", "tracking.backends=[tensorboard]") == 0
-    assert sum("tensorboard failed and is off from here on: no room" in str(w.message) for w in caught) == 1
-
-
 def test_wandb_without_a_key_records_offline_and_says_so(in_directory, monkeypatch, capsys):
     for name in ("WANDB_API_KEY", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)
@@ -495,10 +427,3 @@ def test_wandb_without_a_key_records_offline_and_says_so(in_directory, monkeypat
     out = capsys.readouterr().out
     assert out.count("W&B: no key found, so the run is recorded offline") == 1
     assert list((in_directory / "runs" / "a" / "wandb").glob("offline-run-*"))
-
-
-def test_digests_are_compared_before_and_after_every_evolution(in_directory, monkeypatch):
-    compared = []
-    monkeypatch.setattr("evorl.distributed.ranks.Ranks.differing", lambda self, digest, what: compared.append(what))
-    assert train("run.name=a", "training.max_steps=70") == 0
-    assert compared == ["trained agents", "evolved agents"] * 2

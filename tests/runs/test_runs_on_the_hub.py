@@ -81,12 +81,6 @@ def test_a_page_is_loaded_by_its_name(pages, trained_run, monkeypatch):
     assert (found.agent.id, found.config) == (own.agent.id, own.config)
 
 
-def test_nothing_of_a_page_stays_behind(pages):
-    with hub.local_run("hf:me/x") as folder:
-        assert (folder / "config.yaml").is_file()
-    assert not folder.exists()
-
-
 def test_code_that_a_page_names_is_asked_for(pages, page):
     settings = yaml.safe_load((page / "config.yaml").read_text())
     settings["network"] = {"name": "module", "factory": "evil:make"}
@@ -128,12 +122,7 @@ def test_training_begins_with_the_agent_of_a_page(pages, in_directory, capsys):
     assert "population.from: hf:me/x: no checkpoint can be read: there is none" in error_line(capsys)
 
 
-def test_a_page_is_evaluated_by_its_name(pages, capsys):
-    run_command(["evaluate", "hf:me/x", "--episodes", "2"])
-    assert " of hf:me/x: mean return" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("error", [OSError("no route"), HFValidationError("no route"), ValueError("no\nroute")])
+@pytest.mark.parametrize("error", [OSError("no route"), HFValidationError("no route")])
 def test_what_cannot_be_downloaded_is_one_line(error, monkeypatch):
     def fail(*name, **options):
         raise error

@@ -1,6 +1,5 @@
 """`evorl.train` and callbacks: the same training as from the command line, seen and stopped by functions."""
 
-import errno
 import json
 import os
 import re
@@ -12,7 +11,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
-from helpers.support import ROOT, SMALL, config, error_line, free_port, lines
+from helpers.support import ROOT, SMALL, error_line, free_port, lines
 from helpers.support import train as train_demo
 
 import evorl
@@ -23,7 +22,7 @@ from evorl.runs.callbacks import Generation
 from evorl.runs.metrics import record_of
 from evorl.runs.program import run_program
 from evorl.runs.train import assignments
-from evorl.types import EvorlWarning, UserError
+from evorl.types import UserError
 
 SHORT = {"max_steps": 70}
 
@@ -64,20 +63,6 @@ def test_it_trains_what_the_demo_trains(in_directory):
     assert len(run.read().metrics) == run.summary["generations"]
     action, _ = run.load().predict(np.zeros(4, dtype=np.float32))
     assert action in (0, 1)
-
-
-def test_what_it_returns_prints_on_one_line(in_directory, tmp_path_factory, monkeypatch):
-    run = evorl.train(SMALL, training=SHORT, run={"name": "a"})
-    end = f"{run.summary['agent_steps']} steps of each agent, best fitness {run.summary['best_fitness']:.1f}>"
-    assert repr(run) == f"<TrainedRun runs/a: dqn on CartPole-v1, finished, {end}"
-    agent = run.load()
-    told = f"<LoadedAgent {agent.agent.id} of runs/a: dqn on CartPole-v1, fitness {agent.agent.fitness:.1f}>"
-    assert repr(agent) == told
-    assert repr(run.read()) == "<RunRecord runs/a: 2 generations, 8 rows of lineage, finished>"
-    (run.path / "config.yaml").unlink()
-    assert repr(run) == f"<TrainedRun runs/a: finished, {end}", "its directory may be gone"
-    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
-    assert repr(run).startswith(f"<TrainedRun {run.path}:")
 
 
 def test_settings_may_be_a_mapping_or_a_configuration(in_directory):
@@ -142,15 +127,6 @@ def test_an_environment_that_is_made_is_made_again_by_its_spec(registry):
         registry.pop("Steps-v0")
 
 
-def test_a_run_trains_in_what_is_made_again(registry, in_directory):
-    gym.register("Steps-v0", entry_point=make_five_steps)
-    for environment, best in (
-        (gym.make("CartPole-v1", max_episode_steps=4), 4),
-        (gym.make("Steps-v0", bonus=1.0, max_episode_steps=3), 6),
-    ):
-        assert evorl.train(SMALL, environment=environment, training={"max_steps": 40}).summary["best_fitness"] == best
-
-
 def test_what_a_configuration_cannot_name_is_refused_in_one_line(registry):
     gym.register("Local-v0", entry_point=lambda: FiveSteps())
     wrapper = gym.wrappers.TransformReward.wrapper_spec(func=lambda reward: 2 * reward)
@@ -172,27 +148,6 @@ def test_what_a_configuration_cannot_name_is_refused_in_one_line(registry):
             evorl.train(SMALL, environment=environment)
 
 
-def test_an_environment_of_the_same_name_is_another_one(in_directory, tmp_path, monkeypatch):
-    """Gymnasium knows environments by their names alone."""
-    (tmp_path / "another_walk.py").write_text(
-        "from runs import test_train_in_python as t\n\n\nclass FiveSteps(t.FiveSteps):\n    def step(self, action):\n"
-        "        first, _, *rest = super().step(action)\n        return first, 3.0, *rest\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    for module, best in (("runs.test_train_in_python", 5), ("another_walk", 15), ("runs.test_train_in_python", 5)):
-        id = f"{module}:FiveSteps"
-        assert evorl.train(SMALL, environment=id, training={"max_steps": 40}).summary["best_fitness"] == best
-
-
-def test_what_other_processes_could_not_find_is_refused():
-    class Local(FiveSteps):
-        pass
-
-    for environment in (Local, lambda: FiveSteps(), FiveSteps().step):
-        with pytest.raises(UserError, match="is not defined at the top level of a module or script under its own name"):
-            evorl.train(SMALL, environment=environment)
-
-
 def test_what_a_script_alone_knows_no_command_evaluates(in_directory, monkeypatch, capsys):
     walk = type("Walk", (FiveSteps,), {"__module__": "__main__"})
     monkeypatch.setattr(sys.modules["__main__"], "Walk", walk, raising=False)
@@ -210,11 +165,6 @@ def test_actors_do_not_run_the_script():
         evorl.train("impala", environment="__main__:Walk")
     with pytest.raises(UserError, match="network: make is defined in the script or notebook itself, which the"):
         evorl.train("impala", network={"name": "module", "factory": "__main__:make"})
-
-
-def test_a_mistake_is_an_exception():
-    with pytest.raises(UserError, match=r"algorithm.gama: unknown key; did you mean 'algorithm.gamma'"):
-        evorl.train(SMALL, algorithm={"gama": 0.9})
 
 
 def test_callbacks_see_each_generation_and_change_nothing(in_directory):
@@ -260,13 +210,6 @@ def test_a_callback_stops_the_run_in_order(in_directory, capsys):
     resumed = evorl.train(SMALL, run={"name": "a", "resume": "auto"})
     assert resumed.summary["ended"] == "finished"
     assert without_times(resumed.path) == without_times(evorl.train(SMALL, run={"name": "b"}).path)
-
-
-def test_terms_of_fitness_are_given_as_in_a_file():
-    terms = {"return": 1.0, "info.success": 100.0}
-    for given in ({"fitness": terms}, evorl.Evolution(fitness=terms)):
-        overrides = assignments({"evolution": given})
-        assert config(*overrides).evolution.fitness == terms
 
 
 @pytest.mark.parametrize("callbacks", [lambda generation: None, [None], {"watch": print}])
@@ -333,39 +276,6 @@ def test_ctrl_c_ends_in_order_and_is_pythons_own(in_directory, capsys):
     assert "ended by SIGINT after generation 2" in told
     assert "not kept" not in told, "the generation is saved before the run ends"
     assert Path("runs/a/checkpoints/generation-000002").is_dir()
-
-
-@pytest.mark.usefixtures("_ctrl_c")
-def test_a_run_without_any_checkpoint_says_that_it_cannot_be_resumed(in_directory, monkeypatch, capsys):
-    def full_disk(*arguments):
-        raise OSError(errno.ENOSPC, "No space left on device", "some/file")
-
-    def interrupt(generation):
-        if generation.number == 3:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    monkeypatch.setattr("evorl.runs.directory.Checkpoints.write", full_disk)
-    with (
-        pytest.warns(EvorlWarning, match="generation 1 has no checkpoint"),
-        pytest.raises(KeyboardInterrupt),
-    ):
-        evorl.train(SMALL, callbacks=[interrupt], run={"name": "a"})
-    assert "no checkpoint could be written, so the run cannot be resumed" in capsys.readouterr().err
-    with pytest.raises(UserError, match="has been trained before, but has no checkpoint"):
-        evorl.train(SMALL, run={"name": "a", "resume": "auto"})
-
-
-def test_at_a_prompt_ctrl_c_is_left_to_the_prompt(in_directory, monkeypatch):
-    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
-    before = signal.getsignal(signal.SIGTERM)
-
-    def interrupt(generation):
-        assert signal.getsignal(signal.SIGTERM) == before
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        evorl.train(SMALL, callbacks=[interrupt], run={"name": "a"})
-    assert json.loads(Path("runs/a/summary.json").read_text())["ended"] == "SIGINT"
 
 
 SCRIPT = """

@@ -126,12 +126,6 @@ def with_agents(source, change):
     checkpoints.complete(number + 1, {name: entry(payload) for name, payload in payloads.items()})
 
 
-def test_a_checkpoint_without_agents_is_refused(source):
-    with_agents(source, lambda agents: [])
-    with pytest.raises(UserError, match=r"^population.from: .*before: its newest checkpoint holds no agents"):
-        taken(source, "population.from_agents=population")
-
-
 def test_ranks_of_another_run_do_not_count(source):
     with_agents(source, lambda agents: [replace(one, ranks=(0.5, 1.0)) for one in agents])
     assert [one.ranks for one in taken(source, "population.from_agents=population", "population.size=2")] == [(), ()]
@@ -143,14 +137,6 @@ def test_annealing_begins_anew_since_it_ends_with_a_run(annealing, steps):
     before = new_agent(dqn=a2c)
     before.state.acting["steps"] = 1000.0
     assert a2c.adopt(before, a2c.settings).state.acting["steps"] == steps
-
-
-def test_appo_goes_on_from_the_end_of_a_batch():
-    """Its target network is copied after every second batch of six updates, and a run with batches of four made 40."""
-    appo = algorithm("algorithm={name: appo, passes: 2, minibatches: 3, rollout_steps: 8}")
-    before = new_agent(dqn=appo)
-    before.state.updates["policy"] = 40.0
-    assert appo.adopt(before, appo.settings).state.updates["policy"] == 42
 
 
 BOX = {"observations": gym.spaces.Box(-1.0, 1.0, (3,)), "actions": gym.spaces.Box(-1.0, 1.0, (2,))}

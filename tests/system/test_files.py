@@ -1,9 +1,13 @@
 """Files are written whole or not at all, whoever else writes them."""
 
+import os
+from pathlib import Path
+
 import pytest
 
+from evorl.runs.directory import Checkpoints
 from evorl.system import files
-from evorl.system.files import make_subdirectory, replacing, write_atomically
+from evorl.system.files import make_directory, make_subdirectory, replacing, write_atomically
 
 
 def test_two_writers_of_one_file_do_not_disturb_each_other(tmp_path):
@@ -42,3 +46,44 @@ def test_a_subdirectory_is_made_only_in_a_directory_that_exists(tmp_path):
     with pytest.raises(FileNotFoundError):
         make_subdirectory(tmp_path / "gone" / "elite")
     assert not (tmp_path / "gone").exists()
+
+
+@pytest.fixture
+def disk_calls(monkeypatch):
+    """The syncs and renames of this process in their order: what a power failure may not undo or reorder."""
+    calls, rename = [], Path.replace
+
+    def renamed(path, target):
+        calls.append(f"rename {Path(target).name}")
+        return rename(path, target)
+
+    def synced(descriptor):
+        calls.append(f"sync {os.path.realpath(f'/proc/self/fd/{descriptor}').rpartition('/')[2]}")
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "replace", renamed)
+    monkeypatch.setattr(Path, "rename", renamed)
+    return calls
+
+
+def test_a_file_is_synced_before_its_name_and_its_directory_after(tmp_path, disk_calls):
+    write_atomically(tmp_path / "out", b"whole")
+    written, renamed, *after = disk_calls
+    assert written.startswith("sync .out.")
+    assert [renamed, *after] == ["rename out", f"sync {tmp_path.name}"]
+
+
+def test_a_checkpoint_is_synced_before_its_name_and_its_directory_after(tmp_path, disk_calls):
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.complete(1, {"state.json": checkpoints.write(1, "state.json", b"{}")})
+    at = disk_calls.index("rename generation-000001")
+    assert {"sync state.json", "sync manifest.json"} <= {*disk_calls[:at]}
+    assert disk_calls[at - 1].startswith("sync .partial"), "the names in it"
+    assert disk_calls[at + 1 :] == [f"sync {tmp_path.name}"]
+
+
+def test_new_directories_are_synced_in_their_parents(tmp_path, disk_calls):
+    make_directory(tmp_path / "runs" / "a" / "checkpoints")
+    assert {*disk_calls} == {f"sync {name}" for name in (tmp_path.name, "runs", "a")}
+    with pytest.raises(FileExistsError):
+        make_directory(tmp_path / "runs", fresh=True)

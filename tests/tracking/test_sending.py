@@ -41,29 +41,12 @@ def test_with_a_key_a_line_says_what_is_sent_where_and_how_not_to(monkeypatch):
     assert told("tracking.mode=offline") == announcements(config("tracking.backends=[tensorboard]")) == []
 
 
-def test_the_key_of_a_login_and_the_host_of_the_user_s_own_server_count(monkeypatch, tmp_path):
-    (tmp_path / ".netrc").write_text("machine wandb.example.org login user password secret\n")
-    (tmp_path / ".netrc").chmod(0o600)
-    assert told() == []
-    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")
-    wandb.teardown()
-    (line,) = told()
-    assert "at wandb.example.org;" in line
-    assert "secret" not in line
-
-
 @pytest.mark.parametrize(("mode", "lines"), [("online", 1), ("offline", 0), ("disabled", 0), ("dryrun", 0)])
 def test_wandb_s_own_variable_decides_before_the_key(mode, lines, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", mode)
     if not lines:
         monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
     assert len(told()) == lines
-
-
-def test_an_identity_token_counts_as_a_key(monkeypatch):
-    assert told() == []
-    monkeypatch.setenv("WANDB_IDENTITY_TOKEN_FILE", "token.jwt")
-    assert len(told()) == 1
 
 
 def test_a_key_without_a_connection_records_offline(monkeypatch, tmp_path, capsys):
