@@ -85,15 +85,6 @@ def test_episodes_go_on_as_they_would_have(world, made):
         np.testing.assert_array_equal(mine, other)
 
 
-def test_they_go_on_from_a_process_that_went_on_itself(made):
-    ours, theirs = made(WORLDS[5]), made(WORLDS[5])
-    ours.reset(3)
-    for seed in range(3):
-        played(ours, 40, seed)
-        assert theirs.load_state_dict(state_of(ours), seed=9) == ""
-        assert_equal(played(ours, 40, 7), played(theirs, 40, 7))
-
-
 def test_an_environment_that_forgets_its_seed_begins_a_new_episode_and_is_named(made):
     """Its randomness is another in each process; the others go on."""
     world = {"id": "helpers.probes:Unseeded-v0", "kwargs": {"only": 4}}
@@ -163,26 +154,6 @@ def told(kept, **changes):
     return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
 
-@pytest.mark.parametrize("world", [WORLDS[0], WORLDS[1], {"id": "helpers.spaces:Masked-v0"}])
-@pytest.mark.parametrize("origins", [[], [None] * 4, [{}] * 4, [{"seed": "x", "generator": {"state": -1}}] * 4, 7])
-def test_origins_that_say_nothing_begin_new_episodes(world, origins, made):
-    ours, theirs = made(world), made(world)
-    ours.reset(3)
-    ours.step(torch.ones(P, E, dtype=torch.int64))
-    kept = state_of(ours)
-    kept[ORIGINS] = told(kept, origins=origins)
-    assert "environment 0 of agent 0 and 3 more" in theirs.load_state_dict(kept, seed=9)
-    assert theirs.started.all()
-    assert theirs.step(torch.ones(P, E, dtype=torch.int64)).all_valid
-
-
-def test_environments_of_another_kind_begin_new_episodes(made):
-    ours, theirs = made(WORLDS[0]), made(WORLDS[1])
-    ours.reset(3)
-    assert theirs.load_state_dict(state_of(ours), seed=9) == "any environment"
-    assert theirs.started.all()
-
-
 def test_a_native_environment_with_hidden_state_cannot_be_continued():
     class Hidden:
         single_action_space = None
@@ -192,27 +163,6 @@ def test_a_native_environment_with_hidden_state_cannot_be_continued():
             self.engine = object()
 
     assert continuation.continuation(Hidden(), 1, atari=False) is None
-
-
-def test_so_cannot_one_that_gets_it_in_a_reset(made, monkeypatch):
-    ours = made(WORLDS[0])
-    inner = ours._vector.env.unwrapped
-    assert ours.can_continue
-    reset = type(inner).reset
-
-    def with_engine(self, **options):
-        self.engine = {"temperature": 1.0}
-        return reset(self, **options)
-
-    monkeypatch.setattr(type(inner), "reset", with_engine)
-    ours.reset(3)
-    assert not ours.can_continue
-    assert ours.state_dict() == {}
-
-
-def test_numbers_of_numpy_are_loaded_as_they_were():
-    loaded = continuation._like(np.float64(1.5), json.loads(json.dumps(np.float64(2.5))))
-    assert (loaded, type(loaded)) == (2.5, np.float64)
 
 
 class Pulled(gym.Env):
@@ -249,11 +199,3 @@ def test_copies_with_settings_of_their_own_go_on_too(made):
     played(ours, 5)
     assert theirs.load_state_dict(state_of(ours), seed=9) == ""
     assert_equal(played(ours, 5, seed=1), played(theirs, 5, seed=1))
-
-
-def test_restarts_are_counted_on(made):
-    ours, theirs = made(WORLDS[1]), made(WORLDS[1])
-    ours.reset(3)
-    ours._vector._failures[1] = 2
-    assert theirs.load_state_dict(state_of(ours), seed=9) == ""
-    assert theirs._vector.restarts == {"seed": 3, "failures": [0, 2, 0, 0]}

@@ -1,6 +1,5 @@
 """Environments that raise or give nonsense: who it was is reported, and only what must be lost is lost."""
 
-import json
 import re
 import time
 import warnings
@@ -9,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from helpers import faults
-from helpers.support import train
 
 from evorl.config import Environment
 from evorl.envs import Environments, closing
@@ -121,31 +119,6 @@ def test_a_bug_in_the_first_step_is_reported_at_once_with_the_lines_of_the_envir
     assert not faults.still_open(tmp_path / "log")
 
 
-def test_an_error_in_the_first_step_that_does_not_come_again_costs_a_restart(monkeypatch, tmp_path):
-    made = environments(name="helpers.faults:Recorded-v0", file=str(tmp_path / "log"))
-    step = faults.Recorded.step
-
-    def once(self, action):
-        monkeypatch.setattr(faults.Recorded, "step", step)
-        raise ConnectionError("not yet")
-
-    monkeypatch.setattr(faults.Recorded, "step", once)
-    with made, pytest.warns(EvorlWarning, match="raised ConnectionError: not yet .*; restarted"):
-        assert made.step(ACT).valid.tolist() == [[False, True], [True, True]]
-    assert not faults.still_open(tmp_path / "log")
-
-
-def test_the_lines_of_a_bug_are_quoted_once(tmp_path):
-    with environments(name="helpers.faults:Recorded-v0", file=str(tmp_path / "log"), how="bug") as made:
-        quoted = []
-        for _ in range(9):
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                made.step(ACT)
-            quoted += ["faults.py:" in str(one.message) for one in caught]
-    assert quoted == [True, False, False]
-
-
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 @pytest.mark.parametrize(("how", "problem"), [
     ("", ""),
@@ -185,21 +158,6 @@ def test_a_worker_that_does_not_answer_is_killed_in_time(tmp_path, monkeypatch, 
     )
 
 
-def test_copies_that_were_made_before_one_cannot_be_are_closed(tmp_path, monkeypatch):
-    make, count = faults.Recorded.__init__, []
-
-    def third_fails(self, **kwargs):
-        count.append(self)
-        if len(count) == 3:
-            raise RuntimeError("the port is in use")
-        make(self, **kwargs)
-
-    monkeypatch.setattr(faults.Recorded, "__init__", third_fails)
-    with pytest.raises(UserError, match=r"cannot make .*RuntimeError: the port is in use \(.* in third_fails: raise"):
-        environments(name="helpers.faults:Recorded-v0", file=str(tmp_path / "log"))
-    assert not faults.still_open(tmp_path / "log")
-
-
 @pytest.mark.parametrize(("vectorization", "restarts"), [("sync", 0), ("sync", 2), ("async", 1)])
 def test_failing_too_often_ends_the_run_by_name(vectorization, restarts):
     made = environments(vectorization, restarts, seeds="all", episode=0)
@@ -211,14 +169,6 @@ def test_failing_too_often_ends_the_run_by_name(vectorization, restarts):
     with pytest.raises(UserError, match=message) as error:
         made.step(ACT)
     assert "\n" not in str(error.value)
-    made.close()
-
-
-def test_a_copy_that_failed_before_the_limit_was_lowered_is_not_blamed_for_another():
-    made = environments("sync", 3, seeds=[5])
-    made._vector.restarts = {"seed": 4, "failures": [10, 0, 0, 0]}
-    with pytest.warns(EvorlWarning, match=r"environment 1 of agent 0 \(.*\) raised RuntimeError: .*; restarted"):
-        [made.step(ACT) for _ in range(6)]
     made.close()
 
 
@@ -367,11 +317,6 @@ def test_what_is_not_finite_is_named(vectorization, how, place, message):
     )
 
 
-def test_a_reward_is_finite_although_its_square_is_not():
-    made = environments(how="high reward", episode=0)
-    assert [now.reward.max() for now in silently(made, 3)] == [1.0, torch.tensor(1e38), 1.0]
-
-
 def test_the_part_that_is_not_finite_is_named_and_masks_survive_a_restart():
     faults.Parted.failures = 0
     made = environments(name="helpers.faults:Parted-v0")
@@ -384,12 +329,3 @@ def test_the_part_that_is_not_finite_is_named_and_masks_survive_a_restart():
     message = r"environment 1 of agent 0 \(.*step 3 of the episode\) gave inf in part 'position' of the observation"
     with pytest.raises(UserError, match=message):
         made.step(act)
-
-
-def test_a_run_ends_with_one_line_where_rewards_are_no_numbers(in_directory, capsys):
-    given = "environment={id: 'helpers.faults:Failing-v0', num_envs: 2, kwargs: {how: reward, seeds: odd}}"
-    assert train("run.name=a", given) == 2
-    error = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
-    assert len(error) == 1
-    assert "step 2 of the episode) gave nan as its reward" in error[0]
-    assert json.loads((in_directory / "runs" / "a" / "summary.json").read_text())["ended"] == "UserError"

@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -129,16 +128,6 @@ def test_an_action_outside_the_space_is_refused_by_name(action):
         environments.step(actions)
 
 
-def test_a_last_observation_without_a_mask_allows_everything():
-    environments = Environments(Environment(id="helpers.spaces:SometimesMasked-v0"), 1, 2)
-    environments.reset(0)
-    assert environments.observation["action_mask"].tolist() == [[[True, False, True]] * 2]
-    transition = environments.step(torch.zeros(1, 2, dtype=torch.int64))
-    assert transition.truncated.all()
-    assert transition.next_observation["action_mask"].tolist() == [[[False, False, True], [True, True, True]]]
-    assert environments.observation["action_mask"].tolist() == [[[True, False, True]] * 2]
-
-
 @pytest.mark.parametrize(
     ("space", "mask"),
     [
@@ -157,15 +146,6 @@ def test_a_mask_counts_whatever_it_is_given_as(space, mask):
         read({MASK: np.array([mask, None], dtype=object)})
 
 
-def test_a_copy_that_has_ended_may_allow_no_action():
-    """As native environments do, whose next action resets the copy; its own last mask is kept where it allows some."""
-    masks = ActionMasks(gym.spaces.Discrete(2), Copies("x", 3, 1))
-    info = {MASK: np.array([[0, 0], [0, 1], [1, 0]])}
-    assert masks.read(info, np.array([True, True, False])).tolist() == [[True, True], [False, True], [True, False]]
-    with pytest.raises(UserError, match="forbids every action"):
-        masks.read(info, np.array([False, True, True]))
-
-
 def test_a_last_mask_that_allows_no_action_allows_all():
     masks = ActionMasks(gym.spaces.MultiDiscrete([2, 2]), Copies("x", 3, 1))
     given = np.array([[1, 0, 0, 1], [1, 1, 0, 0], [0, 0, 0, 0]])
@@ -178,34 +158,12 @@ def test_a_last_mask_that_allows_no_action_allows_all():
         masks.last({"final_info": {MASK: given[:, :3], f"_{MASK}": np.ones(3, dtype=bool)}}, 0)
 
 
-def test_numbers_in_info_are_told_apart_whatever_types_the_copies_report():
-    """Gymnasium takes the type from the first copy; texts, and arrays of several lengths, would raise."""
-    told = [{"x": 1, "winner": 1, "moves": np.ones(2)}, {"x": 0.7, "winner": None, "moves": np.ones(3)}]
-    told.append({"x": True, "winner": "white", "inner": {"y": np.float32(0.5)}})
-    space = gym.spaces.Discrete(2)
-    makers = [partial(lambda own: Guard(Tells(space, [own]), None, 0, "x"), own) for own in told]
-    vector = gym.vector.SyncVectorEnv(makers)
-    for info in (vector.reset()[1], vector.step(np.zeros(3, dtype=int))[-1]):
-        assert info["x"].tolist() == [1.0, 0.7, 1.0]
-        assert info["winner"].tolist() == [1.0, 0.0, 0.0]
-        assert info["inner"]["y"].tolist() == [0.0, 0.0, 0.5]
-        assert "moves" not in info
-
-
 @pytest.mark.parametrize(("limit", "ended"), [(-1, 0), (5, 4), (None, 0)])
 @pytest.mark.parametrize("vectorization", ["native", "sync"])
 def test_a_limit_on_steps_means_the_same_in_native_environments(limit, ended, vectorization):
     settings = Environment(id="CartPole-v1", vectorization=vectorization, kwargs={"max_episode_steps": limit})
     _, made = transitions(settings, 6)
     assert sum(int((now.truncated & now.valid).any()) for now in made[:5]) == (ended > 0)
-
-
-@pytest.mark.parametrize("limit", [0, -2, "much", True, 2.5])
-@pytest.mark.parametrize("vectorization", ["native", "sync"])
-def test_a_limit_that_is_none_is_refused(limit, vectorization):
-    settings = Environment(id="CartPole-v1", vectorization=vectorization, kwargs={"max_episode_steps": limit})
-    with pytest.raises(UserError, match=r"environment\.kwargs\.max_episode_steps: .* is not a valid number of steps"):
-        Environments(settings, P, E)
 
 
 @pytest.mark.parametrize("length", [1, 5])
@@ -270,27 +228,6 @@ def test_carry_over_keeps_episodes_running():
 def test_what_cannot_be_made_is_named(settings, message):
     with pytest.raises(UserError, match=message):
         Environments(Environment(**settings), 1, 1)
-
-
-def test_an_action_that_is_no_number_breaks_no_environment():
-    made = Environments(Environment(id="Pendulum-v1", vectorization="sync"), 2, 1)
-    made.reset(1)
-    reward = made.step(torch.tensor([[[float("nan")]], [[1.0]]])).reward
-    assert reward.isfinite().all()
-
-
-def test_what_decides_about_a_transition_stands_where_looking_at_it_waits_for_no_device():
-    """Tensors on `meta` have no values: whoever looks at one raises."""
-    made = Environments(Environment(id="CartPole-v1", vectorization="sync"), P, E, "meta")
-    made.reset(7)
-    for _ in range(12):
-        transition = made.step(torch.zeros(P, E, dtype=torch.int64))
-        assert transition.reward.is_meta
-        assert transition.observation["observation"].is_meta
-        assert transition.started.shape == transition.valid.shape == (P, E)
-        assert transition.valid.all()
-        assert made.started.is_meta
-    assert not transition.started.is_meta
 
 
 @pytest.mark.parametrize("mask", [[1, 1, 1, 0, 0], [0, 0, 0, 1, 1]])

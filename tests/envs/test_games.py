@@ -1,23 +1,18 @@
 """Two-player games: what a learner sees of them, whose turn it is, and what is refused."""
 
-import argparse
 import itertools
-import re
-import time
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from helpers.games import Lame, ThreeMoves
+from helpers.games import ThreeMoves
 from helpers.support import config, play, trained
 
-from evorl.commands.check import check as examine
 from evorl.config import Environment
 from evorl.distributed import Placement, Ranks
-from evorl.envs import Environments, closing
-from evorl.envs.games import RESULT, Asked, FunctionPlayers, GameVector, RandomPlayers, is_game
-from evorl.envs.generation import generation_plan
+from evorl.envs import Environments
+from evorl.envs.games import RESULT, Asked, FunctionPlayers, RandomPlayers
 from evorl.envs.vector import make_vector
 from evorl.runs.launch import check
 from evorl.system.stopwatch import Stopwatch
@@ -138,20 +133,6 @@ def test_games_in_which_nobody_can_play_both_seats_are_refused(name, told):
 
 
 @pytest.mark.parametrize(
-    ("setting", "told"),
-    [
-        ("league.matchmaking=pfsp", "use league.matchmaking=latest"),
-        ("network.recurrent=gru", "leave network.recurrent out"),
-    ],
-)
-def test_settings_with_which_nobody_can_play_both_seats_are_refused(setting, told):
-    league = () if "league" in setting else ("league.matchmaking=latest",)
-    made = config(f"environment.id={HERE}Duel", "league.learn_from=both", *league, setting)
-    with pytest.raises(UserError, match=f"^league.learn_from: both: .*{told}"):
-        check(made)
-
-
-@pytest.mark.parametrize(
     ("algorithm", "replay", "close"),
     [
         # Random replies are among the rewards of an n-step return.
@@ -252,14 +233,6 @@ def test_transitions_of_environments_are_the_learners_and_end_with_its_last_view
     assert transition.next_observation["action_mask"][0, 1].all()
 
 
-def test_reports_of_a_game_tell_its_result():
-    with Environments(Environment(id=f"{HERE}RockPaperScissors"), 1, 2) as environments:
-        environments._vector.env.opponents = Scripted(lambda seen: 0)
-        environments.reset(0)
-        environments.step(torch.tensor([[1, 2]]))
-        assert environments.reports([RESULT], np.ones((1, 2), dtype=bool)).tolist() == [[1, 0]]
-
-
 @pytest.mark.parametrize(
     "settings",
     [
@@ -309,25 +282,6 @@ def test_the_last_observation_is_not_that_of_the_next_episode(plays_both):
     assert info["final_obs"][0][:3].tolist() == [2, 1, 2]
 
 
-@pytest.mark.parametrize(("name", "first"), [("LateMask", "none"), ("EarlyMask", "one")])
-def test_masks_of_some_turns_are_refused(name, first):
-    with pytest.raises(UserError, match=f"gives an action mask in some turns, but {first} in its first"):
-        vector(name, 1, lambda seen: 0)[0].step([1])
-
-
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        ("OldStep", "step of helpers.games:OldStep returns 4 values; PettingZoo's interface wants (observations, rew"),
-        ("Undying", "step(None) of helpers.games:Undying does not remove an agent whose game is over from `agents`"),
-    ],
-)
-def test_what_shows_at_the_end_of_a_game_is_refused_in_one_line(name, told):
-    made, _ = vector(name, 1, lambda seen: 2)
-    with pytest.raises(UserError, match=re.escape(f"environment.id: {told}")):
-        made.step([1])
-
-
 @pytest.mark.parametrize(
     ("setting", "told"),
     [
@@ -342,14 +296,6 @@ def test_settings_that_a_game_does_not_have(setting, told):
         make_vector(Environment(id=f"{HERE}ThreeMoves", **setting), 1)
 
 
-def test_a_game_begins_new_episodes_in_each_generation():
-    settings = config(f"environment.id={HERE}ThreeMoves")
-    assert not generation_plan(settings, 1, 1).carries_over
-    assert is_game(f"{HERE}ThreeMoves")
-    assert not is_game("CartPole-v1")
-    assert not is_game("helpers.worlds:Nowhere")
-
-
 def test_a_game_that_raises_begins_again_with_the_same_opponents():
     with Environments(Environment(id=f"{HERE}Lame", max_restarts=5), 1, 1) as environments:
         vector = environments._vector.env
@@ -361,22 +307,6 @@ def test_a_game_that_raises_begins_again_with_the_same_opponents():
         assert not transition.valid.any()
         assert environments._vector.env is vector
         assert vector.opponents is opponents
-
-
-def test_a_game_that_raises_and_then_hangs_in_close_is_left_in_time(monkeypatch, capsys):
-    monkeypatch.setattr(closing, "CLOSE_WITHIN", 0.1)
-    monkeypatch.setattr(closing, "_problems", set())
-    monkeypatch.setattr(closing, "_hanging", set())
-    monkeypatch.setattr(Lame, "close", lambda self: time.sleep(30))
-    began = time.monotonic()
-    with Environments(Environment(id=f"{HERE}Lame", max_restarts=5), 1, 1) as environments:
-        environments._vector.env.opponents = Scripted(lambda seen: 0)
-        environments.reset(0)
-        environments.step(torch.tensor([[0]]))
-        with pytest.warns(EvorlWarning, match="a leg is broken"):
-            environments.step(torch.tensor([[1]]))
-    assert time.monotonic() - began < 10
-    assert "helpers.games:Lame did not close within 0.1 s and is abandoned" in capsys.readouterr().err
 
 
 def moves_on(seen):
@@ -404,14 +334,6 @@ def test_a_game_that_raises_leaves_the_other_copies_where_they_are():
         assert environments._vector._failures.tolist() == [1, 0, 0]
 
 
-def test_what_the_opponent_gives_in_the_episode_after_an_error_is_no_reward_of_the_failed_step():
-    made, _ = vector("Lame", 1, moves_on, seed=1)
-    seen, rewards, *_, info = made.step([0])
-    assert info["_evorl.fault"].tolist() == [True]
-    assert seen.tolist() == [[1, 0, -1, 1]], "the opponent has moved, for which the game gives 0.25"
-    assert rewards.tolist() == [0.0]
-
-
 def test_a_game_that_raises_in_each_episode_ends_the_run():
     with Environments(Environment(id=f"{HERE}Lame", max_restarts=2), 1, 1) as environments:
         environments._vector.env.opponents = Scripted(moves_on)
@@ -429,16 +351,6 @@ def steps_until_it_raises(environments, told):
         step()
 
 
-def test_a_game_that_always_raises_before_the_learner_s_turn_ends_the_run(monkeypatch):
-    def step(self, action):
-        raise RuntimeError("no move is possible")
-
-    with Environments(Environment(id=f"{HERE}ThreeMoves", max_restarts=2), 1, 2) as environments:
-        monkeypatch.setattr(ThreeMoves, "step", step)
-        with pytest.raises(UserError, match="no move is possible"):
-            environments.reset(1)
-
-
 @pytest.mark.parametrize(
     ("name", "part", "mask"),
     [("connect_four_v3", (6, 7, 2), 7), ("tictactoe_v3", (3, 3, 2), 9), ("rps_v2", (), 0)],
@@ -449,18 +361,6 @@ def test_pettingzoos_games_are_played(name, part, mask):
         assert environments.interface.parts["observation"].shape == part
         assert environments.interface.mask_size == mask
         environments.try_step()
-
-
-def test_pettingzoos_unknown_games_are_named():
-    pytest.importorskip("pettingzoo")
-    with pytest.raises(UserError, match=r"PettingZoo has no game 'connect_for_v3'; did you mean 'connect_four_v3'"):
-        make_vector(Environment(id="pettingzoo:connect_for_v3"), 1)
-
-
-def test_a_missing_package_is_named(monkeypatch):
-    monkeypatch.setattr("evorl.envs.games.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"^environment\.id: 'go_v9' needs the PettingZoo extra: pip install"):
-        make_vector(Environment(id="pettingzoo:go_v9"), 1)
 
 
 RATED = "evolution.fitness=rating"
@@ -489,25 +389,6 @@ def test_what_cannot_play_games_is_named(settings, told, monkeypatch):
     monkeypatch.setattr("evorl.runs.launch.check_encoder", lambda what: None)
     with pytest.raises(UserError, match=f"^{told}"):
         check(config(f"environment.id={HERE}ThreeMoves", *settings))
-
-
-@pytest.mark.parametrize("settings", [("evaluation.fitness=training",), (RATED, "league.archive=1")])
-def test_runs_that_were_trained_with_what_is_refused_now_can_be_evaluated(settings):
-    check(config(f"environment.id={HERE}ThreeMoves", *settings), trains=False)
-
-
-def test_evorl_check_leaves_games_to_runs():
-    with pytest.raises(UserError, match="is a game of several seats; a run checks it when it begins"):
-        examine(argparse.Namespace(environment=f"{HERE}ThreeMoves", settings=[], steps=10))
-
-
-def test_copies_are_closed_when_one_cannot_be_made(monkeypatch):
-    closed = []
-    monkeypatch.setattr(ThreeMoves, "close", lambda self: closed.append(self))
-    monkeypatch.setattr(ThreeMoves, "possible_agents", ["one"])
-    with pytest.raises(UserError, match="has 1 seats"):
-        GameVector(Environment(id=f"{HERE}ThreeMoves"), 2)
-    assert len(closed) == 1
 
 
 @pytest.mark.parametrize(

@@ -89,21 +89,6 @@ def test_without_a_known_limit_episodes_run_on():
     assert generation_plan(config(*settings), 1, 1) == GenerationPlan(500_000, None, True, counted=2)
 
 
-def test_what_is_said_has_the_numbers_and_what_they_mean_for_resuming():
-    assert GenerationPlan(2000, 1000, False).sentence() == (
-        "Each generation begins new episodes (a generation has 2,000 steps of each environment, and episodes may take "
-        "1,000): resuming is bit-exact on the same number of ranks."
-    )
-    runs_on = (
-        "Episodes continue across generations (a generation has 250 steps of each environment, and episodes "
-        "have no known limit)"
-    )
-    exact = ": resuming replays them and is bit-exact on the same number of ranks."
-    assert GenerationPlan(250, None, True).sentence() == runs_on + exact
-    inexact = " and cannot be replayed: resuming will not be bit-exact."
-    assert GenerationPlan(250, None, True, continued=False).sentence() == runs_on + inexact
-
-
 @pytest.mark.parametrize(
     ("given", "evaluated", "warns"),
     [
@@ -132,11 +117,3 @@ def test_a_generation_shorter_than_an_episode_still_trains_on_whole_episodes(in_
     rows = lines(in_directory / "runs" / "a" / "metrics.jsonl")
     assert rows[0]["train_return"] == [None] * 4
     assert rows[0]["train_episodes"] == [0] * 4
-
-
-def test_who_asks_for_new_episodes_in_short_generations_is_warned(in_directory):
-    with pytest.warns(EvorlWarning) as caught:
-        assert train("run.name=a", *MOUNTAIN_CAR, "environment.carry_over=false", "evaluation.max_steps=200") == 0
-    texts = [str(warning.message) for warning in caught]
-    assert any("after 150 steps of each environment, but evaluation plays up to 200" in text for text in texts)
-    assert sum("no episode ended" in text for text in texts) == 1, "once in a run, not in every generation"

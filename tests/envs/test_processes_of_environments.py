@@ -97,12 +97,6 @@ def test_an_error_in_a_process_of_an_environment_is_one_line(how, told, tmp_path
     assert len(lines) <= 5, "the header has four"
 
 
-def test_a_process_that_any_exception_ends_prints_no_traceback(tmp_path):
-    lines = trained_in_processes(tmp_path, "environment={id: 'strange:Strange', num_envs: 2, kwargs: {how: base}}")
-    assert "BaseException: the end (strange.py" in lines[-1]
-    assert not [line for line in lines if line.startswith(("Traceback", "Process", " "))]
-
-
 def test_too_few_open_files_for_the_processes_of_environments_are_one_line(tmp_path):
     settings = ("environment.id=CartPole-v1", "environment.num_envs=64")
     lines = trained_in_processes(tmp_path, *settings, limit="ulimit -n 64")

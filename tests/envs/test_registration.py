@@ -28,10 +28,6 @@ class Other(Still):
     """Another one of the same name in another module."""
 
 
-class Spec:
-    """A class that is not an environment."""
-
-
 @pytest.fixture
 def module(monkeypatch):
     """Makes modules; they and what they register are gone after the test."""
@@ -83,31 +79,9 @@ def test_of_functions_those_that_the_module_defines_are_registered(home, registe
             for_evaluation(Environment(id="still_life:factory"))
 
 
-def test_a_class_that_is_no_environment_is_not_registered(module):
-    module("still_life", Spec=Spec)
-    with pytest.raises(UserError, match="cannot make 'still_life:Spec'"):
-        for_evaluation(Environment(id="still_life:Spec"))
-    assert "Spec" not in gym.registry
-
-
 def test_a_name_that_another_module_had_is_that_of_the_module_that_is_asked_for(module):
     module("still_life", Still=Still)
     module("other_life", Still=Other)
     assert made("still_life:Still") is Still
     assert made("other_life:Still") is Other
     assert made("still_life:Still") is Still
-
-
-def test_a_module_that_takes_an_environment_from_another_has_the_same(module):
-    module("still_life", Still=Still)
-    module("all_lives", Still=Still)
-    assert entry("still_life:Still") == "still_life:Still"
-    assert entry("all_lives:Still") == "still_life:Still", "it is registered, and the same class"
-
-
-@pytest.mark.parametrize("entry_point", ["still_life:make", Still], ids=["a factory's name", "a class"])
-def test_what_a_module_registers_itself_stays(entry_point, module):
-    module("still_life", Still=Still, make=lambda **settings: Other())
-    gym.register("Still", entry_point=entry_point)
-    assert entry("still_life:Still") == entry_point
-    assert made("still_life:Still") is (Other if isinstance(entry_point, str) else Still)

@@ -10,7 +10,7 @@ from helpers.support import agent, algorithm, population
 from evorl.config import Environment
 from evorl.envs import Environments
 from evorl.envs.interface import space_from_json, space_to_json
-from evorl.envs.spaces import MASK, EnvSpec, action_reader, as_numbers, input_name, observation_specs
+from evorl.envs.spaces import MASK, EnvSpec, action_reader, as_numbers, observation_specs
 from evorl.types import UserError
 
 
@@ -130,34 +130,6 @@ def test_unbounded_spaces_of_every_type_are_read_again(dtype):
     assert space_from_json(space_to_json(space)) == space
 
 
-def test_keys_that_are_no_text_are_refused():
-    with pytest.raises(UserError, match=r"environment\.id: Dict.* has keys that are not strings"):
-        observation_specs(gym.spaces.Dict({0: gym.spaces.Discrete(2), 1: gym.spaces.Discrete(3)}))
-
-
-def test_inputs_of_exported_networks_have_names_of_their_own():
-    assert [input_name(part) for part in ("camera", "0", "action", "next_state")] == [
-        "camera",
-        "observation.0",
-        "observation.action",
-        "observation.next_state",
-    ]
-
-
-class Angles(gym.spaces.Box):
-    """A space of the user's own."""
-
-
-def test_a_space_that_inherits_from_a_known_one_is_read_as_that_one():
-    own, box = Angles(-1.0, 1.0, (3,)), gym.spaces.Box(-1.0, 1.0, (3,))
-    assert observation_specs(own) == observation_specs(box)
-    assert space_from_json(space_to_json(own)) == box
-    given, by = algorithm("algorithm={name: a2c}", actions=own), algorithm("algorithm={name: a2c}", actions=box)
-    assert type(given.distribution) is type(by.distribution)
-    given, by = (algorithm("algorithm={name: sac}", actions=each) for each in (own, box))
-    assert type(given.actions) is type(by.actions)
-
-
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.int32, np.uint32, np.int64, np.uint64])
 @pytest.mark.parametrize("inward", [0, 1])
 def test_actions_at_the_bounds_of_integers_stay_there(dtype, inward):
@@ -172,8 +144,3 @@ def test_actions_at_the_bounds_of_integers_stay_there(dtype, inward):
             # 64 bits are more than a float64 holds.
             assert abs(int(action[0]) - end) <= (2047 if limits.bits == 64 else 0)
     assert read(np.array([[2.5], [np.nan], [3.4]], np.float32)).ravel().tolist() == [2, max(0, ends[0]), 3]
-
-
-def test_a_box_of_booleans_takes_the_nearest():
-    read = action_reader(gym.spaces.Box(0, 1, (3,), bool), 1)
-    assert read(np.array([[0.3, 0.8, -2.0]], np.float32)).tolist() == [[False, True, False]]

@@ -221,13 +221,6 @@ def test_a_unit_whose_gradients_cease_is_found_after_7400_updates():
         assert (reset(dqn, member, config().evolution.mutation.dormant_threshold) is not None) == dormant
 
 
-def test_an_agent_that_never_learned_has_no_dormant_units():
-    dqn = algorithm()
-    member = agent(SHAPE, dqn=dqn)
-    assert reset(dqn, member) is None
-    torch.testing.assert_close(member.tensors, agent(SHAPE, dqn=dqn).tensors, rtol=0, atol=0)
-
-
 def test_units_that_were_reset_learn_and_are_not_reset_again():
     dqn = algorithm()
     member = trained(dqn, SHAPE)
@@ -255,15 +248,3 @@ def test_layer_norm_statistics_never_run_out_of_units():
     assert counted[:24].all(), "those that counted still do"
     assert not counted[24:].any()
     assert all(value.isfinite().all() for value in q_values(member, dqn))
-
-
-def test_the_names_of_many_layers_fit_into_a_record():
-    dqn = algorithm()
-    member = trained(dqn, Architecture((4,) * 120, (0,) * 120, "relu"), updates=1)
-    for index in range(120):
-        silence(dqn, member, "q", f"hidden.{index}", 1)
-    record = reset(dqn, member)
-    assert record.after == 120
-    assert record.target.startswith("units reset in hidden.0, hidden.1, ")
-    assert record.target.endswith(" and others")
-    assert len(record.target) <= 1_000

@@ -5,12 +5,10 @@ import pytest
 import torch
 from helpers.support import config, lines, train
 
-from evorl.algorithms import make_algorithm
 from evorl.commands.command import run_command
 from evorl.config import Environment
 from evorl.envs import Environments
-from evorl.envs.environments import own_kwargs
-from evorl.population import check_environment_hyperparameters, initial_population
+from evorl.population import check_environment_hyperparameters
 from evorl.runs.launch import check
 from evorl.runs.program import run_program
 from evorl.types import Agent, UserError
@@ -64,12 +62,6 @@ def test_episodes_go_on_in_another_process_in_environments_of_their_own():
         assert made.step(torch.zeros(2, 1, dtype=torch.int64)).reward.tolist() == [[1.0], [3.0]]
 
 
-def test_whole_numbers_stay_whole():
-    (agent,) = agents_with(2.6)
-    assert own_kwargs(agent, {"bonus": 1}) == {"bonus": 3}
-    assert own_kwargs(agent, {"bonus": 1.0}) == {"bonus": 2.6}
-
-
 def test_training_varies_and_evaluation_does_not(in_directory, capsys):
     assert train(*SAMPLED) == 0
     run = in_directory / "runs" / "a"
@@ -99,14 +91,6 @@ def test_resuming_is_exact(in_directory):
     (in_directory / "runs" / "a").rename(in_directory / "runs" / "c")
     (in_directory / "runs" / "b").rename(in_directory / "runs" / "a")
     assert told() == whole
-
-
-def test_a_range_may_be_given_by_its_path():
-    nested = config(*REPORTING, "evolution.hyperparameters.environment.kwargs.bonus={min: 1, max: 100}")
-    assert set(nested.evolution.hyperparameters) >= {BONUS}
-    assert nested.environment.vectorization == "sync"
-    agents = initial_population(nested, make_algorithm(nested, Environments(nested.environment, 1, 1).interface))
-    assert [agent.hyperparameters[BONUS] for agent in agents] == [1.0] * 4
 
 
 @pytest.mark.parametrize(

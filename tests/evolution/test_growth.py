@@ -174,15 +174,6 @@ def test_a_layer_after_one_that_reads_a_single_number_takes_over_the_moments_of_
     assert (grown["hidden.0.residual.0.bias"] == 0.0).all()
 
 
-def test_an_agent_that_never_learned_has_no_moments_to_take_over():
-    dqn = algorithm()
-    member = agent(dqn=dqn)
-    for growth in GROWTHS.values():
-        growth(member, dqn.networks, np.random.default_rng(0))
-    operations.merge_layer(member, dqn.networks, "q", 0)
-    assert not any(value.any() for role in ("mean", "square") for value in member.tensors["q"][role].values())
-
-
 def test_the_units_that_are_read_least_go_first():
     dqn = algorithm()
     member = agent(dqn=dqn)
@@ -206,14 +197,6 @@ def test_merging_layers_multiplies_them(dueling):
     assert member.architectures["q"].hidden_sizes == (12, 10)
     assert member.architectures["q"].residual_layers == (1, 0)
     torch.testing.assert_close(outputs(member, dqn), before, rtol=1e-3, atol=1e-3)
-
-
-def test_a_removed_layer_leaves_no_tensor_behind():
-    dqn = algorithm()
-    member = agent(Architecture((16, 16), (1, 2), "relu", True), dqn=dqn)
-    operations.remove_residual_layer(member, dqn.networks, "q", "hidden.1")
-    assert member.architectures["q"].residual_layers == (1, 1)
-    check_tensors(member, dqn)
 
 
 @pytest.mark.parametrize("dueling", [False, True])

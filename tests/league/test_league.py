@@ -8,9 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers.forged import forge
 from helpers.games import ThreeMoves
-from helpers.support import config, error_line, lines, steps_until, train
+from helpers.support import config, lines, steps_until, train
 
 from evorl.algorithms import make_algorithm
 from evorl.commands.command import run_command
@@ -18,7 +17,7 @@ from evorl.config.fields import BENCHMARK
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
 from evorl.envs.games import Asked, RandomPlayers
-from evorl.league import League, league_of
+from evorl.league import League
 from evorl.league.league import Rated
 from evorl.league.matches import Arena, Fixture
 from evorl.league.players import Players, Sides
@@ -30,7 +29,6 @@ from evorl.runs.champion import Champion
 from evorl.runs.fitness import Fitness
 from evorl.runs.launch import check
 from evorl.runs.opponents import Task, opponent_of
-from evorl.runs.progress import Progress, progress_of
 from evorl.seeding import torch_generator
 from evorl.system.formats import decode_agents
 from evorl.types import EvorlWarning, UserError
@@ -134,16 +132,6 @@ def test_the_elite_goes_by_ratings_of_the_same_matches():
     assert elite.score.mean == 0.5
 
 
-def test_an_elite_that_is_not_confirmed_is_measured_by_each_generation_s_games():
-    settings, _, agents = made("evaluation.confirmation_episodes=0", size=2)
-    elite = Champion()
-    for generation, rating_of_elite in enumerate((np.nan, 30.0, 40.0), start=1):
-        rated = Rated(np.array([10.0, 20.0]), np.ones(2), np.full(2, 8.0), np.full(2, 0.5), rating_of_elite)
-        elite.compete(settings, agents, Fitness.of_ratings(rated), Level(), generation)
-        assert elite.generation == 1
-        assert len(elite.returns) == generation * settings.evaluation.episodes
-
-
 def test_players_never_make_a_forbidden_move_whatever_the_padding():
     settings, algorithm, agents = made()
     players = Players(Policy(agents, algorithm, generator()), settings.environment, algorithm.interface, [0, 1, 1, 2])
@@ -186,15 +174,6 @@ def test_each_agents_opponents_are_the_same_on_every_rank_that_holds_it(copy):
     assert here._draw(agents, 6, 5).reshape(2, 6).tolist() == whole[2 * copy : 2 * copy + 2].tolist()
 
 
-def test_replicas_of_an_agent_have_opponents_of_their_own():
-    here, agents = league("league.matchmaking=uniform")
-    drawn = []
-    for rank in range(2):
-        here._placement = SimpleNamespace(copies=2, copy=rank, local=slice(0, 3), ranks=SimpleNamespace(rank=rank))
-        drawn.append(here._draw(agents, 20, 1).tolist())
-    assert drawn[0] != drawn[1]
-
-
 def test_latest_plays_itself_and_children_inherit_the_results_of_their_parents():
     here, agents = league("league.matchmaking=latest")
     assert here._draw(agents, 2, 1).tolist() == [0, 0, 1, 1, 2, 2]
@@ -224,18 +203,6 @@ def test_all_pairs_play_the_same_seeds_from_both_seats(monkeypatch):
     assert (points + points.T).tolist() == games.tolist()
     assert rated.games.tolist() == [8, 8, 8]
     assert {*seeds} == {each.seed for each in fixtures}
-
-
-def test_the_first_archived_agent_is_rated_0_where_the_best_one_learns_no_more(monkeypatch):
-    """Ratings are compared with it in all later generations."""
-    here, agents = league()
-    wins = {(0, 1): 1.0, (1, 0): 0.25, (0, 2): 1.0, (2, 0): 0.0, (1, 2): 1.0, (2, 1): 0.5}
-    monkeypatch.setattr(here, "_results", lambda entrants, fixtures, _: [wins[each[:2]] for each in fixtures])
-    agents[0].fault = "its loss is not finite"
-    here.evaluate(agents, 1)
-    assert here.admit(agents, 1)
-    assert here.standings.archive == (agents[1].id,)
-    assert here.standings.ratings[1] == here.standings.ratings[3] == 0.0
 
 
 def test_matches_of_new_agents_end_as_chance_has_it_and_can_be_repeated():
@@ -291,37 +258,6 @@ def test_the_archive_takes_who_beats_it_by_the_margin_and_keeps_its_first():
     assert here.standings.archived == (1, 3, 4), "the lowest rated but the first has left"
     assert len(here.archive) == 3
     assert len(here.standings.points) == 5
-
-
-def test_with_the_lowest_margin_every_generation_is_archived():
-    """The best agent has lost all its games against the archive."""
-    for margin, archived in ((-0.5, True), (0.0, False)):
-        here, agents = filled(1, f"league.margin={margin}")
-        here.evaluate(agents, 2)
-        now, points = here.standings, np.array(here.standings.points)
-        points[:2, 2:], points[2:, :2] = 0, np.array(now.games)[2:, :2]
-        here.standings = Standings(now.population, now.archive, now.archived, tuple(map(tuple, points.tolist())),
-                                   now.games, now.ratings, now.errors)  # fmt: skip
-        assert here.admit(agents, 2) == archived
-
-
-def test_archived_agents_do_not_play_each_other_again():
-    here, agents = filled(2)
-    before = here.standings.matrices()[1][2:, 2:]
-    assert before.any()
-    here.evaluate(agents, 3)
-    assert (here.standings.matrices()[1][2:, 2:] == before).all()
-
-
-def test_an_archive_of_none_stays_empty():
-    here, agents = league("league.archive=0")
-    here.evaluate(agents, 1)
-    assert not here.admit(agents, 1)
-    assert here.payload == b""
-
-
-def test_only_games_have_a_league():
-    assert league_of(config(), None, None) is None
 
 
 @pytest.mark.parametrize(
@@ -388,38 +324,6 @@ def test_the_score_of_the_elite_is_against_the_benchmark(benchmark, score):
         assert lost.all() == (score == 0.0)
 
 
-def test_a_benchmark_that_cannot_play_is_named():
-    settings, algorithm, agents = made("league.benchmark=helpers.games:cheat", size=1)
-    with Evaluator(settings, Placement(Ranks(), "replicated", 1), algorithm) as evaluator:
-        task = Task(settings.environment, algorithm.interface)
-        evaluator.face(opponent_of(settings.league.benchmark, BENCHMARK, task).seat)
-        told = r"^league\.benchmark: helpers\.games:cheat made the move 0, which is not allowed"
-        with pytest.raises(UserError, match=told):
-            evaluator.remeasure(agents, 1, "measurement", 0, 50)
-    with pytest.raises(UserError, match=r"^league\.benchmark: cannot import 'helpers\.games:nobody'"):
-        check(config(GAME, "league.benchmark=helpers.games:nobody"))
-
-
-@pytest.mark.parametrize(("section", "name"), [("", "league"), ("", "evaluation_steps"), ("elite", "training_fitness")])
-def test_a_checkpoint_without_a_field_is_refused(section, name):
-    state = asdict(Progress())
-    assert progress_of(json.dumps(state).encode(), "here") == Progress()
-    del (state[section] if section else state)[name]
-    with pytest.raises(UserError, match=f"here: lacks .*{name}, which every checkpoint"):
-        progress_of(json.dumps(state).encode(), "here")
-
-
-def test_standings_in_a_checkpoint_are_bounded_and_consistent():
-    state = asdict(Progress()) | {
-        "league": asdict(Standings((0,), points=((0.0,),), games=((0.0,),), ratings=(0.0,), errors=(0.0,)))
-    }
-    assert progress_of(json.dumps(state).encode(), "here").league.population == (0,)
-    for key, value in (("ratings", [1e9]), ("points", [[-1.0]]), ("population", [0, 1]), ("unknown", 1)):
-        wrong = state | {"league": state["league"] | {key: value}}
-        with pytest.raises(UserError, match=r"^here: league"):
-            progress_of(json.dumps(wrong).encode(), "here")
-
-
 RUN = (*SETTINGS, "population.size=3", "league.margin=0", "league.archive=2")
 
 
@@ -473,25 +377,6 @@ def test_moves_in_matches_are_steps_of_evaluation(fitness, in_directory):
     assert json.loads((run / "summary.json").read_text())["evaluation_steps"] == sum(steps) + row["evaluation_steps"]
 
 
-def test_a_run_says_what_its_elite_has_played_against(in_directory, capsys):
-    settings = (*RUN, "training.max_steps=40", "training.target_fitness=0.99")
-    assert train("run.name=a", *settings) == 0
-    told = capsys.readouterr().err
-    assert "until the mean result against random moves is above 0.99" in told
-    assert "best: a mean result against random moves of " in told
-    assert train("run.name=b", *settings, "league.benchmark=helpers.games:right_reply") == 0
-    assert "until the mean result against helpers.games:right_reply is above 0.99" in capsys.readouterr().err
-
-
-def test_an_archive_of_other_agents_is_refused(in_directory, capsys):
-    assert train("run.name=a", *RUN, "training.max_steps=120", "checkpoint.keep=1") == 0
-    run = in_directory / "runs" / "a"
-    forge(run, {"archive.safetensors": (run / "elite" / "agent.safetensors").read_bytes()})
-    capsys.readouterr()
-    assert train("run.name=a", *RUN, "training.max_steps=160", "run.resume=auto") == 2
-    assert "archive.safetensors: holds other agents than the league's standings" in error_line(capsys)
-
-
 def test_the_seed_of_a_match_decides_what_both_sides_draw(in_directory, capsys):
     """The game itself has no chance, so different results are the players' own."""
     assert train("run.name=a", *RUN, "training.max_steps=40") == 0
@@ -537,15 +422,6 @@ def test_a_match_needs_the_same_game_of_two_seats(in_directory):
         run_command(["watch", "runs/game", "--video", "a.mp4"])
     with pytest.raises(UserError, match=r"runs/other: plays helpers.games:RockPaperScissors, but the game is "):
         run_command(["match", "runs/game", "runs/other"])
-
-
-@pytest.mark.two_process
-def test_moves_on_all_ranks_are_steps_of_evaluation(tmp_path, forked_launch):
-    settings = (*RUN, *ROUNDS, "population.size=4", "league.archive=8")
-    done = forked_launch(tmp_path, "run.name=a", *settings, "training.max_steps=120", "evolution.steps=40")
-    assert done.returncode == 0, done.stderr[-3000:]
-    run = tmp_path / "runs" / "a"
-    assert [row["evaluation_steps"] for row in lines(run / "metrics.jsonl")] == list(steps_of_rounds(run, True))
 
 
 @pytest.mark.two_process
@@ -596,16 +472,3 @@ def test_a_game_that_raises_in_a_match_begins_anew_and_not_too_often():
         told = r"^environment\.max_restarts: .*after 2 restarts, the maximum"
         with pytest.warns(EvorlWarning), pytest.raises(UserError, match=told):
             arena.play_as(sides(interface), [Fixture(0, 1, 0)] * 600)
-
-
-def test_games_that_cannot_be_closed_change_nothing(in_directory, capsys):
-    assert train("run.name=a", *RUN, "environment.id=helpers.games:Stubborn", "training.max_steps=40") == 0
-    assert (in_directory / "runs" / "a" / "summary.json").is_file()
-    assert "helpers.games:Stubborn raised RuntimeError: it stays open" in capsys.readouterr().err
-    run_command(["match", "runs/a", "random", "--games", "2"])
-
-
-@pytest.mark.parametrize("id", ["nowhere:Game", "__main__:Game"])
-def test_what_cannot_be_imported_is_not_called_no_game(id):
-    with pytest.raises(UserError, match=f"^environment.id: cannot make '{id}'"):
-        check(config(f"environment.id={id}", "evolution.fitness=rating"))

@@ -23,7 +23,7 @@ from evorl.replay.statistics import Moments
 from evorl.runs.metrics import record_of
 from evorl.system.formats import decode_agents, encode_agents
 from evorl.tracking.wandb import cell
-from evorl.types import Architecture, Head, Loss, Mutation, UserError
+from evorl.types import Architecture, Head, Loss, UserError
 
 ACTIONS = gym.spaces.Box(-1.0, 1.0, (2,))
 
@@ -230,15 +230,6 @@ def test_a_long_chain_of_mutations_changes_one_network_at_a_time_and_never_the_t
     assert learner.to_agents()[0].fault is None
 
 
-def test_all_networks_take_the_new_activation(algorithm):
-    member, context = agent(dqn=algorithm), Context(config().evolution, algorithm.networks)
-    change = MUTATIONS["activation"](member, context, np.random.default_rng(0))
-    names = {name: shape.activation for name, shape in member.architectures.items()}
-    assert names["temperature"] is None
-    assert names["actor"] == names["critics"] != "relu"
-    assert change == Mutation("activation", "activation", "relu", names["actor"])
-
-
 def test_noise_is_the_same_for_an_agent_that_comes_from_a_file(algorithm):
     context = Context(config().evolution, algorithm.networks)
     member = agent(dqn=algorithm)
@@ -327,16 +318,3 @@ def test_curves_and_tables_show_all_networks(algorithm):
         "and no channels, as it has none"
     )
     assert cell({"a": {"b": 1, "c": [2]}, "d": 3}) == "a=(b=1, c=[2]), d=3"
-
-
-@pytest.mark.parametrize("space", [gym.spaces.Discrete(3), gym.spaces.Box(-1.0, np.inf, (2,))])
-def test_critics_read_bounded_actions(space):
-    with pytest.raises(UserError, match=r"some cannot act in .* of Some-v0; it takes a Box between bounds"):
-        with_action(interface(actions=space), "some")
-
-
-def test_no_part_of_an_observation_may_have_the_actions_name():
-    observations = gym.spaces.Dict(action=ACTIONS, camera=ACTIONS)
-    with pytest.raises(UserError, match="is called 'action'; rename it"):
-        with_action(interface(observations=observations, actions=ACTIONS), "some")
-    assert with_action(interface(actions=gym.spaces.Box(-1.0, 1.0, (3, 2))), "some")["action"].shape == (6,)
