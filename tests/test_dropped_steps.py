@@ -178,13 +178,13 @@ class Faulty(World):
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("next_step", [False, True])
 @pytest.mark.parametrize("recurrent", [False, True])
-def test_a_dropped_step_is_not_learned_from_and_cuts_what_flows_back(seed, next_step, recurrent):
+def test_dropped_step_is_not_learned_from_and_cuts_returns(seed, next_step, recurrent):
     world = Faulty(seed, next_step, recurrent)
     assert world.dropped > 10
     check_rollouts(world)
 
 
-def test_what_a_dropped_step_gained_changes_nothing_that_is_learned():
+def test_reward_of_a_dropped_step_changes_nothing_learned():
     settings = replace(PLAIN, normalize_rewards=True, normalize_advantage=True, sequence=2)
     one, other = (flat(played(Faulty(gained=gained), settings=settings)) for gained in (-99.0, 5.0))
     assert one
@@ -196,7 +196,7 @@ def test_what_a_dropped_step_gained_changes_nothing_that_is_learned():
 
 
 @pytest.mark.parametrize("algorithm", ["{name: dqn, batch_size: 8}", "{name: ppo, rollout_steps: 8, batch_size: 8}"])
-def test_training_goes_on_with_as_many_updates(algorithm, in_directory):
+def test_dropped_steps_keep_the_number_of_updates(algorithm, in_directory):
     common = [f"algorithm={algorithm}", "training.max_steps=160", "evolution.hyperparameters={}"]
     if "dqn" in algorithm:
         common.append("replay.learning_starts=8")

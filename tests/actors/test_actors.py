@@ -159,7 +159,7 @@ def test_actors_wait_for_the_learner_and_follow_it_into_the_next_generation():
         ),
     ],
 )
-def test_mistakes_are_told_in_one_line(error, overrides, message):
+def test_errors_of_actors_are_one_line(error, overrides, message):
     with pytest.raises(error, match=message), Learning(*overrides) as learning:
         learning.learn(1)
 
@@ -168,7 +168,7 @@ HELPED = "environment={id: 'helpers.faults:Helped-v0', num_envs: 2, vectorizatio
 
 
 @pytest.mark.timeout(30)
-def test_mistakes_are_told_though_helpers_of_the_environments_live_on():
+def test_errors_of_actors_are_told_though_environment_helpers_live():
     """They hold the pipe through which the actor tells of the mistake."""
     with Learning(HELPED + ", kwargs: {at: 7}}") as learning, pytest.raises(UserError, match=r"\(in actor 0\)"):
         learning.learn(1000)

@@ -20,7 +20,7 @@ def publish_until_killed(board):
         board.publish(torch.full((VALUES,), float(version)), [torch.full((2,), float(version))], version)
 
 
-def test_no_read_is_torn_while_another_process_writes():
+def test_board_reads_are_not_torn():
     board = Board(1)
     board.describe(Description(1, [agent(id=0), agent(id=1)], False), VALUES, 1)
     board.publish(torch.zeros(VALUES), [torch.zeros(2)], 0)
@@ -44,7 +44,7 @@ def test_no_read_is_torn_while_another_process_writes():
     assert len(seen) > 20, "the two are meant to have run beside each other"
 
 
-def test_a_new_generation_may_be_larger_and_ends_the_reads_of_the_old_one():
+def test_board_of_a_new_generation_may_be_larger():
     board = Board(2)
     reader = Board(2, board.memory)
     for generation, values in ((1, 10), (2, 100_000), (3, 50)):
@@ -62,7 +62,7 @@ def test_a_new_generation_may_be_larger_and_ends_the_reads_of_the_old_one():
         assert reader.fetch(copy, states, generation - 1) is None
 
 
-def test_a_lock_is_kept_while_the_memory_grows():
+def test_board_lock_is_kept_while_the_memory_grows():
     """The maps of smaller memory go, and with each of them a descriptor of the memory's file."""
     board = Board(2)
     (asked, ask), (answered, answer) = os.pipe(), os.pipe()

@@ -79,7 +79,7 @@ def test_the_learner_reads_what_the_actor_wrote(frames):
             assert learner.state(step + 1).equal(outputs[step].next_state)
 
 
-def test_it_holds_what_real_environments_give():
+def test_segment_holds_steps_of_real_environments():
     settings = config("environment={id: CartPole-v1, vectorization: sync, kwargs: {max_episode_steps: 5}}").environment
     environments = Environments(settings, P, E)
     layout = RolloutLayout(

@@ -60,7 +60,7 @@ def by_the_paper(log_ratio, reward, value, next_value, terminated, ended, discou
 
 
 @pytest.mark.parametrize(("trace", "rho", "c"), [(1.0, 1.0, 1.0), (0.9, 2.0, 0.7), (1.0, 0.5, 1.5), (0.0, 1.0, 1.0)])
-def test_it_is_what_the_paper_says(trace, rho, c):
+def test_v_trace_equals_the_sums_of_the_paper(trace, rho, c):
     given, log_ratio, discount = numbers()
     more = [torch.full((P,), value, dtype=torch.float64) for value in (trace, rho, c)]
     found = v_trace(log_ratio, *given.values(), discount, *more)
@@ -69,7 +69,7 @@ def test_it_is_what_the_paper_says(trace, rho, c):
         torch.testing.assert_close(ours, theirs)
 
 
-def test_on_policy_its_targets_are_n_step_returns():
+def test_v_trace_on_policy_targets_are_n_step_returns():
     given, log_ratio, discount = numbers(1)
     one = torch.ones(P, dtype=torch.float64)
     target, advantage = v_trace(torch.zeros_like(log_ratio), *given.values(), discount, one, one, one)
@@ -85,7 +85,7 @@ def test_on_policy_its_targets_are_n_step_returns():
     torch.testing.assert_close(advantage, gae(*given.values(), discount, one))
 
 
-def test_on_policy_its_advantages_are_generalised_advantage_estimates():
+def test_v_trace_on_policy_advantages_are_gae():
     given, log_ratio, discount = numbers(2)
     trace, one = torch.tensor([0.7, 0.95], dtype=torch.float64), torch.ones(P, dtype=torch.float64)
     target, advantage = v_trace(torch.zeros_like(log_ratio), *given.values(), discount, trace, one, one)

@@ -83,7 +83,7 @@ def test_a_reader_that_leaves_early_sees_no_traceback(line, monkeypatch, capfd):
         ("evaluate runs/a --episodes few", "argument --episodes: invalid count value: 'few'"),
     ],
 )
-def test_a_mistake_is_one_line(arguments, message, capsys):
+def test_wrong_command_line_is_one_line(arguments, message, capsys):
     assert run_program(run_command, arguments.split()) == 2
     assert message in error_line(capsys)
 

@@ -82,7 +82,7 @@ def test_a_film_ends_where_the_environment_raises(call, run, monkeypatch, capsys
         ("__init__", lambda self: None, "environment.id: CartPole-v1 cannot be rendered: its constructor takes no"),
     ],
 )
-def test_what_cannot_be_filmed_is_said_in_one_line(attribute, value, message, run, monkeypatch, capsys):
+def test_watch_names_what_cannot_be_filmed(attribute, value, message, run, monkeypatch, capsys):
     pytest.importorskip("av")
     monkeypatch.setattr(f"gymnasium.envs.classic_control.cartpole.CartPoleEnv.{attribute}", value)
     assert run_program(run_command, ["watch", "runs/a", "--video", "best.mp4"]) == 2
@@ -108,7 +108,7 @@ def test_what_watch_lacks_is_said_before_anything_is_loaded(words, message, monk
     assert message in error_line(capsys)
 
 
-def test_code_is_not_run_to_watch(run, capsys):
+def test_watch_needs_consent_for_custom_code(run, capsys):
     text = (run / "config.yaml").read_text().replace("id: CartPole-v1", "id: evilmod:CartPole-v1")
     (run / "config.yaml").write_text(text)
     pytest.importorskip("av")

@@ -25,7 +25,7 @@ def a_run(directory, number, best, solved=None):
     return number, path
 
 
-def test_seeds_are_told_one_by_one_and_together(tmp_path):
+def test_seeds_summary_has_a_line_for_each_and_the_mean(tmp_path):
     runs = [a_run(tmp_path, number, best, True) for number, best in ((1, 190.0), (2, 210.0), (7, 200.0), (9, 200.0))]
     heading, first, *_, last = train.summary_lines(runs)
     assert heading.split() == list(train.HEADINGS)
@@ -36,7 +36,7 @@ def test_seeds_are_told_one_by_one_and_together(tmp_path):
     assert last == "best agents of 3 seeds: mean 200.0; solved: 3 of 3", "too few for an interval"
 
 
-def test_without_a_target_or_an_agent_nothing_is_claimed(tmp_path):
+def test_seeds_summary_without_target_or_agent(tmp_path):
     runs = [a_run(tmp_path, 1, 190.0), a_run(tmp_path, 2, None)]
     assert train.summary_lines(runs)[-1] == "best agents of 1 seed: mean 190.0"
     assert train.summary_lines(runs[1:])[-1] == "no seed of 1 has an agent"
@@ -61,7 +61,7 @@ def test_a_line_is_told_with_its_seed_and_codes_are_given_back(capsys):
     assert capsys.readouterr().err == "seed 1 | one\n"
 
 
-def test_who_is_told_to_end_tells_all_and_begins_no_other(tmp_path):
+def test_interrupted_seeds_end_all_and_begin_no_other(tmp_path):
     """A launcher's SIGTERM reaches this process alone."""
     waits = [sys.executable, "-c", f"import time; open({str(tmp_path / 'waiting')!r}, 'w'); time.sleep(60)"]
     begins = [sys.executable, "-c", f"open({str(tmp_path / 'begun')!r}, 'w')"]
@@ -92,7 +92,7 @@ def commands_of(monkeypatch, *words):
     return given[0]
 
 
-def test_what_stands_behind_the_seeds_is_a_setting(in_directory, monkeypatch):
+def test_words_after_seeds_are_settings(in_directory, monkeypatch):
     commands, jobs = commands_of(monkeypatch, "--seeds", "4", "5", "population.size=2", "--jobs", "8")
     assert jobs == 2
     for number, command in commands:
@@ -148,7 +148,7 @@ def test_seeds_are_no_run_of_a_sweep(monkeypatch, capsys):
         (["--seeds", "1", "algorithm.gamma=7"], "algorithm.gamma: 7 is out of range"),
     ],
 )
-def test_a_mistake_is_told_before_anything_begins(words, message, in_directory, monkeypatch, capsys):
+def test_wrong_options_of_seeds_are_refused_first(words, message, in_directory, monkeypatch, capsys):
     monkeypatch.setattr(train, "train_each", None)
     assert run_program(run_command, ["train", str(SMALL), *words]) == 2
     assert message in error_line(capsys)

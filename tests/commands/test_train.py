@@ -75,7 +75,7 @@ def test_verbose_is_short_for_its_setting(words, in_directory, monkeypatch):
     assert all("run.verbose=true" in command for command in begun)
 
 
-def test_words_that_name_nothing_are_refused(in_directory):
+def test_train_refuses_unknown_configurations(in_directory):
     with pytest.raises(UserError, match="'pppo' is neither a file nor a shipped configuration; did you mean 'ppo'"):
         program_arguments(["pppo"], None, None)
     with pytest.raises(UserError, match="name one algorithm or file, not several: 'ppo', 'dqn'"):

@@ -180,7 +180,7 @@ def test_a_push_sends_the_page_with_the_key(run):
     assert f"http://127.0.0.1:{running.server_port}/me/x" in done.stdout
 
 
-def test_words_of_a_run_do_nothing_in_its_card(tmp_path):
+def test_hub_card_escapes_words_of_the_run(tmp_path):
     config = {**CONFIG, "environment": {"id": EVIL}, "algorithm": {"name": EVIL}}
     text = card(load(write_run(tmp_path / "a", config)), {"a": "```\n# out"}, "me/x", [])
     text = text.split("\n---\n")[1]

@@ -64,7 +64,7 @@ def test_every_kind_of_space_is_exported(kind, tmp_path):
     exported(tmp_path / "a", "--allow-code")
 
 
-def test_an_agent_is_not_padded(tmp_path):
+def test_onnx_file_is_not_padded(tmp_path):
     fresh_run(tmp_path / "a", SMALL, "network.hidden_sizes=[20, 37]", "network.layer_norm=true")
     exported(tmp_path / "a")
     model = onnx.load(tmp_path / "a" / "agent.onnx")
@@ -72,7 +72,7 @@ def test_an_agent_is_not_padded(tmp_path):
     assert {prop.key: prop.value for prop in model.metadata_props}["environment"] == "CartPole-v1"
 
 
-def test_an_episode_is_played_alike(tmp_path):
+def test_onnx_file_plays_an_episode_alike(tmp_path):
     """Pendulum, whose actions are bounded and observations normalised, by an agent that remembers."""
     settings = [
         "algorithm={name: a2c, rollout_steps: 16, normalize_observations: true}",
@@ -100,7 +100,7 @@ def test_an_episode_is_played_alike(tmp_path):
     assert returns[0] == pytest.approx(returns[1], abs=1e-2)
 
 
-def test_a_file_that_acts_otherwise_is_not_left(tmp_path, monkeypatch):
+def test_onnx_file_that_acts_otherwise_is_not_written(tmp_path, monkeypatch):
     fresh_run(tmp_path / "a", SMALL, "replay={}", "algorithm={name: a2c}", "environment.id=Pendulum-v1")
     true = ActingAgent._to_environment
     monkeypatch.setattr(ActingAgent, "_to_environment", lambda self, action: true(self, action) + 1e-4)
@@ -109,7 +109,7 @@ def test_a_file_that_acts_otherwise_is_not_left(tmp_path, monkeypatch):
     assert not (tmp_path / "a" / "agent.onnx").exists()
 
 
-def test_an_agent_that_is_not_the_best_has_a_file_of_its_own(trained_run, tmp_path):
+def test_onnx_file_of_another_agent_has_its_own_name(trained_run, tmp_path):
     run = shutil.copytree(trained_run, tmp_path / "a")
     id = lines(run / "lineage.jsonl")[-1]["id"]
     run_command(["export", str(run), "--agent", str(id)])
@@ -119,7 +119,7 @@ def test_an_agent_that_is_not_the_best_has_a_file_of_its_own(trained_run, tmp_pa
     assert not (run / "agent.onnx").exists()
 
 
-def test_what_has_learned_in_bfloat16_is_exported_in_float32(tmp_path, capsys):
+def test_bfloat16_agent_is_exported_in_float32(tmp_path, capsys):
     fresh_run(tmp_path / "a", SMALL, "network.bf16=true")
     exported(tmp_path / "a")
     assert "exported in float32" in capsys.readouterr().out

@@ -60,7 +60,7 @@ def fail(*arguments):
 
 
 @pytest.mark.parametrize("how", ["bug"])
-def test_whoever_evaluates_closes_the_environments(how, in_directory, monkeypatch):
+def test_evaluate_closes_the_environments(how, in_directory, monkeypatch):
     assert train("run.name=a", RECORDED.format(how="")) == 0
     (in_directory / "log").unlink()
     if how:
@@ -143,7 +143,7 @@ def small_disk(tmp_path):
 
 
 @pytest.mark.parametrize(("kilobytes", "steps"), [(16, 80), (128, 120)])
-def test_a_full_disk_is_no_success(kilobytes, steps, small_disk, in_directory, capsys):
+def test_run_on_a_full_disk_fails(kilobytes, steps, small_disk, in_directory, capsys):
     place = small_disk(kilobytes)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EvorlWarning)
@@ -155,7 +155,7 @@ def test_a_full_disk_is_no_success(kilobytes, steps, small_disk, in_directory, c
         assert "cannot write to" in error, "nothing has begun"
 
 
-def test_a_disk_that_has_room_again_makes_it_a_success(in_directory, monkeypatch):
+def test_run_ends_well_once_a_full_disk_has_room_again(in_directory, monkeypatch):
     from evorl.runs.directory import Checkpoints
 
     write, failures = Checkpoints.write, []
@@ -256,7 +256,7 @@ def test_equal_warnings_are_each_told_in_one_line():
     assert done.stderr == "warning: the disk\\nis full\n" * 3
 
 
-def test_a_failure_is_one_line_and_1(capsys):
+def test_run_failed_is_one_line_and_code_1(capsys):
     def main(arguments):
         raise RunFailed("it was\nlost")
 
@@ -331,7 +331,7 @@ def test_inputs_that_do_not_fit_memory_are_named(in_directory, capsys):
     assert "GiB of free memory" in error
 
 
-def test_the_elite_is_measured_anew_under_another_limit_of_episodes(in_directory, monkeypatch):
+def test_elite_is_measured_anew_under_another_max_steps(in_directory, monkeypatch):
     from evorl.runs.champion import Champion
 
     forget, forgotten = Champion.forget, []
@@ -355,7 +355,7 @@ def test_the_elite_is_measured_anew_under_another_limit_of_episodes(in_directory
     assert json.loads((in_directory / "runs" / "a" / "summary.json").read_text())["best_fitness"] == 9.0
 
 
-def test_what_a_run_was_made_with_is_compared_when_it_goes_on(in_directory, monkeypatch):
+def test_resume_warns_of_other_versions_and_settings(in_directory, monkeypatch):
     assert train("run.name=a", "training.max_steps=40") == 0
     newest = max((in_directory / "runs" / "a" / "checkpoints").iterdir())
     assert json.loads((newest / "state.json").read_text())["made_with"].keys() >= {"torch", "numpy", "cpu", "threads"}

@@ -34,7 +34,7 @@ def tree(tmp_path):
     return tmp_path
 
 
-def test_each_token_of_behaviour_has_a_mutant_and_texts_and_annotations_have_none(tree):
+def test_mutants_cover_tokens_but_no_texts_and_annotations(tree):
     found = mutants.mutants(tree)
     swapped = [(each.old, each.new) for each in found if not each.old.isdigit()]
     assert sorted(swapped) == sorted(

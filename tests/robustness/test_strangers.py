@@ -47,7 +47,7 @@ HIDDEN = {
 
 @pytest.mark.parametrize("command", ["evaluate", "resume"])
 @pytest.mark.parametrize("kind", HIDDEN)
-def test_a_module_that_a_run_names_is_not_imported(kind, command, run, capsys):
+def test_module_of_a_strangers_run_is_not_imported(kind, command, run, capsys):
     canary = plant(run, "evilmod")
     text = (run / "config.yaml").read_text()
     assert HIDDEN[kind][0] in text
@@ -86,7 +86,7 @@ tracker._run.finish()
 """
 
 
-def test_a_run_does_not_say_where_its_numbers_go(run):
+def test_wandb_settings_in_a_run_directory_are_ignored(run):
     (run / "wandb").mkdir(exist_ok=True)
     (run / "wandb" / "settings").write_text("[default]\nbase_url = http://127.0.0.1:9\n")
     command = [sys.executable, "-c", WANDB.format(tests=str(ROOT / "tests"))]
@@ -97,7 +97,7 @@ def test_a_run_does_not_say_where_its_numbers_go(run):
     assert done.stdout.splitlines()[-1].startswith("https://")
 
 
-def test_what_is_excluded_is_not_told():
+def test_excluded_settings_are_not_shared():
     secret = "environment={id: CartPole-v1, kwargs: {token: secret, size: 3}}"
     assert "secret" in str(shared_settings(config(secret)))
     assert shared_settings(config(secret, "tracking.exclude=[environment.kwargs.token]"))["environment"]["kwargs"] == {

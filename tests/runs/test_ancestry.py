@@ -48,7 +48,7 @@ def test_stages_lead_from_an_initial_agent_to_the_elite(run):
     assert len({stage.id for stage in stages}) > 2, "the winner is meant to have ancestors"
 
 
-def test_a_birth_is_told_once_however_long_the_agent_lives(run):
+def test_ancestry_tells_a_mutation_only_at_birth(run):
     elite = json.loads((run / "elite" / "agent.json").read_text())["id"]
     row = lines(run / "lineage.jsonl")[0]
     born = {"kind": "parameters", "target": "noise", "before": None, "after": 0.1}
@@ -59,7 +59,7 @@ def test_a_birth_is_told_once_however_long_the_agent_lives(run):
     assert [stage.mutation.kind for stage in ancestry(run)] == ["initial", "parameters", "none"]
 
 
-def test_settings_are_shown_with_the_mutations_between(run, capsys):
+def test_lineage_settings_shows_each_stage_and_mutation(run, capsys):
     run_command(["lineage", str(run), "--settings"])
     shown = capsys.readouterr().out.splitlines()
     stages = ancestry(run)
@@ -72,7 +72,7 @@ def test_settings_are_shown_with_the_mutations_between(run, capsys):
 @pytest.mark.parametrize(
     ("file", "key", "value"), [("lineage.jsonl", "id", []), ("metrics.jsonl", "elite_generation", {"a": 1})]
 )
-def test_names_that_cannot_be_looked_up_are_refused(run, file, key, value):
+def test_ancestry_refuses_ids_that_are_not_numbers(run, file, key, value):
     rows = [{**row, key: value} for row in lines(run / file)]
     (run / file).write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(UserError, match="has no line for agent"):
@@ -85,13 +85,13 @@ def change(run, what):
     (run / "lineage.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_a_lineage_that_leads_nowhere_is_refused(run):
+def test_ancestry_refuses_an_empty_lineage(run):
     change(run, lambda rows: rows.clear())
     with pytest.raises(UserError, match=r"lineage.jsonl: has no line for agent \d+ in generation"):
         ancestry(run)
 
 
-def test_a_lineage_that_goes_in_circles_is_refused(run):
+def test_ancestry_refuses_a_circular_lineage(run):
     def circle(rows):
         for row in rows:
             row["id"], row["parent"], row["parent_generation"] = row["id"] + row["generation"] * 1000, row["id"], 99

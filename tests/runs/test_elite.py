@@ -56,7 +56,7 @@ def test_the_mean_that_is_reported_is_not_too_high():
     assert after < before - 0.03
 
 
-def test_a_lucky_mean_is_forgotten():
+def test_elite_with_a_lucky_mean_is_replaced():
     """The best of many single means would be some 50 too high here, and nobody could replace its agent."""
     rng = np.random.default_rng(2)
     elite = Champion()
@@ -91,7 +91,7 @@ def test_only_what_was_played_after_an_agent_became_the_elite_is_its_score():
     assert elite.score == Score(10, 250.0, 0.0), "the episodes by which it held its place do not count"
 
 
-def test_an_elite_is_measured_until_it_has_enough():
+def test_elite_is_measured_up_to_confirmation_episodes():
     elite, asked = elite_of(0.0), []
 
     def play(first, count):
@@ -128,14 +128,14 @@ def test_fresh_episodes_are_played_until_the_difference_is_clear(noise, least, m
     assert asked == [(first, 10) for first in range(0, played.shape[1], 10)]
 
 
-def test_ties_go_to_the_newer():
+def test_elite_ties_go_to_the_newer():
     elite = elite_of(1.0)
     assert elite.challenge(np.ones(10), np.ones(10), None, 0, 2)
     assert elite.generation == 2
 
 
 @pytest.mark.parametrize("name", [name for name in BELOW if name != "constant"])
-def test_bounds_hold_for_every_distribution_and_however_often_one_looks(name):
+def test_lower_bound_holds_for_every_distribution_at_any_time(name):
     """Someone looks after 10, 20, 40, 80 and 160 episodes, and the error is one of 10."""
     case, rng = BELOW[name], np.random.default_rng(4)
     fails = 0
@@ -146,7 +146,7 @@ def test_bounds_hold_for_every_distribution_and_however_often_one_looks(name):
     assert fails / 40 <= 0.1
 
 
-def test_a_disaster_that_was_not_seen_counts():
+def test_lower_bound_counts_an_unseen_failure():
     """Of returns without a variance the bound is that of Clopper and Pearson for a failure that never came."""
     returns, error = [500.0] * 88, 0.025
     exact = 500 * error ** (1 / 88)
@@ -155,7 +155,7 @@ def test_a_disaster_that_was_not_seen_counts():
     assert lower_bound(returns, -1000.0, error) < 450
 
 
-def test_a_bound_comes_nearer_with_more_episodes_and_stays_below_the_mean():
+def test_lower_bound_rises_with_episodes_and_stays_below_the_mean():
     rng = np.random.default_rng(5)
     returns = rng.normal(250, 30, 1000)
     bounds = [lower_bound(returns[:count], -300.0, 0.025) for count in (10, 30, 100, 300, 1000)]
@@ -164,7 +164,7 @@ def test_a_bound_comes_nearer_with_more_episodes_and_stays_below_the_mean():
     assert students_bound(returns, 0.025) > bounds[-1]
 
 
-def test_what_cannot_be_bounded():
+def test_lower_bound_of_degenerate_returns():
     assert lower_bound([], 0.0, 0.05) == -math.inf
     assert lower_bound([5.0] * 3, 5.0, 0.05) == 5.0
     assert lower_bound([0.0, 0.0], 0.0, 0.05) == 0.0
@@ -187,7 +187,7 @@ def test_all_tests_together_spend_the_error():
     assert error_of_test(0.05, 1) < 0.05
 
 
-def test_a_test_is_made_only_where_there_is_hope_and_goes_on_while_there_is():
+def test_target_is_tested_only_by_an_elite_above_it():
     asked = []
 
     def play(first, count):
@@ -204,7 +204,7 @@ def test_a_test_is_made_only_where_there_is_hope_and_goes_on_while_there_is():
     assert elite.lower_bound >= 220
 
 
-def test_a_test_of_an_elite_that_is_worse_ends_soon_and_costs_its_share_once():
+def test_target_test_of_a_worse_elite_ends_soon():
     elite, asked = elite_of(*[100.0, 200.0] * 10), []
 
     def play(first, count):
@@ -217,7 +217,7 @@ def test_a_test_of_an_elite_that_is_worse_ends_soon_and_costs_its_share_once():
     assert elite.lower_bound < 150
 
 
-def test_a_test_may_take_more_episodes_in_a_larger_population():
+def test_target_test_may_take_more_episodes_in_a_larger_population():
     """As the worst founder returned -10,000, some 1,000 episodes are needed, more than eight sets of 60."""
 
     def play(first, count):
@@ -231,7 +231,7 @@ def test_a_test_may_take_more_episodes_in_a_larger_population():
 
 
 @pytest.mark.parametrize("confirmation", [1, 3, 60])
-def test_a_test_ends_in_every_generation(confirmation):
+def test_target_test_ends_in_every_generation(confirmation):
     """The mean is at the target: no number of episodes tells."""
     rng, elite, asked = np.random.default_rng(7), elite_of(*[0.0, 440.0] * 30), []
 
@@ -278,7 +278,7 @@ def test_progress_keeps_the_elite_over_a_file():
         ({"worst": math.nan}, "here: elite.worst: Input should be a finite number"),
     ],
 )
-def test_an_elite_that_cannot_be_is_refused(change, said):
+def test_inconsistent_elite_in_a_checkpoint_is_refused(change, said):
     with pytest.raises(UserError) as caught:
         progress_of(told(**change), "here")
     assert str(caught.value).startswith(said)

@@ -168,7 +168,7 @@ def test_training_goes_on_over_a_full_disk_and_resumes_from_before_it(in_directo
         assert (in_directory / "runs" / "a" / name).read_bytes() == (mutated_run / name).read_bytes()
 
 
-def test_lines_that_could_not_be_written_come_later_and_only_once(tmp_path, monkeypatch):
+def test_lines_that_a_full_disk_refused_are_written_later_once(tmp_path, monkeypatch):
     log = JsonLines(tmp_path / "metrics.jsonl")
     log.add([{"generation": 1}])
     log.flush()
@@ -190,7 +190,7 @@ def test_lines_that_could_not_be_written_come_later_and_only_once(tmp_path, monk
         log.cut_back(10**11)
 
 
-def test_half_a_line_does_not_stay_where_the_disk_ends(tmp_path, monkeypatch):
+def test_half_written_line_is_removed_on_a_full_disk(tmp_path, monkeypatch):
     log = JsonLines(tmp_path / "metrics.jsonl")
     rows = [{"generation": number, "text": "x" * 400} for number in range(1, 4)]
     log.add(rows[:1])
@@ -243,7 +243,7 @@ def test_another_placement_takes_a_run_up_and_says_so(trained_run, in_directory)
         assert train("run.name=a", sharded, "run.resume=auto", "training.max_steps=200") == 0
 
 
-def test_steps_that_the_learning_rate_falls_by_cannot_be_changed_afterwards(in_directory, capsys):
+def test_resume_with_annealing_refuses_other_max_steps(in_directory, capsys):
     ppo = "algorithm={name: ppo, rollout_steps: 8, batch_size: 8, annealing: true}"
     assert train("run.name=a", ppo) == 0
     assert train("run.name=a", ppo, "run.resume=auto", "training.max_steps=200") == 2
@@ -261,7 +261,7 @@ time.sleep(60)
 """
 
 
-def test_one_run_at_a_time_has_a_directory_and_the_dead_have_none(tmp_path):
+def test_lock_is_exclusive_and_ends_with_its_process(tmp_path):
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     holder = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
@@ -277,7 +277,7 @@ def test_one_run_at_a_time_has_a_directory_and_the_dead_have_none(tmp_path):
     lock.release()
 
 
-def test_a_forked_child_that_outlives_the_lock_s_owner_does_not_keep_it(tmp_path):
+def test_lock_is_not_kept_by_a_forked_child(tmp_path):
     reader, writer = os.pipe()
     owner = os.fork()
     if owner == 0:
@@ -376,13 +376,13 @@ os.dup2(writer, 2)
 
 
 @pytest.mark.two_process
-def test_a_run_whose_reader_has_left_goes_on(tmp_path, forked_launch):
+def test_run_goes_on_with_a_closed_stderr(tmp_path, forked_launch):
     assert forked_launch(tmp_path, "run.name=a", processes=1, first=LEFT_READER).returncode == 0
     assert json.loads((tmp_path / "runs" / "a" / "summary.json").read_text())["ended"] == "finished"
 
 
 @pytest.mark.parametrize("steps", [36])
-def test_a_run_without_its_checkpoints_is_not_begun_anew(steps, in_directory, capsys):
+def test_resume_without_checkpoints_is_refused(steps, in_directory, capsys):
     assert train("run.name=a", f"training.max_steps={steps}") == 0
     run = in_directory / "runs" / "a"
     shutil.rmtree(run / "checkpoints")
@@ -408,7 +408,7 @@ def test_resume_goes_on_as_the_run_was_begun(in_directory, tmp_path):
         resume_command(in_directory / "nothing", [], program, None)
 
 
-def test_an_agent_of_large_rewards_is_taken_up_and_one_that_counts_without_end_is_not():
+def test_check_agents_takes_large_rewards_and_refuses_endless_counts():
     ppo = algorithm("algorithm={name: ppo, rollout_steps: 16, batch_size: 8}")
     member = agent(dqn=ppo)
     member.state.rewards = RewardStats(1e3, 1e9, 1e18)

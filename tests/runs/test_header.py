@@ -55,7 +55,7 @@ def details_of(*overrides, ranks=1, seen=None):
         ),
     ],
 )  # fmt: skip
-def test_who_trains_where(overrides, ranks, lines):
+def test_header_names_agents_environments_and_ranks(overrides, ranks, lines):
     what, _, where = header_of(*overrides, ranks=ranks)
     assert [what, where] == lines
 
@@ -131,7 +131,7 @@ def test_gpus_that_are_too_few_for_the_ranks_are_said_to_be_unused():
         ("{name: a2c, rollout_steps: 16}", 1, "128 transitions, one for every 128 environment steps"),
     ],
 )  # fmt: skip
-def test_how_much_and_how_often_agents_learn(overrides, ranks, line):
+def test_header_names_batch_and_update_frequency(overrides, ranks, line):
     assert details_of(f"algorithm={overrides}", ranks=ranks)[1] == f"each update: {line} of an agent"
 
 

@@ -113,9 +113,7 @@ ALL_STOPS = (3, 9, 12, 17)
         ("td3-running", (9, 17)),
     ],
 )
-def test_a_run_stopped_within_generations_ends_as_one_left_alone(
-    case, stops, in_directory, whole_run, monkeypatch, capsys
-):
+def test_run_stopped_within_generations_ends_as_undisturbed(case, stops, in_directory, whole_run, monkeypatch, capsys):
     whole = whole_run if case == CASE else Path("runs/a")
     if case != CASE:
         assert play("a", case, monkeypatch=monkeypatch) == 0
@@ -130,7 +128,7 @@ def test_a_run_stopped_within_generations_ends_as_one_left_alone(
     assert saved("b") == []
 
 
-def test_saving_every_so_often_changes_nothing(whole_run, in_directory, monkeypatch):
+def test_interim_checkpoints_change_no_result(whole_run, in_directory, monkeypatch):
     saves, given = [], checkpoint.InterimCheckpoints.save
 
     def save(self, *arguments):
@@ -143,7 +141,7 @@ def test_saving_every_so_often_changes_nothing(whole_run, in_directory, monkeypa
     assert differences(whole_run, Path("runs/b")) == []
 
 
-def test_a_full_disk_is_reported_once_and_training_goes_on(in_directory, monkeypatch, recwarn):
+def test_interim_checkpoint_on_a_full_disk_is_reported_once(in_directory, monkeypatch, recwarn):
     given = RunDirectory.write_checkpoint
 
     def write(self, ranks, checkpoints, *arguments):
@@ -156,7 +154,7 @@ def test_a_full_disk_is_reported_once_and_training_goes_on(in_directory, monkeyp
 
 
 @pytest.mark.usefixtures("in_directory")
-def test_a_damaged_one_is_set_aside_and_the_generation_begins_anew(whole_run, stopped_run, monkeypatch):
+def test_damaged_interim_checkpoint_is_set_aside(whole_run, stopped_run, monkeypatch):
     place = stopped_run(CASE, 30)
     file = place / "learner-rank-000.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"?")
@@ -198,7 +196,7 @@ def with_tensors(change):
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("in_directory")
-def test_a_file_that_lies_is_refused(part, lie, says, stopped_run, monkeypatch, capsys):
+def test_interim_checkpoint_with_wrong_tensors_is_refused(part, lie, says, stopped_run, monkeypatch, capsys):
     place = stopped_run(CASE, 30)
     rewritten(place, f"{part}-rank-000.safetensors", with_tensors(lie))
     capsys.readouterr()
@@ -216,7 +214,7 @@ def test_a_file_that_lies_is_refused(part, lie, says, stopped_run, monkeypatch, 
     ],
 )
 @pytest.mark.usefixtures("in_directory")
-def test_a_rollout_that_lies_is_refused(lie, stopped_run, monkeypatch, capsys):
+def test_interim_checkpoint_with_wrong_rollout_is_refused(lie, stopped_run, monkeypatch, capsys):
     place = stopped_run("ppo-recurrent", 21)
     rewritten(place, "experience-rank-000.safetensors", with_tensors(lie))
     assert play("b", "ppo-recurrent", monkeypatch=monkeypatch) == 2
@@ -232,7 +230,7 @@ def test_a_rollout_that_lies_is_refused(lie, stopped_run, monkeypatch, capsys):
     ],
 )
 @pytest.mark.usefixtures("in_directory")
-def test_a_state_that_lies_begins_the_generation_anew(change, stopped_run, monkeypatch):
+def test_interim_checkpoint_with_wrong_state_is_not_used(change, stopped_run, monkeypatch):
     place = stopped_run(CASE, 30)
 
     def changed(payload):
@@ -246,7 +244,7 @@ def test_a_state_that_lies_begins_the_generation_anew(change, stopped_run, monke
 
 
 @pytest.mark.parametrize("step", [30])
-def test_episodes_that_cannot_be_played_again_begin_the_generation_anew_and_their_steps_do_not_count(
+def test_interim_checkpoint_whose_episodes_cannot_be_replayed_is_not_used(
     step, in_directory, stopped_run, whole_run, monkeypatch
 ):
     """A generation has 20 steps, so one run is stopped in its first generation and one in its second."""
@@ -261,7 +259,7 @@ def test_episodes_that_cannot_be_played_again_begin_the_generation_anew_and_thei
 
 
 @pytest.mark.usefixtures("in_directory")
-def test_another_kind_of_device_begins_the_generation_anew(stopped_run, monkeypatch):
+def test_interim_checkpoint_of_another_device_is_not_used(stopped_run, monkeypatch):
     def changed(payload):
         state = json.loads(payload)
         state["progress"]["made_with"]["device"] = "NVIDIA H100 80GB HBM3"

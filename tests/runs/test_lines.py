@@ -38,7 +38,7 @@ def test_a_longer_run_is_not_suggested_where_it_is_refused(tmp_path):
     assert "to train longer" not in told[-1]
 
 
-def test_a_generation_is_a_line():
+def test_generation_line_of_the_console():
     children = [born(12, "none"), born(14, "hyperparameters", "batch_size", 64.0, 51.2)]
     assert generation_line(ROW, children, config("training.max_steps=400000")) == (
         "gen 5/25 | 80k steps | best 218.2 (#10), mean 191.1 | mutated: #14 batch_size: 64 -> 51 | 58 s"
@@ -58,7 +58,7 @@ def test_numbers_have_the_unit_of_what_they_are_rounded_to(number, shown):
     assert compact(number) == shown
 
 
-def test_only_some_mutations_are_named():
+def test_generation_line_names_three_mutations():
     children = [born(id, "parameters", "noise", None, 0.02) for id in range(5)]
     line = generation_line(ROW, children, config("training.max_steps=80000"))
     assert "gen 5/5 |" in line
@@ -94,7 +94,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize(("change", "target", "told"), ENDS.values(), ids=ENDS)
-def test_the_end_says_how_and_what_is_next(change, target, told, in_directory):
+def test_closing_lines_say_how_the_run_ended_and_what_is_next(change, target, told, in_directory):
     asked = config("training.max_steps=400000", f"training.target_fitness={'null' if target is None else target}")
     summary = {**SUMMARY, **change}
     has_elite = summary["best_fitness"] is not None
@@ -165,7 +165,7 @@ def test_a_run_tells_of_its_generations_and_its_end_also_when_nothing_is_left(in
     assert again[-2:] == said[-2:]
 
 
-def test_the_bar_has_numbers_within_the_first_generation(in_directory, monkeypatch, capsys):
+def test_progress_bar_has_numbers_within_the_first_generation(in_directory, monkeypatch, capsys):
     monkeypatch.setattr("evorl.system.console.Terminal.isatty", lambda terminal: True)
     assert train("run.name=a", "training.max_steps=200", "evolution.steps=200", "tracking.interval=1e-6") == 0
     before = capsys.readouterr().err.split("gen 1/1")[0]

@@ -71,7 +71,7 @@ def test_every_kind_of_space_is_read_and_acted_in(kind, tmp_path):
     assert agent.action_space.contains(agent.predict(agent.observation_space.sample(), **mask)[0])
 
 
-def test_a_batch_is_as_its_observations_one_by_one(tmp_path):
+def test_predict_of_a_batch_equals_single_predictions(tmp_path):
     fresh_run(tmp_path / "a", SMALL, "replay={}", A2C, "network.recurrent=gru")
     agent = evorl.load(tmp_path / "a")
     agent.observation_space.seed(0)
@@ -113,12 +113,12 @@ def test_agents_of_checkpoints_are_loaded_by_number_and_generation(trained_run):
         evorl.load(trained_run, agent="3")
 
 
-def test_the_environment_is_not_made(trained_run, monkeypatch):
+def test_load_makes_no_environment(trained_run, monkeypatch):
     monkeypatch.setattr(loaded, "Environments", None)
     assert evorl.load(trained_run).predict(np.zeros(4, np.float32))[0] in (0, 1)
 
 
-def test_a_run_without_the_file_asks_its_environment(trained_run, tmp_path):
+def test_load_without_environment_json_makes_the_environment(trained_run, tmp_path):
     run = shutil.copytree(trained_run, tmp_path / "a")
     (run / "environment.json").unlink()
     assert evorl.load(run).observation_space == evorl.load(trained_run).observation_space
@@ -138,7 +138,7 @@ WRONG = (
 
 
 @pytest.mark.parametrize("observation", WRONG, ids=range(len(WRONG)))
-def test_what_is_no_observation_is_refused(observation, trained_run):
+def test_predict_refuses_wrong_observations(observation, trained_run):
     with pytest.raises(UserError):
         evorl.load(trained_run).predict(observation)
 
@@ -162,7 +162,7 @@ PARTS = {"a": np.zeros((12, 12), np.uint8), "b": np.zeros(1, np.float32)}
         ("memory", {"observation": np.zeros((2, 2)), "state": [[[0.0] * 3]]}, r"state: has the shape \[1, 1, 3\]"),
     ],
 )
-def test_what_does_not_fit_is_told_in_one_line(kind, given, message, tmp_path):
+def test_predict_names_the_part_that_does_not_fit(kind, given, message, tmp_path):
     spaces_run(tmp_path / "a", kind)
     with pytest.raises(UserError, match=f"^{message}") as error:
         evorl.load(tmp_path / "a", allow_code=True).predict(**given)
@@ -186,7 +186,7 @@ def test_a_damaged_description_of_the_environment_is_one_line(payload, trained_r
         evorl.load(run)
 
 
-def test_a_mask_that_an_agent_cannot_heed_is_refused(trained_run, tmp_path):
+def test_predict_checks_action_masks(trained_run, tmp_path):
     with pytest.raises(UserError, match=r"^action_mask: this agent was trained without masks"):
         evorl.load(trained_run).predict(np.zeros(4, np.float32), action_mask=[0, 1])
     spaces_run(tmp_path / "a", "masks")

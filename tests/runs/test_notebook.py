@@ -14,7 +14,7 @@ def outputs(kind):
     return [each for cell in CELLS for each in cell["outputs"] if each["output_type"] == kind]
 
 
-def test_the_cells_run_from_top_to_bottom(in_directory, monkeypatch, capsys):
+def test_notebook_cells_run_from_top_to_bottom(in_directory, monkeypatch, capsys):
     """As Jupyter runs them, in one namespace, with fewer steps of training."""
     pyplot = pytest.importorskip("matplotlib.pyplot")
     pyplot.switch_backend("agg")
@@ -31,7 +31,7 @@ def test_the_cells_run_from_top_to_bottom(in_directory, monkeypatch, capsys):
     assert len(names["record"].metrics) == names["run"].summary["generations"] > 0
 
 
-def test_what_it_shows_is_of_one_run_in_a_fresh_kernel():
+def test_notebook_shows_one_run_in_a_fresh_kernel():
     assert [cell["execution_count"] for cell in CELLS] == list(range(1, len(CELLS) + 1))
     assert not outputs("error")
     assert re.search(r"<TrainedRun runs/\S+: ppo on CartPole-v1, finished", TEXT)

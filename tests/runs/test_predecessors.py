@@ -62,7 +62,7 @@ def test_settings_are_drawn_around_a_predecessors_and_every_fourth_from_the_whol
     assert {each.architectures["q"].hidden_sizes for each in fixed} == {(16, 16)}
 
 
-def test_what_lies_outside_of_the_ranges_is_clipped_and_what_is_missing_is_drawn_from_them():
+def test_predecessors_outside_the_ranges_are_clipped():
     agents = drawn([Predecessor("it", {"learning_rate": 1e9}, {"q": {"hidden.0": 10_000}})])
     around = [each for each in agents if each.mutation.target == "it"]
     rates = np.array([each.hyperparameters["learning_rate"] for each in around])
@@ -104,7 +104,7 @@ def test_the_best_quarter_of_the_last_generations_and_the_elite_are_taken(before
     assert len(twice) == 6
 
 
-def test_a_run_begins_near_them_and_no_longer_needs_them_when_it_is_resumed(before, capsys):
+def test_resumed_run_does_not_need_its_predecessors(before, capsys):
     asked = ("evolution.initial=[runs/before]", "population.size=5", RANGES, "run.name=after")
     assert train(*asked, "training.max_steps=40") == 0
     run = before.parent / "after"
@@ -167,7 +167,7 @@ def test_what_is_no_run_or_empty_or_damaged_is_refused(before):
 
 
 @pytest.mark.parametrize("given", ["runs/x", "[]"])
-def test_what_is_neither_a_word_nor_a_list_is_refused_on_one_line(given):
+def test_evolution_initial_of_wrong_type_is_refused(given):
     with pytest.raises(UserError, match=r"^evolution\.initial: .* is neither 'configured' nor 'sampled' nor a list"):
         config(f"evolution.initial={given}")
 

@@ -19,7 +19,7 @@ def test_every_field_of_a_runs_files_is_described(file, begins, trained_run):
     assert lines(trained_run / f"{file}.jsonl")[-1].keys() <= described
 
 
-def test_the_examples_run(in_directory, monkeypatch):
+def test_api_page_examples_run(in_directory, monkeypatch):
     monkeypatch.syspath_prepend(in_directory)
     own, names = [], {}
     for block in blocks("python"):

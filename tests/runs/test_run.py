@@ -99,7 +99,7 @@ def test_the_resolved_configuration_reproduces_the_run(in_directory):
     [[], ["environment.carry_over=true"]],
     ids=["new episodes", "running"],
 )
-def test_a_run_that_was_stopped_ends_as_one_that_was_not(in_directory, mutated_run, world):
+def test_resumed_run_ends_as_undisturbed(in_directory, mutated_run, world):
     settings = [*EVERY_MUTATION, *world]
     whole, stopped = in_directory / "runs" / "whole", in_directory / "runs" / "stopped"
     if world:
@@ -134,7 +134,7 @@ def test_a_generation_that_was_cut_short_is_trained_again_where_the_run_gets_mor
     assert (longer / "checkpoints" / f"shortened-generation-{generation:06d}").is_dir()
 
 
-def test_it_stops_at_the_target_once_fresh_episodes_confirm_it(in_directory):
+def test_run_stops_at_the_target_once_fresh_episodes_confirm_it(in_directory):
     target = ["training.target_fitness=5", "training.max_steps=100000"]
     assert train("run.name=a", *target, "evaluation.confirmation_episodes=3") == 0
     summary = json.loads((in_directory / "runs" / "a" / "summary.json").read_text())
@@ -225,7 +225,7 @@ def test_a_resume_of_a_finished_run_changes_nothing_even_if_it_is_interrupted(tr
         (["--config", "none.yaml"], "none.yaml: cannot read the configuration: No such file"),
     ],
 )
-def test_mistakes_end_with_one_line_and_code_2(overrides, message, trained_run, in_directory, capsys):
+def test_wrong_run_settings_end_with_one_line_and_code_2(overrides, message, trained_run, in_directory, capsys):
     shutil.copytree(trained_run, in_directory / "runs" / "a")
     (in_directory / "runs" / "other").mkdir()
     (in_directory / "runs" / "other" / "thesis.txt").write_text("mine")
@@ -279,7 +279,7 @@ def test_mistakes_end_with_one_line_and_code_2(overrides, message, trained_run, 
         (("algorithm={name: ppo, clip: 0}",), "algorithm.clip: .* above 0"),
     ],
 )
-def test_what_does_not_fit_together_ends_with_one_line_and_code_2(overrides, message, in_directory, capsys):
+def test_settings_that_do_not_fit_together_end_with_one_line_and_code_2(overrides, message, in_directory, capsys):
     assert train(*overrides) == 2
     assert re.search(message, error_line(capsys))
 
@@ -365,7 +365,7 @@ def test_lines_count_the_steps_of_evaluations(in_directory):
     assert second["evaluation_steps"] > sum(second["fitness"]) * 2
 
 
-def test_agents_survive_the_file(mutated_run):
+def test_agents_are_encoded_and_decoded_unchanged(mutated_run):
     *_, newest = sorted((mutated_run / "checkpoints").glob("generation-*"))
     path = newest / "agents.safetensors"
     agents = decode_agents(path.read_bytes(), "test")
@@ -376,7 +376,7 @@ def test_agents_survive_the_file(mutated_run):
         decode_agents(b"nonsense", "here")
 
 
-def test_checkpoints_appear_whole_and_old_ones_go(tmp_path):
+def test_checkpoints_appear_whole_and_old_ones_are_pruned(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=2)
     for generation in (1, 2, 3, 4, 5):
         entry = checkpoints.write(generation, "state.json", b"payload")
@@ -390,7 +390,7 @@ def test_checkpoints_appear_whole_and_old_ones_go(tmp_path):
         checkpoints.read(9, "state.json")
 
 
-def test_a_checkpoint_of_which_a_kill_leaves_a_half_is_none(tmp_path, monkeypatch):
+def test_checkpoint_that_a_kill_left_half_removed_is_discarded(tmp_path, monkeypatch):
     checkpoints = Checkpoints(tmp_path, keep=1)
     entries = {number: checkpoints.write(number, "state.json", b"payload") for number in (1, 2)}
     checkpoints.complete(1, {"state.json": entries[1]})
@@ -409,7 +409,7 @@ def test_a_checkpoint_of_which_a_kill_leaves_a_half_is_none(tmp_path, monkeypatc
     assert [path.name for path in tmp_path.iterdir()] == ["generation-000002"]
 
 
-def test_a_resume_prunes_what_a_killed_run_had_no_time_to(in_directory):
+def test_resume_prunes_old_checkpoints(in_directory):
     assert train("run.name=a", "checkpoint.keep=9") == 0
     checkpoints = Checkpoints(in_directory / "runs" / "a" / "checkpoints", keep=9)
     there = checkpoints.generations()

@@ -68,7 +68,7 @@ def page(pages):
     return pages.folder / "me" / "x"
 
 
-def test_a_page_is_loaded_by_its_name(pages, trained_run, monkeypatch):
+def test_hub_page_is_loaded_by_its_name(pages, trained_run, monkeypatch):
     kept = pages.cache.parent / "kept"
     monkeypatch.setattr(hub.tempfile, "TemporaryDirectory", lambda: KeptFolder(kept))
     found, own = evorl.load("hf:me/x@v1"), evorl.load(trained_run)
@@ -81,7 +81,7 @@ def test_a_page_is_loaded_by_its_name(pages, trained_run, monkeypatch):
     assert (found.agent.id, found.config) == (own.agent.id, own.config)
 
 
-def test_code_that_a_page_names_is_asked_for(pages, page):
+def test_hub_page_with_custom_code_needs_consent(pages, page):
     settings = yaml.safe_load((page / "config.yaml").read_text())
     settings["network"] = {"name": "module", "factory": "evil:make"}
     (page / "config.yaml").write_text(yaml.safe_dump(settings))
@@ -100,7 +100,7 @@ def test_code_that_a_page_names_is_asked_for(pages, page):
         ("config.yaml", None, "hf:me/x: there is no run here"),
     ],
 )
-def test_its_files_are_checked_as_those_of_any_stranger_s_run(pages, page, file, content, message):
+def test_hub_page_with_damaged_files_is_refused(pages, page, file, content, message):
     (page / file).unlink() if content is None else (page / file).write_bytes(content)
     with pytest.raises(UserError) as error:
         evorl.load("hf:me/x")
@@ -123,7 +123,7 @@ def test_training_begins_with_the_agent_of_a_page(pages, in_directory, capsys):
 
 
 @pytest.mark.parametrize("error", [OSError("no route"), HFValidationError("no route")])
-def test_what_cannot_be_downloaded_is_one_line(error, monkeypatch):
+def test_hub_download_error_is_one_line(error, monkeypatch):
     def fail(*name, **options):
         raise error
 
@@ -132,7 +132,7 @@ def test_what_cannot_be_downloaded_is_one_line(error, monkeypatch):
         evorl.load("hf:me/x")
 
 
-def test_names_and_the_extra_are_checked_first(monkeypatch):
+def test_hub_name_and_extra_are_checked_first(monkeypatch):
     for name in ("hf:me", "hf:me/x/y", "hf:", "hf:me/x@", "hf:me/x y"):
         with pytest.raises(UserError, match=r"a run on the Hub has the form hf:OWNER/NAME"):
             evorl.load(name)

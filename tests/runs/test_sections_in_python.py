@@ -186,7 +186,7 @@ def test_a_run_trains_with_sections(in_directory):
     assert (run.path.name, config.population.size, config.algorithm.batch_size) == ("a", 2, 8)
 
 
-def test_a_fitness_is_one_value(configured):
+def test_fitness_of_python_replaces_terms_of_a_file(configured):
     """Terms of a file or of another section would otherwise be added to it."""
     fitness = evorl.Evolution(fitness="info.success")
     for before in ({"return": 1.0}, "rating"):

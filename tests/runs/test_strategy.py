@@ -59,7 +59,7 @@ def point(row):
     return [SPANS[name].share_of(row["hyperparameters"][name]) for name in SPANS]
 
 
-def test_each_generation_is_told_and_the_children_in_it_are_asked_for(searched):
+def test_strategy_is_told_each_generation_and_asked_for_children(searched):
     run, (made, first, *rest) = searched
     assert made[:2] == ("made", {name: Range(one.min, one.max, one.scale) for name, one in SPANS.items()})
     assert 0 <= made[2] < 2**32
@@ -86,7 +86,7 @@ def test_each_generation_is_told_and_the_children_in_it_are_asked_for(searched):
     assert not rest
 
 
-def test_a_resumed_run_chooses_as_one_that_was_not_stopped(run, calls, searched, recwarn):
+def test_resumed_strategy_chooses_as_undisturbed(run, calls, searched, recwarn):
     last = len(generations(run))
     before = lines(run / "lineage.jsonl")
     agents = (run / "checkpoints" / f"generation-{last:06d}" / "agents.safetensors").read_bytes()
@@ -98,14 +98,14 @@ def test_a_resumed_run_chooses_as_one_that_was_not_stopped(run, calls, searched,
     assert (run / "checkpoints" / f"generation-{last:06d}" / "agents.safetensors").read_bytes() == agents
 
 
-def test_a_strategy_that_chooses_otherwise_is_told_of(in_directory):
+def test_strategy_that_chooses_otherwise_on_resume_is_warned_of(in_directory):
     asked = ("evolution.strategy=helpers.strategies:Forgetful", RANGES, "run.name=a")
     assert train(*asked, "training.max_steps=80") == 0
     with pytest.warns(EvorlWarning, match="not bit-exact: evolution.strategy did not repeat its earlier choices"):
         assert train(*asked, "training.max_steps=120", "run.resume=auto") == 0
 
 
-def test_who_has_no_fitness_has_the_least_and_values_are_clipped(calls):
+def test_strategy_is_told_minus_infinity_for_lost_agents_and_values_are_clipped(calls):
     settings = config(*SEARCH).evolution
     tuner = Tuner(settings, 2**40 + 3)
     assert calls[0][2] == 3
@@ -161,7 +161,7 @@ def test_a_strategy_that_fails_is_named_on_one_line_with_its_own(name, message, 
         (("evolution.hyperparameters={}",), "there are no ranges to choose from"),
     ],
 )
-def test_what_contradicts_a_strategy_is_refused(overrides, message):
+def test_settings_that_contradict_a_strategy_are_refused(overrides, message):
     with pytest.raises(UserError, match=rf"evolution\.strategy: {message}"):
         config(f"evolution.strategy={NAME}", *overrides)
 

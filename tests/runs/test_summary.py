@@ -28,11 +28,11 @@ def exchanged(error):
         (Interrupted(signal.SIGTERM), "rank 1: it was lost", []),
     ],
 )
-def test_a_reason_is_left_to_the_others_once(error, because, left):
+def test_reason_of_an_end_is_exchanged_once(error, because, left):
     assert exchanged(error) == (because, left)
 
 
-def test_the_end_is_one_word():
+def test_summary_ended_is_one_word():
     assert end_of(None, "") == "finished"
     assert end_of(None, "the disk is full") == "unsaved"
     assert end_of(ValueError("odd"), "the disk is full") == "ValueError"

@@ -43,7 +43,7 @@ def test_small_networks_take_one_thread_and_images_a_share_of_the_cores(wanted, 
 
 
 @pytest.mark.parametrize("value", [None, "2", "3,1", "many", "0"])
-def test_the_users_environment_is_heeded(value, monkeypatch):
+def test_threads_follow_omp_num_threads(value, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS")
     if value is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", value)
@@ -53,7 +53,7 @@ def test_the_users_environment_is_heeded(value, monkeypatch):
 
 
 @pytest.mark.parametrize(("value", "count"), [(None, 1), ("2", 2)])
-def test_what_a_launcher_sets_by_itself_is_not_the_users_word(value, count, monkeypatch):
+def test_threads_ignore_omp_num_threads_of_accelerate(value, count, monkeypatch):
     """As `accelerate launch` does, whose own environment has what the user has set."""
     variables = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     variables |= {"OMP_NUM_THREADS": value} if value else {}
@@ -70,7 +70,7 @@ def test_what_a_launcher_sets_by_itself_is_not_the_users_word(value, count, monk
         assert use_threads(None, VECTOR, 1) == count
 
 
-def test_the_launchers_option_is_heeded(monkeypatch):
+def test_threads_follow_accelerate_option(monkeypatch):
     words = ["accelerate", "launch", "--num_cpu_threads_per_process", "3", "program.py"]
     monkeypatch.setattr("evorl.runs.launch._launcher_arguments", lambda: words)
     monkeypatch.delenv("OMP_NUM_THREADS")

@@ -54,7 +54,7 @@ def without_times(path):
     ]
 
 
-def test_it_trains_what_the_demo_trains(in_directory):
+def test_evorl_train_trains_what_the_demo_trains(in_directory):
     run = evorl.train(SMALL, training=SHORT, run={"name": "a"}, seed=3)
     assert run.path == in_directory / "runs" / "a"
     assert run.summary == json.loads((run.path / "summary.json").read_text())
@@ -127,7 +127,7 @@ def test_an_environment_that_is_made_is_made_again_by_its_spec(registry):
         registry.pop("Steps-v0")
 
 
-def test_what_a_configuration_cannot_name_is_refused_in_one_line(registry):
+def test_environment_object_that_cannot_be_named_is_refused(registry):
     gym.register("Local-v0", entry_point=lambda: FiveSteps())
     wrapper = gym.wrappers.TransformReward.wrapper_spec(func=lambda reward: 2 * reward)
     gym.register("Wrapped-v0", entry_point=f"{__name__}:FiveSteps", additional_wrappers=(wrapper,))
@@ -148,7 +148,7 @@ def test_what_a_configuration_cannot_name_is_refused_in_one_line(registry):
             evorl.train(SMALL, environment=environment)
 
 
-def test_what_a_script_alone_knows_no_command_evaluates(in_directory, monkeypatch, capsys):
+def test_evaluate_refuses_an_environment_of_the_training_script(in_directory, monkeypatch, capsys):
     walk = type("Walk", (FiveSteps,), {"__module__": "__main__"})
     monkeypatch.setattr(sys.modules["__main__"], "Walk", walk, raising=False)
     run = evorl.train(SMALL, environment=walk, training={"max_steps": 40}, run={"name": "a"})
@@ -219,7 +219,7 @@ def test_callbacks_that_could_not_be_called_are_refused_before_training(callback
     assert not list(in_directory.iterdir())
 
 
-def test_what_a_callback_may_not_do_is_said(in_directory):
+def test_callbacks_with_wrong_results_are_refused(in_directory):
     def yes(generation):
         return True
 

@@ -233,7 +233,7 @@ def test_two_ranks_count_their_episodes_together(placement, tmp_path, forked_lau
         ),
     ],
 )
-def test_what_training_does_not_tell_is_refused(settings, said):
+def test_training_fitness_refuses_terms_and_environment_ranges(settings, said):
     with pytest.raises(UserError) as caught:
         config(TRAINING, *settings)
     assert str(caught.value).startswith("evaluation.fitness: ")

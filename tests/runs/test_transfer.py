@@ -39,7 +39,7 @@ def same_tensors(one, other):
                 assert torch.equal(value, other.tensors[network][role][name])
 
 
-def test_all_agents_begin_as_the_elite(source):
+def test_population_from_begins_with_the_elite(source):
     _, elite = load_elite(source)
     agents = taken(source, "population.size=3")
     assert [agent.id for agent in agents] == [0, 1, 2]
@@ -53,7 +53,7 @@ def test_all_agents_begin_as_the_elite(source):
     same_tensors(second, elite)
 
 
-def test_they_may_be_the_whole_population_again_from_the_first_where_there_are_too_few(source):
+def test_population_from_repeats_agents_where_there_are_too_few(source):
     newest = sorted((source / "checkpoints").iterdir())[-1]
     there = decode_agents((newest / "agents.safetensors").read_bytes(), "there")
     agents = taken(source, "population.from_agents=population", "population.size=6")
@@ -65,7 +65,7 @@ def test_they_may_be_the_whole_population_again_from_the_first_where_there_are_t
     assert len(taken(source, "population.from_agents=population", "population.size=2")) == 2
 
 
-def test_a_run_goes_on_with_them_and_its_lineage_says_whose_they_were(source, capsys):
+def test_population_from_is_noted_in_the_lineage(source, capsys):
     _, elite = load_elite(source)
     asked = ("population.from=runs/before", "training.max_steps=40", "run.name=after")
     assert train(*asked) == 0
@@ -170,7 +170,7 @@ def test_sac_keeps_its_temperature_where_the_first_one_is_another():
         ("distribution: categorical", "distribution: quantile, quantile: {quantiles: 51}", "distr.*, and .* quantiles"),
     ],
 )
-def test_values_that_would_be_read_otherwise_are_refused(theirs, ours, told):
+def test_population_from_refuses_other_value_distributions(theirs, ours, told):
     other, own = (algorithm(f"algorithm={{name: dqn, {settings}}}") for settings in (theirs, ours))
     agent = new_agent(dqn=other)
     if told is None:

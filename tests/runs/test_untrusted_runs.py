@@ -82,7 +82,7 @@ def test_a_manifest_cannot_reach_out_of_its_checkpoint(name, run, capsys):
         checkpoints.read(3, name)
 
 
-def test_a_link_where_something_is_gathered_is_not_followed(run, tmp_path, monkeypatch):
+def test_link_in_place_of_a_partial_file_is_not_followed(run, tmp_path, monkeypatch):
     """Only names that a run writes before it renames them; the next write would go where the link leads."""
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "text").write_text("mine")
@@ -177,7 +177,7 @@ STATES = {"an extra key": ({"password": "x"}, "password"), "no ranks": ({"ranks"
 
 
 @pytest.mark.parametrize(("change", "key"), STATES.values(), ids=STATES)
-def test_a_state_that_no_run_writes_is_refused(change, key, run, capsys):
+def test_checkpoint_state_out_of_range_is_refused(change, key, run, capsys):
     state = json.loads((run / "checkpoints" / "generation-000003" / "state.json").read_bytes())
     metrics = (run / "metrics.jsonl").read_bytes()
     forge(run, {"state.json": json.dumps(state | change).encode()})
@@ -192,7 +192,7 @@ def test_a_state_of_another_generation_is_refused(run, capsys):
 
 
 @pytest.mark.parametrize("payload", [b"", b"[" * 1_000_000])
-def test_a_state_that_is_no_state_is_refused(payload, run, capsys):
+def test_checkpoint_state_that_is_no_json_is_refused(payload, run, capsys):
     forge(run, {"state.json": payload})
     assert "generation-000003/state.json: " in refused(capsys)
 
@@ -280,7 +280,7 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize("changes", NONSENSE.values(), ids=NONSENSE)
-def test_a_progress_that_no_run_makes_is_refused(changes):
+def test_progress_out_of_range_is_refused(changes):
     progress_of(json.dumps(WHOLE).encode(), "here")
     with pytest.raises(UserError) as caught:
         progress_of(json.dumps(WHOLE | changes).encode(), "here")

@@ -118,7 +118,7 @@ def generation(number, *agents):
     return Record(number, 10 * number, {}, made)
 
 
-def test_a_path_leads_through_the_parents_as_they_were():
+def test_tracker_paths_lead_through_parents():
     paths = Paths()
     first = [generation(1, (0, None, None), (1, None, None)), generation(2, (0, None, None), (2, 1, 1))]
     for record in [*first, generation(3, (3, 1, 1), (4, 0, 2), (2, 1, 1))]:
@@ -127,7 +127,7 @@ def test_a_path_leads_through_the_parents_as_they_were():
     assert found == {3: [(1, 1), (3, 3)], 4: [(1, 0), (2, 0), (3, 4)], 2: [(1, 1), (2, 2), (3, 2)]}
 
 
-def test_tables_of_long_runs_stay_small():
+def test_wandb_tables_of_long_runs_stay_small():
     tables, due = AgentTables(), 0
     for number in range(1, 1001):
         tables.add(generation(number, *((id, None, None) for id in range(16))))
@@ -140,7 +140,7 @@ def test_tables_of_long_runs_stay_small():
     assert [node.generation for node in thinned(tables._paths.living()[3], 4)] == [250, 500, 750, 1000]
 
 
-def test_constants_and_internals_are_no_curves(trained_run):
+def test_constant_hyperparameters_have_no_curves(trained_run):
     for row in lines(trained_run / "metrics.jsonl"):
         record = record_of(row, frozenset({"learning_rate"}), lambda name, value: value)
         (name,) = {name for agent in record.agents for name in agent.points if name.startswith("hyperparameters/")}
