@@ -39,7 +39,7 @@ ROOT = Path(__file__).parent.parent.parent
 ROOMS = ("algorithms", "envs", "evolution", "networks", "population", "replay")
 LEFT_OUT = (".git", ".*_cache", ".hypothesis", "__pycache__")
 """What a copy of the tree does not need."""
-QUICK = "not slow and not two_process and not gpu"
+QUICK = "not slow and not two_process"
 RUN_LIMIT = 1800.0
 """Seconds for all tests of a stage together; a test's own limit does not reach what hangs outside of tests."""
 MEMORY = 32 * 2**30

@@ -30,7 +30,7 @@ def tree(tmp_path):
                        "tests/replay/test_sums.py": TESTS}.items():  # fmt: skip
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\nmarkers = ["slow", "two_process", "gpu"]\n')
+    (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\nmarkers = ["slow", "two_process"]\n')
     return tmp_path
 
 
