@@ -80,9 +80,9 @@ LIMITS = "evolution.initial=sampled"
 ACTS = {
     "seed": Trains("dqn", "2"),
     "run.name": "runs/test_run.py::test_a_run_leaves_what_the_readme_promises",
-    "run.directory": "runs/test_faults.py::test_settings_and_options_of_a_resume_come_in_any_order",
+    "run.directory": "runs/test_faults.py::test_a_resumed_run_may_have_a_name_that_yaml_reads_otherwise",
     "run.origin": "commands/test_inspect.py::test_list_says_where_runs_come_from",
-    "run.resume": "runs/test_run.py::test_a_run_that_was_stopped_ends_as_one_that_was_not",
+    "run.resume": "runs/test_run.py::test_resumed_run_ends_as_undisturbed",
     "run.timeout": "distributed/test_ranks.py::test_ranks_that_do_not_find_each_other_are_an_error",
     "run.verbose": "runs/test_header.py::test_on_request_it_says_how_agents_learn_and_in_which_generations",
     "run.threads": "runs/test_threads.py::test_a_run_and_its_evaluation_compute_with_the_threads_of_the_configuration",
@@ -160,8 +160,8 @@ ACTS = {
     "network.recurrent": Trains("lstm", "gru"),
     "network.recurrent_size": Trains("lstm", "9"),
     "actors.count": "actors/test_actors.py::test_actors_that_die_or_hang_are_replaced_and_all_end_with_the_learner",
-    "actors.queue": "actors/test_learning_and_actors.py::test_the_depth_of_the_queue_is_what_waits_in_it",
-    "actors.fetch_steps": "actors/test_learning_and_actors.py::test_actors_fetch_parameters_every_so_many_steps",
+    "actors.queue": "actors/test_actors.py::test_actors_wait_for_the_learner_and_follow_it_into_the_next_generation",
+    "actors.fetch_steps": "actors/test_learning_and_actors.py::test_the_bound_on_staleness_counts_the_rollouts_between_two_fetches",
     "actors.max_staleness": (
         "actors/test_learning_and_actors.py::test_rollouts_of_parameters_that_are_too_old_are_discarded"
     ),
@@ -179,10 +179,8 @@ ACTS = {
     "replay.shared": Trains("dqn", "false"),
     "population.size": Trains("dqn", "3"),
     "population.placement": "distributed/test_ranks.py::test_sharded_ranks_train_their_own_agents_and_evolve_together",
-    "population.from": "runs/test_transfer.py::test_all_agents_begin_as_the_elite",
-    "population.from_agents": (
-        "runs/test_transfer.py::test_they_may_be_the_whole_population_again_from_the_first_where_there_are_too_few"
-    ),
+    "population.from": "runs/test_transfer.py::test_population_from_begins_with_the_elite",
+    "population.from_agents": ("runs/test_transfer.py::test_population_from_repeats_agents_where_there_are_too_few"),
     "evolution.steps": "envs/test_generation.py::test_episodes_begin_anew_only_where_a_generation_is_twice_as_long",
     "evolution.burn_in": "evolution/test_evolution.py::test_selection_begins_when_it_is_due_or_ranks_can_be_trusted",
     "evolution.initial": Evolves("sampled"),
@@ -223,9 +221,7 @@ ACTS = {
     "evolution.architecture.max_channels": Evolves("20", LIMITS),
     "evolution.architecture.channel_steps": Evolves("[3]"),
     "evolution.architecture.activations": Evolves("[tanh, relu]", "evolution.mutation.activation=9"),
-    "evolution.strategy": (
-        "runs/test_strategy.py::test_it_takes_the_place_of_the_mutation_of_hyperparameters_and_of_no_other"
-    ),
+    "evolution.strategy": ("runs/test_strategy.py::test_strategy_is_told_each_generation_and_asked_for_children"),
     "evolution.fitness": "runs/test_fitness.py::test_a_run_selects_by_what_is_reported",
     "evaluation.fitness": "runs/test_training_fitness.py::test_a_run_plays_few_evaluation_episodes",
     "evaluation.episodes": "runs/test_run.py::test_only_fresh_episodes_make_an_elite_and_stop_a_run",
@@ -234,10 +230,10 @@ ACTS = {
         "runs/test_elite.py::test_without_confirmation_the_means_that_chose_the_elite_are_its_score"
     ),
     "evaluation.error": "runs/test_elite.py::test_all_tests_together_spend_the_error",
-    "training.max_steps": "runs/test_run.py::test_a_run_that_was_stopped_ends_as_one_that_was_not",
-    "training.target_fitness": "runs/test_run.py::test_it_stops_at_the_target_once_fresh_episodes_confirm_it",
+    "training.max_steps": "runs/test_run.py::test_resumed_run_ends_as_undisturbed",
+    "training.target_fitness": "runs/test_run.py::test_run_stops_at_the_target_once_fresh_episodes_confirm_it",
     "training.compile": "population/test_compiled.py::test_compiled_updates_are_those_that_are_not",
-    "tracking.backends": "runs/test_run.py::test_trackers_record_and_a_failing_one_is_dropped",
+    "tracking.backends": "tracking/test_trackers.py::test_a_stopped_run_goes_on_in_the_same_curves",
     "tracking.project": "tracking/test_trackers.py::test_wandb_takes_from_its_own_variables_what_organises_runs",
     "tracking.mode": "tracking/test_trackers.py::test_an_online_run_is_told_what_it_lacks_and_nothing_twice",
     "tracking.video": "tracking/test_wandb_charts.py::test_each_new_elite_is_filmed_on_request",
@@ -251,8 +247,8 @@ ACTS = {
     "league.margin": "league/test_league.py::test_the_archive_takes_who_beats_it_by_the_margin_and_keeps_its_first",
     "league.benchmark": "league/test_league.py::test_the_score_of_the_elite_is_against_the_benchmark",
     "league.games": "league/test_league.py::test_all_pairs_play_the_same_seeds_from_both_seats",
-    "checkpoint.minutes": "runs/test_interim.py::test_saving_every_so_often_changes_nothing",
-    "checkpoint.keep": "runs/test_run.py::test_checkpoints_appear_whole_and_old_ones_go",
+    "checkpoint.minutes": "runs/test_interim.py::test_interim_checkpoints_change_no_result",
+    "checkpoint.keep": "runs/test_run.py::test_checkpoints_appear_whole_and_old_ones_are_pruned",
     "checkpoint.max_replay_mb": "runs/test_faults.py::test_a_replay_above_the_limit_is_not_kept_and_both_ends_say_so",
 }
 """How each setting is shown to act; `FILE::TEST` below `tests/` names a test that shows it."""
