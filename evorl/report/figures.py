@@ -150,11 +150,11 @@ def schedule(run: Drawn) -> Figure | None:
     Those that changed in the lineage come first. Returns None if none changed in any agent.
     """
     winner, steps = thinned(run.winner), run.steps
-    changed = [name for name in run.lives[0].hyperparameters if _varies([*winner, *run.lives], name)]
-    names = sorted(changed, key=lambda name: not _varies(winner, name))
+    changed = [name for name in run.lives[0].hyperparameters if _varies([*run.winner, *run.lives], name)]
+    names = sorted(changed, key=lambda name: not _varies(run.winner, name))
     if not names:
         return None
-    keys = {(life.generation, life.id) for life in winner}
+    keys = {(life.generation, life.id) for life in run.winner}
     others = [life for life in run.lives if (life.generation, life.id) not in keys]
     traces: list[Figure] = []
     layout: Figure = {"grid": {"rows": len(names), "columns": 1, "pattern": "independent"}}
