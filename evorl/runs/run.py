@@ -5,29 +5,23 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
-from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
 import torch
 
 from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig
-from evorl.config.errors import on_one_line
 from evorl.config.fields import BENCHMARK, RATING
 from evorl.distributed import Peer, Placement, Ranks
 from evorl.distributed.pauses import SAVE, Pauses
 from evorl.envs import Environments
 from evorl.envs.continuation import Continued
 from evorl.envs.generation import GenerationPlan, generation_plan
-from evorl.evolution import Context, evolve
 from evorl.evolution.selection import begins, rank_correlation, selects
-from evorl.evolution.strategy import Tuner, mutations_of
 from evorl.league import League, league_of
 from evorl.population import Learner, Policy
 from evorl.population.evaluation import Evaluator
@@ -36,25 +30,22 @@ from evorl.runs.callbacks import Callback
 from evorl.runs.checkpoint import CheckpointManager, InterimCheckpoints, Part
 from evorl.runs.console import details, header
 from evorl.runs.directory import RunDirectory, from_here
+from evorl.runs.ending import end_of, exchange_reasons, summary_of
+from evorl.runs.evolving import Evolver, mean_reward
 from evorl.runs.fitness import Fitness, generation_fitness
 from evorl.runs.launch import use_threads
-from evorl.runs.lineage import stage_of
 from evorl.runs.logger import EVALUATION, Logger, NullLogger
 from evorl.runs.metrics import Counts, RecentEpisodes
 from evorl.runs.opponents import Opponent, Task, load_benchmark
 from evorl.runs.progress import Progress
 from evorl.runs.transfer import first_agents
-from evorl.seeding import derive_seed, numpy_generator, torch_generator
+from evorl.seeding import derive_seed, torch_generator
 from evorl.system.console import WarnOnce, say
 from evorl.system.files import digest, reason
 from evorl.system.formats import decode_agents, encode_agents
-from evorl.system.plugins import described
 from evorl.system.signals import Interrupted, raise_if_signalled, signalled, signals_deferred
 from evorl.system.stopwatch import Stopwatch
-from evorl.types import FINISHED, STOPPED, Agent, EvorlWarning, RunFailed, UserError
-
-LARGE_REWARD = 1e3
-"""Mean rewards of a step above this may be what makes agents diverge."""
+from evorl.types import Agent, EvorlWarning, RunFailed
 
 
 class Run:
@@ -82,15 +73,13 @@ class Run:
     generation: int
     summary: Mapping[str, Any]
     _whole_plan: GenerationPlan
-    _context: Context
+    _evolver: Evolver
     _directory: RunDirectory
     _checkpoints: CheckpointManager
     _interim: InterimCheckpoints
     _logger: NullLogger
     _pauses: Pauses
     _callbacks: Sequence[Callback]
-    _tuner: Tuner | None
-    """The user's strategy, on the main process of a run that has one."""
     _recorded: Progress
     """The progress at the last generation recorded."""
     _saved_steps: int
@@ -120,7 +109,6 @@ class Run:
         self.config, self.placement, self.ranks = config, placement, placement.ranks
         self.algorithm, self.stopwatch, self._callbacks = algorithm, stopwatch, callbacks
         self._threads = use_threads(config.run.threads, algorithm.interface.parts, self.ranks.on_host)
-        self._context = Context(config.evolution, algorithm.networks, mutations_of(config.evolution))
         self._whole_plan = self.generation_plan = replace(
             generation_plan(config, placement.copies, experience.period), continued=environments.can_continue
         )
@@ -148,24 +136,28 @@ class Run:
             self._warn_once,
         )
         self._interim = self._checkpoints.interim
-        self._tuner = None
         self.league = league_of(config, placement, algorithm)
         self._benchmark = None
         if self.league is not None:
             task = Task(config.environment, algorithm.interface)
             self._benchmark = load_benchmark(config, self.ranks, task)
-        self._on_main(self._make_tuner)
+        self._evolver = Evolver(config, algorithm, self.ranks)
         restored = self._checkpoints.restore()
         if restored is None:
             self.progress = Progress(next_id=config.population.size)
-            self.agents = first_agents(config, algorithm, self.ranks, self._tuner)
+            self.agents = first_agents(config, algorithm, self.ranks, self._evolver.tuner)
             self._checkpoints.restore_first(self.agents)
         else:
             self.progress, self.agents = restored
             if self.league is not None and self.progress.league is not None:
                 archive = decode_agents(self.progress.archive, "the archive") if self.progress.archive else []
                 self.league.restore(self.progress.league, archive)
-            self._on_main(self._catch_up)
+            if not self._evolver.catch_up(directory.lineage, self.progress.generation, self.agents):
+                self._warn_once(
+                    "strategy",
+                    "this resume is not bit-exact: evolution.strategy did not repeat its earlier choices; either it "
+                    "draws random numbers that do not come from its seed, or the lineage was damaged",
+                )
             self._checkpoints.roll_back()
             self.progress.solved = self.progress.is_solved(config)
         self._within = self._unsaved = self._stopped = ""
@@ -469,37 +461,7 @@ class Run:
 
         Raises UserError on all ranks if a fault has stopped every agent.
         """
-        if all(agent.fault for agent in trained):
-            faults = "; ".join(f"agent {agent.id}: {agent.fault}" for agent in trained[:4])
-            raise UserError(
-                f"all agents were lost in generation {self.generation} ({faults}); {remedy(self.config, self._reward)}",
-                reported_elsewhere=not self.ranks.is_main,
-            )
-        evolved: list[Agent] = []
-        self._on_main(lambda: evolved.extend(self._evolved(trained)))
-        return evolved
-
-    def _evolved(self, trained: list[Agent]) -> list[Agent]:
-        """The agents of the next generation, on the main process."""
-        elite = self.progress.elite
-        archive = elite.competing(self.config, self.generation)
-        rng = numpy_generator(self.config.seed, generation=self.generation, rank=0, purpose="evolution")
-        if self._tuner is not None:
-            self._tuner.tell(trained)
-        evolved = evolve(
-            trained,
-            self._context,
-            self.progress.next_id,
-            rng,
-            archive,
-            self.generation,
-            elite.generation,
-            selects=self.progress.selection_began is not None,
-        )
-        if self._tuner is not None:
-            self._tuner.settle(evolved)
-        self.progress.next_id = max(self.progress.next_id, 1 + max(agent.id for agent in evolved))
-        return evolved
+        return self._evolver.evolve(trained, self.progress, self.generation, self._reward)
 
     def checkpoint(self, evolved: list[Agent]) -> list[Agent]:
         """Save a checkpoint with the main process's agents; reload and return them on all ranks.
@@ -516,45 +478,12 @@ class Run:
         self.ranks.assert_identical(digest(encode_agents(agents)), "evolved agents")
         return agents
 
-    def _on_main(self, work: Callable[[], None]) -> None:
-        """On the main process, do work that may call the user's strategy; its UserError is raised on all ranks."""
-
-        def done() -> bytes:
-            work()
-            return b""
-
-        if self.config.evolution.strategy is not None:
-            self.ranks.from_main(done, "the main process's evolution.strategy")
-        elif self.ranks.is_main:
-            work()
-
     def _note_resume(self) -> None:
         """Record the resume in the run's directory; what cannot be written is only reported."""
         try:
             self._directory.note_resume(self.progress.generation)
         except OSError as error:
             self._warn_once("resumes", f"{reason(error, self.path)}; training goes on")
-
-    def _make_tuner(self) -> None:
-        """Make the user's strategy, if there is one."""
-        if self.config.evolution.strategy is not None:
-            seed = derive_seed(self.config.seed, generation=0, rank=0, purpose="strategy")
-            self._tuner = Tuner(self.config.evolution, seed)
-
-    def _catch_up(self) -> None:
-        """Repeat all earlier calls of `tell` and `ask` on the strategy of a resumed run."""
-        if self._tuner is None:
-            return
-        lineage = self._directory.lineage
-        stages = (stage_of(row, lineage.path) for row in lineage.rows())
-        stages = (stage for stage in stages if stage.generation <= self.progress.generation)
-        generations = (list(members) for _, members in groupby(stages, key=attrgetter("generation")))
-        if not self._tuner.catch_up(generations, self.agents):
-            self._warn_once(
-                "strategy",
-                "this resume is not bit-exact: evolution.strategy did not repeat its earlier choices; either it draws "
-                "random numbers that do not come from its seed, or the lineage was damaged",
-            )
 
     def _open_logger(self) -> None:
         """Print the header, and open the run's files and trackers."""
@@ -598,21 +527,6 @@ class Run:
         return self._before + time.perf_counter() - self._began
 
 
-def mean_reward(counts: Counts) -> float:
-    """Return the size of the mean reward of a step: that of the agent with the largest, or 0 if no episode counts."""
-    sizes = np.abs(counts.train_return / counts.train_length)
-    return float(np.max(sizes[~np.isnan(sizes)], initial=0.0))
-
-
-def remedy(config: AnyConfig, reward: float) -> str:
-    """Return advice for a run whose agents are all lost, where steps gave a mean `reward` of this size."""
-    algorithm = config.algorithm
-    if reward > LARGE_REWARD and algorithm.reward_clip is None:
-        return f"rewards average {reward:.2g} a step: scale them to about 1, or set algorithm.reward_clip"
-    clips = "" if algorithm.max_grad_norm is not None else ", or set algorithm.max_grad_norm"
-    return f"lower algorithm.learning_rate{clips}"
-
-
 def drift_warning(peers: Sequence[Peer], drifted: Sequence[int], generation: int) -> str:
     """The warning for ranks whose replicas differ from rank 0."""
     others = sorted({peers[rank].cpu for rank in drifted} - {peers[0].cpu})
@@ -621,50 +535,3 @@ def drift_warning(peers: Sequence[Peer], drifted: Sequence[int], generation: int
     )
     ranks = f"rank {', '.join(map(str, drifted))}"
     return f"{ranks} diverged from rank 0 in generation {generation} ({cause}); all continue with rank 0's agents"
-
-
-def summary_of(progress: Progress, config: AnyConfig, ranks: int, ended: str, because: str) -> dict[str, Any]:
-    """The summary for `summary.json` and the trackers.
-
-    `progress` is that of the last recorded generation. `ended` is one word from `end_of`, `because` the reason or "".
-    """
-    score = progress.elite.score
-    return {
-        "solved": None if config.training.target_fitness is None else progress.solved,
-        "best_fitness": score.mean if score else None,
-        "best_fitness_std": score.std if score else None,
-        "best_fitness_episodes": score.episodes if score else 0,
-        "best_fitness_lower_bound": progress.elite.lower_bound,
-        "episodes_repeat": bool(progress.elite.repeats),
-        "generations": progress.generation,
-        "global_steps": progress.global_steps,
-        "agent_steps": progress.agent_steps,
-        "evaluation_steps": progress.evaluation_steps,
-        "wall_clock_seconds": progress.wall_clock_seconds,
-        "ranks": ranks,
-        "ended": ended,
-        "because": because or None,
-    }
-
-
-def end_of(error: BaseException | None, unsaved: str, stopped: str = "") -> str:
-    """The end of a run: `finished`, `stopped`, `unsaved`, or the name of the signal or exception."""
-    if error is None:
-        return "unsaved" if unsaved else STOPPED if stopped else FINISHED
-    if isinstance(error, KeyboardInterrupt):
-        return "SIGINT"
-    return error.name if isinstance(error, Interrupted) else type(error).__name__
-
-
-def exchange_reasons(error: BaseException, ranks: Ranks) -> str:
-    """Say in one line why a run ends, and publish this rank's reason unless another rank reports the error."""
-    if isinstance(error, Interrupted | KeyboardInterrupt):
-        # A launcher kills all ranks once one has exited, so the reason may be another rank's.
-        return ranks.first_reason()
-    known = isinstance(error, UserError | RunFailed)
-    because = on_one_line(str(error) if known else described(error))
-    if isinstance(error, UserError) and error.reported_elsewhere:
-        return because
-    if ranks.end(because) and isinstance(error, UserError) and error.reported_elsewhere is None:
-        error.reported_elsewhere = True
-    return because

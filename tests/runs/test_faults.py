@@ -19,8 +19,8 @@ from evorl.commands.train import resume_command
 from evorl.distributed import Ranks
 from evorl.population import check_agents
 from evorl.runs.directory import Checkpoints, RunDirectory
+from evorl.runs.evolving import remedy
 from evorl.runs.json_lines import JsonLines
-from evorl.runs.run import remedy
 from evorl.system.files import Lock, is_locked
 from evorl.system.signals import Interrupted
 from evorl.types import EvorlWarning, RewardStats, UserError
