@@ -26,7 +26,7 @@ from evorl.runs.directory import (
 )
 from evorl.runs.hub import HUB
 from evorl.system.extras import missing, require
-from evorl.system.files import read_bounded, reason
+from evorl.system.files import file_errors, read_bounded
 from evorl.tracking.tracker import shared_settings
 from evorl.types import EvorlWarning, UserError, message_of
 
@@ -127,10 +127,8 @@ def write_page(run: Path, folder: Path, name: str, video: Path | None) -> list[s
     for file in (*FILES, *_exported(run)):
         if (run / file).is_file():
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
-            try:
+            with file_errors(run / file):
                 (folder / file).write_bytes(read_bounded(run / file))
-            except OSError as error:
-                raise UserError(reason(error, run / file)) from error
     if video is not None:
         shutil.copyfile(video, folder / VIDEO)
     (folder / CONFIG).write_text(as_yaml(settings), encoding="utf-8")

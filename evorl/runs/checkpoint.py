@@ -8,10 +8,10 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Annotated, Protocol
+from functools import partial
+from typing import Annotated, Protocol, TypeVar
 
 import numpy as np
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
@@ -27,6 +27,7 @@ from evorl.replay.transitions import ReplayExperience
 from evorl.runs.directory import (
     AGENTS,
     ARCHIVE,
+    CANNOT_WRITE,
     ELITE,
     ENVIRONMENTS,
     PARTS,
@@ -39,7 +40,7 @@ from evorl.runs.directory import (
 from evorl.runs.progress import Progress, progress_of
 from evorl.seeding import derive_seed
 from evorl.system.console import WarnOnce, say
-from evorl.system.files import digest, json_bytes, parse_json, reason
+from evorl.system.files import digest, file_errors, json_bytes, parse_json, reason
 from evorl.system.formats import decode_agents, decode_tensors, encode_agents, encode_tensors
 from evorl.types import Agent, Number, Tensors, UserError, Words
 
@@ -50,15 +51,16 @@ def bytes_of(tensors: Tensors) -> int:
 
 
 OTHERS = "the other ranks' interim checkpoints"
+Loaded = TypeVar("Loaded")
 
 
-@contextlib.contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Put the path of a file before the message of each UserError about its contents."""
+def load_file(checkpoints: Checkpoints, number: int, file: str, load: Callable[[Tensors], Loaded]) -> Loaded:
+    """Give the tensors in a file of a checkpoint to `load`. Raises UserError with the file's path."""
+    payload = checkpoints.read(number, file)
     try:
-        yield
+        return load(decode_tensors(payload, "its tensors"))
     except UserError as error:
-        raise UserError(f"{path}: {error}") from error
+        raise UserError(f"{checkpoints.path(number) / file}: {error}") from error
 
 
 def prune(checkpoints: Checkpoints, warn_once: WarnOnce, best: int | None = None) -> None:
@@ -69,16 +71,6 @@ def prune(checkpoints: Checkpoints, warn_once: WarnOnce, best: int | None = None
         warn_once("prune", f"old checkpoints could not be removed: {reason(error, checkpoints.directory)}")
     except UserError as error:
         warn_once("prune", str(error))
-
-
-def _resume_episodes(environments: Continued, checkpoints: Checkpoints, number: int, path: Path, seed: int) -> str:
-    """Continue the running episodes that a checkpoint has in the file `path`.
-
-    Returns the names of the environments that could not, or "". Raises UserError.
-    """
-    payload = checkpoints.read(number, path.name)
-    with _naming(path):
-        return environments.load_state_dict(decode_tensors(payload, "the running episodes"), seed)
 
 
 class Part(Protocol):
@@ -204,12 +196,9 @@ class InterimCheckpoints:
         for name, part in zip(PARTS, parts, strict=True):
             file = part_file(name, rank)
             try:
-                part.load_state_dict(decode_tensors(self._checkpoints.read(self._number, file), file))
+                load_file(self._checkpoints, self._number, file, part.load_state_dict)
             except UserError as error:
-                problem = problem or (
-                    f"{self._checkpoints.path(self._number) / file}: {error}; remove this directory to restart its "
-                    "generation"
-                )
+                problem = problem or f"{error}; remove this directory to restart its generation"
         self._ranks.raise_if_any_failed(problem, "the interim checkpoint")
         steps = self.position.steps[rank]
         self.position = None
@@ -299,24 +288,23 @@ class InterimCheckpoints:
 
     def _restore_environments(self, generation: int) -> str:
         """Continue the running episodes of this rank; return why that is impossible, or ""."""
-        path = self._checkpoints.path(self._number) / part_file(ENVIRONMENTS, self._ranks.rank)
-        seed = derive_seed(self._config.seed, generation=generation, rank=self._ranks.rank, purpose="environments")
+        rank, file = self._ranks.rank, part_file(ENVIRONMENTS, self._ranks.rank)
+        seed = derive_seed(self._config.seed, generation=generation, rank=rank, purpose="environments")
+        load = partial(self._environments.load_state_dict, seed=seed)
         try:
-            lost = _resume_episodes(self._environments, self._checkpoints, self._number, path, seed)
+            lost = load_file(self._checkpoints, self._number, file, load)
         except UserError as error:
             return str(error)
-        return f"{path}: the running episode cannot be replayed in {lost}" if lost else ""
+        where = self._checkpoints.path(self._number) / file
+        return f"{where}: the running episode cannot be replayed in {lost}" if lost else ""
 
     def _refuse(self, problem: str, generation: int) -> bool:
         """Set the newest one aside, and say why and that the generation after this one starts over; return False."""
 
         def set_aside() -> bytes:
             self._warn_once(problem, f"{problem}; generation {generation + 1} starts over")
-            try:
+            with file_errors(self._checkpoints.path(self._number), CANNOT_WRITE):
                 self._checkpoints.set_aside(self._number)
-            except OSError as error:
-                where = self._checkpoints.path(self._number)
-                raise UserError(f"run.directory: cannot write to {where}: {error.strerror}") from error
             return b""
 
         self._ranks.from_main(set_aside, "the run directory")
@@ -544,9 +532,7 @@ class CheckpointManager:
             return
         name, problem = part_file(REPLAY, self._ranks.rank), ""
         try:
-            payload = self._checkpoints.read(generation, name)
-            with _naming(self._checkpoints.path(generation) / name):
-                self._experience.load_state_dict(decode_tensors(payload, "the replay"))
+            load_file(self._checkpoints, generation, name, self._experience.load_state_dict)
         except UserError as error:
             problem = str(error)
         self._ranks.raise_if_any_failed(problem, "the replay")
@@ -558,14 +544,14 @@ class CheckpointManager:
             return []
         if not environments.can_continue or progress.moved(self._config, self._placement):
             return ["running episodes begin anew"]
-        path = self._checkpoints.path(generation) / part_file(ENVIRONMENTS, ranks.rank)
-        lost, problem = "any environment", ""
-        if path.is_file():
-            seed = derive_seed(self._config.seed, generation=generation + 1, rank=ranks.rank, purpose="environments")
-            try:
-                lost = _resume_episodes(environments, self._checkpoints, generation, path, seed)
-            except UserError as error:
-                problem = str(error)
+        file, lost, problem = part_file(ENVIRONMENTS, ranks.rank), "any environment", ""
+        seed = derive_seed(self._config.seed, generation=generation + 1, rank=ranks.rank, purpose="environments")
+        try:
+            if file in self._checkpoints.files(generation):
+                load = partial(environments.load_state_dict, seed=seed)
+                lost = load_file(self._checkpoints, generation, file, load)
+        except UserError as error:
+            problem = str(error)
         ranks.raise_if_any_failed(problem, "the running episodes")
         replies = ranks.gather_bytes(lost.encode(), "the environments that begin new episodes")
         return [

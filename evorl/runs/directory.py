@@ -28,7 +28,7 @@ from evorl.system.files import (
     Lock,
     digest,
     entry,
-    entry_of,
+    file_errors,
     identity,
     json_bytes,
     make_directory,
@@ -45,7 +45,6 @@ from evorl.system.files import (
     sync_directory,
     write_atomically,
     write_json,
-    write_through,
 )
 from evorl.types import FINISHED, STOPPED, Agent, RunFailed, UserError
 
@@ -57,12 +56,10 @@ CONFIG, METRICS, LINEAGE = "config.yaml", "metrics.jsonl", "lineage.jsonl"
 
 def check_run(run: Path) -> None:
     """Raise UserError if a directory holds no run, or something that no run has (`refuse_strange_files`)."""
-    try:
+    with file_errors(run):
         if not (run / CONFIG).is_file():
             raise UserError(f"{run}: there is no run here (no {CONFIG})")
         refuse_strange_files(run)
-    except OSError as error:
-        raise UserError(reason(error, run)) from error
 
 
 def refuse_strange_files(run: Path) -> None:
@@ -129,15 +126,14 @@ class Checkpoints:
     def write(self, generation: int, name: str, payload: bytes) -> dict[str, Any]:
         """Write a file into the partial checkpoint and return its manifest entry. Raises OSError."""
         partial = self._gathering(generation)
-        write_through(partial / name, payload)
+        write_atomically(partial / name, payload)
         return entry(payload)
 
     def complete(self, generation: int, files: Files) -> None:
         """Turn the partial checkpoint into a complete one. Raises OSError."""
         # The partial directory may not exist yet: a host whose replay is too large to be kept has written no file.
         partial, final = self._gathering(generation), self.path(generation)
-        write_through(partial / MANIFEST, _manifest(generation, files))
-        sync_directory(partial)
+        write_atomically(partial / MANIFEST, _manifest(generation, files))
         if final.exists():
             self.set_aside(generation)
         partial.rename(final)
@@ -182,26 +178,22 @@ class Checkpoints:
         """The generations that have a checkpoint, oldest first. Raises UserError if they cannot be listed."""
         if not self.directory.is_dir():
             return []
-        try:
+        with file_errors(self.directory):
             matches = [self._name.fullmatch(path.name) for path in self.directory.iterdir()]
-        except OSError as error:
-            raise UserError(f"{reason(error, self.directory)}: the checkpoints cannot be seen") from error
         return sorted(int(match[1]) for match in matches if match)
 
     def files(self, generation: int) -> Files:
         """The manifest's entries. Raises UserError if the manifest is damaged or lists an unknown file name."""
         path = self.path(generation) / MANIFEST
-        refuse_links(self.directory, self.path(generation), path)
+        refuse_links(self.directory, self.path(generation))
         try:
-            payload = read_bounded(path)
-            manifest = parse_json(payload)
-            files: Files = {str(name): dict(listed) for name, listed in manifest["files"].items()}
-            whole = payload == _manifest(generation, files)
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+            with file_errors(path):
+                payload = read_bounded(path)
+            files: Files = {str(name): dict(listed) for name, listed in parse_json(payload)["files"].items()}
+            is_whole = payload == _manifest(generation, files)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path}: damaged; it is not what was written") from error
-        if not whole:
+        if not is_whole:
             raise UserError(f"{path}: damaged, or of another generation")
         for name in files:
             if not FILE.fullmatch(name):
@@ -211,29 +203,21 @@ class Checkpoints:
     def verify(self, generation: int) -> Files:
         """Check every file against the manifest and return its entries. Raises UserError naming a file that differs."""
         files = self.files(generation)
-        for name, listed in files.items():
-            path = self.path(generation) / name
-            refuse_links(path)
-            try:
-                # Compare sizes first, so that a file that has grown without bounds is not read to its end.
-                whole = path.stat().st_size == listed.get("size") and entry_of(path) == listed
-            except OSError as error:
-                raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-            if not whole:
-                raise UserError(f"{path}: damaged; size or SHA-256 differ from {MANIFEST}")
+        for name in files:
+            self._read(generation, name, files)
         return files
 
     def read(self, generation: int, name: str) -> bytes:
         """The contents of one file. Raises UserError if they differ from the manifest."""
+        return self._read(generation, name, self.files(generation))
+
+    def _read(self, generation: int, name: str, files: Files) -> bytes:
         path = self.path(generation) / name
-        listed = self.files(generation).get(name)
-        if listed is None:
+        if name not in files:
             raise UserError(f"{path}: {MANIFEST} does not list it")
-        try:
+        with file_errors(path):
             payload = read_bounded(path)
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-        if entry(payload) != listed:
+        if entry(payload) != files[name]:
             raise UserError(f"{path}: damaged; size or SHA-256 differ from {MANIFEST}")
         return payload
 
@@ -286,6 +270,7 @@ FREE_TO_CHANGE = (
 """Settings, or prefixes of settings, that may change on resume."""
 NOT_SET = "not set"
 """Shown for a setting that one of two configurations lacks."""
+CANNOT_WRITE = "run.directory: cannot write to "
 LOCK_PATIENCE = 10.0
 """Seconds to wait for another process that still uses a run's directory."""
 
@@ -330,22 +315,17 @@ class RunDirectory:
     @classmethod
     def claim(cls, config: AnyConfig, owner: Owner) -> RunDirectory:
         """Claim the run's directory and lock it until the run ends. Raises UserError if it belongs to another run."""
-        path = config.run.directory
-        try:
+        with file_errors(config.run.directory, CANNOT_WRITE):
             path = _directory(config, owner)
             make_directory(path)
             lock = Lock(path, LOCK_PATIENCE)
-        except OSError as error:
-            raise UserError(f"run.directory: cannot write to {reason(error, path)}") from error
         run = cls(path, config.checkpoint.keep, lock)
         try:
-            settle(path.parent.parent, path.parent, path, run.checkpoints.directory)
-            run._take_over(config, owner.had(path))
-            # Sign last: a launcher's next attempt must not take over a directory that refused this one.
-            lock.sign(owner.to_json())
-        except OSError as error:
-            run.release()
-            raise UserError(f"run.directory: cannot write to {reason(error, path)}") from error
+            with file_errors(path, CANNOT_WRITE):
+                settle(path.parent.parent, path.parent, path, run.checkpoints.directory)
+                run._take_over(config, owner.had(path))
+                # Sign last: a launcher's next attempt must not take over a directory that refused this one.
+                lock.sign(owner.to_json())
         except BaseException:
             run.release()
             raise
@@ -417,13 +397,11 @@ class RunDirectory:
             except UserError as error:
                 advice = "the run could not read it again; let the environment read large data from a file"
                 raise UserError(f"{error}; {advice}") from error
-            try:
+            with file_errors(self.path, CANNOT_WRITE):
                 write_atomically(self.path / CONFIG, payload)
                 note_trained(config)
                 if not finished:
                     (self.path / SUMMARY).unlink(missing_ok=True)
-            except OSError as error:
-                raise UserError(f"run.directory: cannot write to {reason(error, self.path)}") from error
             return b""
 
         ranks.from_main(write, "the run's configuration")
@@ -521,12 +499,10 @@ class RunDirectory:
         """
 
         def roll_back() -> bytes:
-            try:
+            with file_errors(self.path, CANNOT_WRITE):
                 # An interruption in between is repaired: a checkpoint whose lines are missing is rolled back again.
                 self.cut_back(generation, elite)
                 self.checkpoints.set_aside(generation + 1, why)
-            except OSError as error:
-                raise UserError(f"run.directory: cannot write to {reason(error, self.path)}") from error
             return b""
 
         ranks.from_main(roll_back, "the run directory")
@@ -574,12 +550,10 @@ def load_elite(path: Path) -> tuple[dict[str, Any], Agent]:
 
     config = saved_settings(path)
     file = path / ELITE_AGENT
-    try:
+    with file_errors(file):
         if not file.is_file():
             raise UserError(f"{path}: the run has no elite yet; its first generation has not ended")
         payload = read_bounded(file)
-    except OSError as error:
-        raise UserError(reason(error, file)) from error
     agents = decode_agents(payload, str(file))
     if len(agents) != 1:
         raise UserError(f"{file}: holds {len(agents)} agents; an elite is one")

@@ -34,7 +34,7 @@ from evorl.runs.hub import local_run
 from evorl.runs.trust import refuse_code
 from evorl.seeding import torch_generator
 from evorl.system.console import digits
-from evorl.system.files import CHECKPOINTS, read_json, reason
+from evorl.system.files import CHECKPOINTS, file_errors, read_json
 from evorl.system.formats import decode_agents
 from evorl.types import Agent, UserError
 
@@ -199,9 +199,8 @@ def _interface(run: Path, config: AnyConfig, allow_code: bool) -> tuple[EnvSpec,
             data: Mapping[str, Any] = interface_to_json(environments.interface)
         return interface_from_json(data, config.environment, str(file))
     try:
-        data = read_json(file)
-    except OSError as error:
-        raise UserError(reason(error, file)) from error
+        with file_errors(file):
+            data = read_json(file)
     except ValueError as error:
         raise UserError(f"{file}: is not JSON") from error
     return interface_from_json(data, config.environment, str(file))

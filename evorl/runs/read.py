@@ -18,7 +18,7 @@ from evorl.runs.directory import ELITE_FACTS, LINEAGE, METRICS, MOST_RESUMES, fr
 from evorl.runs.directory import RESUMES as RESUMES_FILE
 from evorl.runs.directory import SUMMARY as SUMMARY_FILE
 from evorl.runs.json_lines import JsonLines, Row
-from evorl.system.files import read_json, reason
+from evorl.system.files import file_errors, read_json
 from evorl.types import Measured, Number, UserError, Words
 
 
@@ -99,13 +99,11 @@ class RunRecord:
 def read_overview(path: Path) -> RunOverview:
     """Read the outcome of the run in a directory. Raises UserError like `read_run`."""
     config = saved_settings(path)
-    try:
+    with file_errors(path):
         last = JsonLines(path / METRICS).last() or {}
         elite = _object(path / ELITE_FACTS, AGENT)
         summary = _object(path / SUMMARY_FILE, SUMMARY)
         resumes = _object(path / RESUMES_FILE, RESUMES).get("generations", [])
-    except OSError as error:
-        raise UserError(reason(error, path)) from error
     return RunOverview(path, config, last, elite, summary, resumes)
 
 
@@ -116,12 +114,10 @@ def read_run(path: str | Path) -> RunRecord:
     """
     run = Path(path)
     config = saved_settings(run)
-    try:
+    with file_errors(run):
         metrics, lineage = (list(JsonLines(run / file).rows()) for file in (METRICS, LINEAGE))
         elite = _object(run / ELITE_FACTS, AGENT)
         summary = _object(run / SUMMARY_FILE, SUMMARY)
-    except OSError as error:
-        raise UserError(reason(error, run)) from error
     return RunRecord(run, config, metrics, lineage, elite, summary)
 
 

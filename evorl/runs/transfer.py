@@ -22,7 +22,7 @@ from evorl.runs.directory import AGENTS, CONFIG, LINEAGE, Checkpoints, load_elit
 from evorl.runs.hub import local_run
 from evorl.runs.json_lines import JsonLines
 from evorl.runs.lineage import Stage, stage_of
-from evorl.system.files import CHECKPOINTS, reason, refuse_links_within
+from evorl.system.files import CHECKPOINTS, file_errors, refuse_links_within
 from evorl.system.formats import decode_agents, encode_agents
 from evorl.types import INITIAL, Agent, UserError
 
@@ -118,12 +118,11 @@ def read_predecessors(config: AnyConfig, algorithm: Algorithm, runs: Sequence[Pa
     found: list[Predecessor] = []
     for run in runs:
         try:
-            _check_task(config, run)
-            found += _of(run, config, algorithm)
+            with file_errors(run):
+                _check_task(config, run)
+                found += _of(run, config, algorithm)
         except UserError as error:
             raise UserError(f"evolution.initial: {error}") from error
-        except OSError as error:
-            raise UserError(f"evolution.initial: {reason(error, run)}") from error
     return found
 
 

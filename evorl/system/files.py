@@ -91,14 +91,6 @@ def _remove_abandoned(path: Path) -> None:
                 temporary.unlink()
 
 
-def write_through(path: Path, payload: bytes | Iterable[bytes]) -> None:
-    """Write a new file and sync it to disk; a file of the same name is removed first. Raises OSError."""
-    path.unlink(missing_ok=True)
-    with BufferedWriter(open_file(path, "xb")) as file:
-        file.writelines([payload] if isinstance(payload, bytes) else payload)
-        _sync(file)
-
-
 def _sync(file: BinaryIO) -> None:
     file.flush()
     os.fsync(file.fileno())
@@ -182,6 +174,15 @@ def reason(error: OSError, path: Path) -> str:
     return f"{error.filename or path}: {error.strerror or error}"
 
 
+@contextlib.contextmanager
+def file_errors(path: Path, words: str = "") -> Iterator[None]:
+    """Raise a UserError in place of an OSError: these `words`, the path that it names or else this one, the reason."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{words}{reason(error, path)}") from error
+
+
 def sync_directory(path: Path) -> None:
     """Make renames inside a directory durable."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -198,12 +199,6 @@ def digest(payload: bytes) -> str:
 def entry(payload: bytes) -> dict[str, Any]:
     """The manifest entry of a file with these bytes."""
     return {"size": len(payload), "sha256": digest(payload)}
-
-
-def entry_of(path: Path) -> dict[str, Any]:
-    """The manifest entry of this file, hashed in chunks. Raises OSError."""
-    with _open(path) as file:
-        return {"size": os.fstat(file.fileno()).st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def read_bounded(path: Path) -> bytes:

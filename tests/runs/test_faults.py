@@ -408,11 +408,8 @@ def test_resume_goes_on_as_the_run_was_begun(in_directory, tmp_path):
         resume_command(in_directory / "nothing", [], program, None)
 
 
-def test_check_agents_takes_large_rewards_and_refuses_endless_counts():
+def test_an_agent_of_large_rewards_is_taken_up():
     ppo = algorithm("algorithm={name: ppo, rollout_steps: 16, batch_size: 8}")
     member = agent(dqn=ppo)
     member.state.rewards = RewardStats(1e3, 1e9, 1e18)
     check_agents([member], ppo, "here")
-    member.state.acting["steps"] = 1e16
-    with pytest.raises(UserError, match=r"here: agent 0: state steps is 1e\+16; it must be 0 to 1e\+15"):
-        check_agents([member], ppo, "here")

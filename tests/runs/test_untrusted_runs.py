@@ -256,7 +256,7 @@ def test_names_that_only_look_like_checkpoints_are_left_alone(run):
 
 def test_a_file_in_the_place_of_a_checkpoint_is_passed_over(run):
     (run / "checkpoints" / "generation-000009").write_text("mine")
-    with pytest.warns(EvorlWarning, match="generation-000009/manifest.json: cannot be read"):
+    with pytest.warns(EvorlWarning, match="generation-000009/manifest.json: Not a directory"):
         assert train(*RESUME) == 0
     assert (run / "checkpoints" / "damaged-generation-000009").read_text() == "mine"
 
