@@ -18,8 +18,8 @@ from evorl.envs.games import is_game
 from evorl.envs.vector import for_evaluation
 from evorl.population import Policy, check_agents
 from evorl.population.evaluation import MAX_COPIES, EpisodeResults, evaluate, reported_keys
-from evorl.runs.champion import Score
 from evorl.runs.directory import load_elite, saved_config
+from evorl.runs.elite import Score
 from evorl.runs.hub import local_run
 from evorl.runs.launch import check, use_threads
 from evorl.runs.opponents import Task, benchmark_of, opponent_of

@@ -20,8 +20,8 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from evorl.config.errors import on_one_line
 from evorl.config.fields import RATING
 from evorl.league.standings import Standings
-from evorl.runs.champion import Score
 from evorl.runs.directory import LINEAGE, METRICS, STATE, Checkpoints
+from evorl.runs.elite import Score
 from evorl.runs.json_lines import JsonLines
 from evorl.runs.lineage import Stage, ancestors, reader_of, stage_of
 from evorl.runs.progress import progress_of

@@ -509,14 +509,12 @@ class CheckpointManager:
         agents = decode_agents(payload, str(path))
         if tuple(agent.id for agent in agents) != progress.league.archive:
             raise UserError(f"{path}: holds other agents than the league's standings")
-        for agent in agents:  # One at a time: the archive may hold several snapshots of one agent, and so an id twice.
+        for agent in agents:  # One at a time: the archive may hold several versions of one agent, and so an id twice.
             check_agents([agent], self._algorithm, str(path))
         return payload
 
     def _read_agents(self, progress: Progress, name: str, count: int) -> bytes:
-        """The contents of a file of `count` agents. Raises UserError if the number differs, or the agents fit
-        neither the algorithm nor the progress.
-        """
+        """The contents of a file of `count` agents. Raises UserError if they do not fit the run."""
         generation = progress.generation
         payload, path = self._checkpoints.read(generation, name), str(self._checkpoints.path(generation) / name)
         agents = decode_agents(payload, path)

@@ -21,8 +21,8 @@ from evorl.envs.spaces import EnvSpec
 from evorl.evolution.selection import TRUSTED_CORRELATION
 from evorl.population.evaluation import RANDOM
 from evorl.replay import Pace
-from evorl.runs.champion import Score
 from evorl.runs.directory import from_here
+from evorl.runs.elite import Score
 from evorl.runs.trust import code_to_allow
 from evorl.system.console import compact, digits, duration, say, speed
 from evorl.system.plugins import SCRIPT

@@ -211,6 +211,12 @@ class Checkpoints:
         """The contents of one file. Raises UserError if they differ from the manifest."""
         return self._read(generation, name, self.files(generation))
 
+    def agents(self, generation: int, name: str) -> list[Agent]:
+        """The agents in one file. Raises UserError like `read`, and if it is no file of agents."""
+        from evorl.system.formats import decode_agents
+
+        return decode_agents(self.read(generation, name), str(self.path(generation) / name))
+
     def _read(self, generation: int, name: str, files: Files) -> bytes:
         path = self.path(generation) / name
         if name not in files:

@@ -35,7 +35,6 @@ from evorl.runs.trust import refuse_code
 from evorl.seeding import torch_generator
 from evorl.system.console import digits
 from evorl.system.files import CHECKPOINTS, file_errors, read_json
-from evorl.system.formats import decode_agents
 from evorl.types import Agent, UserError
 
 State = NDArray[np.float32] | None
@@ -212,18 +211,16 @@ def _saved(run: Path, agent: int | None, generation: int | None) -> Agent:
         if number is not None and (isinstance(number, bool) or not isinstance(number, int | np.integer)):
             raise UserError(f"{name}: {shown(number)} is not a whole number")
     checkpoints = Checkpoints(run / CHECKPOINTS, keep=1)
-    there = checkpoints.generations()
-    if generation is not None and generation not in there:
-        known = ", ".join(map(str, there)) or "none"
-        raise UserError(f"{run}: has no checkpoint of generation {generation}; there are: {known}")
-    ids: list[int] = []
-    for number in reversed(there if generation is None else [generation]):
-        name = ELITE if agent is None else AGENTS
-        agents = decode_agents(checkpoints.read(number, name), str(checkpoints.path(number) / name))
-        found = agents if agent is None else [each for each in agents if each.id == agent]
-        if found:
-            return found[0]
-        ids += [each.id for each in agents if each.id not in ids]
+    generations = checkpoints.generations()
+    if generation is not None and generation not in generations:
+        listed = ", ".join(map(str, generations)) or "none"
+        raise UserError(f"{run}: has no checkpoint of generation {generation}; there are: {listed}")
+    ids: set[int] = set()
+    for number in reversed(generations if generation is None else [generation]):
+        agents = {member.id: member for member in checkpoints.agents(number, ELITE if agent is None else AGENTS)}
+        if agent is None or agent in agents:
+            return next(iter(agents.values())) if agent is None else agents[agent]
+        ids |= agents.keys()
     raise UserError(
         f"{run}: no checkpoint holds agent {agent}; there are: {', '.join(map(str, sorted(ids))) or 'none'}"
     )

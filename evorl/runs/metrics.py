@@ -20,7 +20,7 @@ from evorl.distributed import Placement
 from evorl.envs.episodes import Collected, Recent
 from evorl.population import Learner
 from evorl.runs.callbacks import LOGGED
-from evorl.runs.champion import Champion
+from evorl.runs.elite import Elite
 from evorl.runs.fitness import Fitness
 from evorl.tracking import AgentRecord, Points, Record
 from evorl.types import Agent
@@ -77,7 +77,7 @@ def generation_row(
     measured: Fitness,
     counts: Counts,
     progress: Mapping[str, Any],
-    elite: Champion,
+    elite: Elite,
     seconds: Mapping[str, float],
     config: AnyConfig,
 ) -> dict[str, Any]:

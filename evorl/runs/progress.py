@@ -13,7 +13,7 @@ from evorl.config import AnyConfig
 from evorl.config.errors import on_one_line
 from evorl.distributed import Placement
 from evorl.league.standings import Standings
-from evorl.runs.champion import Champion
+from evorl.runs.elite import Elite
 from evorl.system.processes import made_with
 from evorl.types import Number, UserError, Words
 
@@ -34,7 +34,7 @@ class Progress:
     evaluation_steps: Number = 0
     """The steps of all agents in evaluation, matches included."""
     next_id: Number = 0
-    elite: Champion = field(default_factory=Champion)
+    elite: Elite = field(default_factory=Elite)
     solved: bool = False
     wall_clock_seconds: Annotated[float, Field(ge=0)] = 0.0
     ranks: Annotated[int, Field(ge=1, le=1_000_000)] = 1
@@ -130,7 +130,7 @@ def progress_of(payload: bytes, where: str) -> Progress:
         key = on_one_line(".".join(map(str, first["loc"])), 200)
         raise UserError(f"{where}: {key}: {on_one_line(first['msg'], 200)}") from error
     saved = json.loads(payload)
-    for prefix, section, kind in (("", saved, Progress), ("elite.", saved.get("elite", {}), Champion)):
+    for prefix, section, kind in (("", saved, Progress), ("elite.", saved.get("elite", {}), Elite)):
         for attribute in fields(kind):
             # Defaults describe a new run, and would be wrong for one that has been trained.
             if attribute.name not in section:

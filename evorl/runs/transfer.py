@@ -104,7 +104,7 @@ def _newest(run: Path) -> list[Agent]:
     problem = "there is none"
     for generation in reversed(checkpoints.generations()):
         try:
-            return decode_agents(checkpoints.read(generation, AGENTS), str(checkpoints.path(generation) / AGENTS))
+            return checkpoints.agents(generation, AGENTS)
         except UserError as error:
             problem = str(error)
     raise UserError(f"{run}: no checkpoint can be read: {problem}")

@@ -409,9 +409,7 @@ def size_of(path: Path) -> int:
 
 def read_owner(directory: Path) -> dict[str, Any]:
     """The current or last owner of a directory's lock, or an empty dictionary if unknown."""
-    try:
-        with _open(directory / LOCK) as file:
-            owner = json.loads(file.read(10_000))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return owner if isinstance(owner, dict) else {}
+    with contextlib.suppress(OSError, ValueError, UserError):
+        owner = read_json(directory / LOCK)
+        return owner if isinstance(owner, dict) else {}
+    return {}

@@ -108,7 +108,8 @@ def _is_library(file: str) -> bool:
 
 
 def _is_installed(file: str) -> bool:
-    return bool({"site-packages", "dist-packages"} & set(Path(file).parts))
+    """True if a file lies in site-packages, those of the system and the user's own."""
+    return any(Path(file).is_relative_to(root) for root in (*site.getsitepackages(), site.getusersitepackages()))
 
 
 def _shown(file: str) -> str:
@@ -142,8 +143,7 @@ def is_installed(module: str) -> bool:
     except ValueError:  # No package, or `__main__`.
         return False
     files = [] if spec is None else spec.submodule_search_locations or [spec.origin or ""]
-    roots = [Path(root) for root in (*site.getsitepackages(), site.getusersitepackages())]
-    return bool(files) and all(any(Path(file).is_relative_to(root) for root in roots) for file in files)
+    return bool(files) and all(map(_is_installed, files))
 
 
 def import_from_here(module: str) -> ModuleType:

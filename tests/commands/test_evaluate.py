@@ -9,7 +9,7 @@ from evorl.commands import evaluate
 from evorl.commands.command import run_command
 from evorl.config import Environment
 from evorl.envs.vector import for_evaluation
-from evorl.runs.champion import Score
+from evorl.runs.elite import Score
 from evorl.types import UserError
 
 

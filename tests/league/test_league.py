@@ -25,7 +25,7 @@ from evorl.league.standings import Standings
 from evorl.population import Policy, initial_population
 from evorl.population.evaluation import Evaluator
 from evorl.report.data import load
-from evorl.runs.champion import Champion
+from evorl.runs.elite import Elite
 from evorl.runs.fitness import Fitness
 from evorl.runs.launch import check
 from evorl.runs.opponents import Task, opponent_of
@@ -116,7 +116,7 @@ class Level:
 
 def test_the_elite_goes_by_ratings_of_the_same_matches():
     settings, _, agents = made(size=2)
-    elite, evaluator = Champion(), Level()
+    elite, evaluator = Elite(), Level()
 
     def compete(ratings, rating_of_elite, generation):
         filled = np.array(ratings, dtype=float)

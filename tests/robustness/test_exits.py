@@ -332,16 +332,16 @@ def test_inputs_that_do_not_fit_memory_are_named(in_directory, capsys):
 
 
 def test_elite_is_measured_anew_under_another_max_steps(in_directory, monkeypatch):
-    from evorl.runs.champion import Champion
+    from evorl.runs.elite import Elite
 
-    forget, forgotten = Champion.forget, []
+    forget, forgotten = Elite.forget, []
 
     def noted(champion):
         forgotten.append(champion.returns)
         forget(champion)
         assert champion.score is None
 
-    monkeypatch.setattr(Champion, "forget", noted)
+    monkeypatch.setattr(Elite, "forget", noted)
     settings = "run.name=a", "evaluation.episodes=2", "evaluation.confirmation_episodes=4"
     assert train(*settings, "training.max_steps=80", "evaluation.max_steps=5") == 0
     with pytest.warns(EvorlWarning, match="not bit-exact: evaluation.max_steps changed from 5 to 9"):

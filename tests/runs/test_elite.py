@@ -10,7 +10,7 @@ import pytest
 from helpers.support import ROOT, agent, config, context, lines, train
 
 from evorl.evolution import SELECTIONS, evolve
-from evorl.runs.champion import Champion, Score, error_of_test, lower_bound, play_until_clear
+from evorl.runs.elite import Elite, Score, error_of_test, lower_bound, play_until_clear
 from evorl.runs.progress import PROGRESS, Progress, progress_of
 from evorl.types import Mutation, UserError
 
@@ -59,7 +59,7 @@ def test_the_mean_that_is_reported_is_not_too_high():
 def test_elite_with_a_lucky_mean_is_replaced():
     """The best of many single means would be some 50 too high here, and nobody could replace its agent."""
     rng = np.random.default_rng(2)
-    elite = Champion()
+    elite = Elite()
     for generation in range(15):
         best = max((rng.normal(230, 70, 10) for _ in range(4)), key=np.mean)
         again = None if elite.score is None else rng.normal(230, 70, 10)
@@ -69,7 +69,7 @@ def test_elite_with_a_lucky_mean_is_replaced():
 
 
 def elite_of(*returns, **others):
-    return Champion(returns, **{"generation": 3, "worst": min(returns), **others})
+    return Elite(returns, **{"generation": 3, "worst": min(returns), **others})
 
 
 def test_the_elite_gives_way_only_to_who_is_better_on_the_same_episodes():
@@ -105,7 +105,7 @@ def test_elite_is_measured_up_to_confirmation_episodes():
 
 
 def test_without_confirmation_the_means_that_chose_the_elite_are_its_score():
-    elite = Champion()
+    elite = Elite()
     assert elite.challenge(np.full(3, 5.0), None, None, 0, 1)
     assert not elite.challenge(np.full(3, 4.0), np.full(3, 6.0), None, 0, 2)
     assert elite.returns == (5.0,) * 3 + (6.0,) * 3
@@ -250,7 +250,7 @@ def test_an_unseen_return_of_nought_counts_where_no_agent_has_failed_yet():
 
 
 def test_the_worst_return_is_that_of_all_agents_and_not_of_faults():
-    elite = Champion()
+    elite = Elite()
     elite.see(np.array([[math.nan, 3.0], [math.inf, 4.0]]))
     assert elite.worst == 3.0
     elite.see(np.array([math.nan]))
@@ -341,6 +341,6 @@ def test_fewer_confirming_episodes_than_those_to_confirm_are_refused(in_director
 @pytest.mark.parametrize(("generations", "expected"), [(0, []), (2, [9, 10]), (5, [9, 10, 11, 12, 13])])
 def test_the_archive_competes_for_so_many_generations_and_no_longer(generations, expected):
     settings = config(f"evolution.selection.archive={generations}")
-    champion = Champion(generation=8)
+    champion = Elite(generation=8)
     champion.parents = [agent(id=2)]
     assert [now for now in range(9, 20) if champion.competing(settings, now)] == expected

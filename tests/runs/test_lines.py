@@ -9,8 +9,8 @@ from dataclasses import asdict
 import pytest
 from helpers.support import config, lines, train
 
-from evorl.runs.champion import Champion
 from evorl.runs.console import closing_lines, generation_line
+from evorl.runs.elite import Elite
 from evorl.system.console import compact
 from evorl.system.signals import Interrupted
 from evorl.types import Mutation
@@ -131,7 +131,7 @@ def test_without_confirmation_episodes_are_not_called_fresh(in_directory):
 def test_a_signal_while_the_next_elite_is_measured_tells_of_what_is_on_disk(
     generation, in_directory, monkeypatch, capsys
 ):
-    test, calls = Champion.reaches, []
+    test, calls = Elite.reaches, []
 
     def interrupted(*given, **named):
         calls.append(given)
@@ -139,7 +139,7 @@ def test_a_signal_while_the_next_elite_is_measured_tells_of_what_is_on_disk(
             raise Interrupted(signal.SIGINT)
         return test(*given, **named)
 
-    monkeypatch.setattr(Champion, "reaches", interrupted)
+    monkeypatch.setattr(Elite, "reaches", interrupted)
     train("run.name=a", "training.target_fitness=1e9", "evaluation.confirmation_episodes=3")
     summary = json.loads((in_directory / "runs" / "a" / "summary.json").read_text())
     said = "\n".join(capsys.readouterr().err.splitlines()[-2:])

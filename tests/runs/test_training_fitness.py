@@ -8,7 +8,7 @@ from helpers.support import agent, config, lines, train
 
 from evorl.algorithms import ALGORITHMS
 from evorl.population.evaluation import EpisodeResults
-from evorl.runs.champion import Champion
+from evorl.runs.elite import Elite
 from evorl.runs.fitness import SHIFT_EPISODES, Fitness, generation_fitness
 from evorl.runs.metrics import record_of
 from evorl.system.formats import encode_agents
@@ -119,7 +119,7 @@ def duel(evaluator, *returns, target=None, elite=9, had=None):
     """Agents 0, 1, ... with these training returns challenge agent 9, which `had` its own when it won."""
     settings = config(TRAINING, f"training.target_fitness={'null' if target is None else target}")
     agents = [agent(id=id) for id in range(len(returns))]
-    champion = Champion((5.0,), generation=1, training_fitness=had, worst=0.0) if elite else Champion()
+    champion = Elite((5.0,), generation=1, training_fitness=had, worst=0.0) if elite else Elite()
     champion.payload = encode_agents([agent(id=elite)]) if elite else b""
     fitness = Fitness.of_training(np.array(returns), np.full(len(returns), 20.0))
     solved = champion.compete(settings, agents, fitness, evaluator, 2)

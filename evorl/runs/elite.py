@@ -128,7 +128,7 @@ def play_until_clear(play: Play, part: int, most: int) -> Returns:
 
 
 @dataclass
-class Champion:
+class Elite:
     """The best agent so far (the elite): its score, its challenge by each generation's best, its test of the target.
 
     It won in generation `generation`; where training episodes gave the fitness, `training_fitness` is what it had then.
@@ -151,11 +151,6 @@ class Champion:
     repeats: bool | None = None
 
     def __post_init__(self) -> None:
-        """Raise ValueError for inconsistent fields, since they are read from files."""
-        if self.returns and (self.generation is None or self.worst is None or min(self.returns) < self.worst):
-            raise ValueError("an elite with returns has a generation, and none of them is below the worst of the run")
-        if self.is_tested and not (self.returns and self.tests):
-            raise ValueError("an elite that is tested has returns and is one of those that `tests` counts")
         self.payload: bytes = b""
         """The agent, encoded as a file of one agent; empty before there is one."""
         self.parents: list[Agent] = []
