@@ -40,7 +40,7 @@ from evorl.runs.directory import (
 from evorl.runs.progress import Progress, progress_of
 from evorl.seeding import derive_seed
 from evorl.system.console import WarnOnce, say
-from evorl.system.files import digest, file_errors, json_bytes, parse_json, reason
+from evorl.system.files import digest, file_errors, json_bytes, parse_json
 from evorl.system.formats import decode_agents, decode_tensors, encode_agents, encode_tensors
 from evorl.types import Agent, Number, Tensors, UserError, Words
 
@@ -66,9 +66,8 @@ def load_file(checkpoints: Checkpoints, number: int, file: str, load: Callable[[
 def prune(checkpoints: Checkpoints, warn_once: WarnOnce, best: int | None = None) -> None:
     """Remove older checkpoints, except that of generation `best`; warn if that fails."""
     try:
-        checkpoints.prune(best)
-    except OSError as error:
-        warn_once("prune", f"old checkpoints could not be removed: {reason(error, checkpoints.directory)}")
+        with file_errors(checkpoints.directory, "old checkpoints could not be removed: "):
+            checkpoints.prune(best)
     except UserError as error:
         warn_once("prune", str(error))
 
@@ -235,10 +234,10 @@ class InterimCheckpoints:
             episodes = self._environments.state_dict() if states else {}
         except Exception as error:  # Environments may raise anything, and a signal may have ended their processes.
             mine["problem"] = f"the state of the environments cannot be read: {on_one_line(repr(error), 200)}"
-        everyones = [json.loads(each) for each in ranks.gather_bytes(json_bytes(mine), "the other ranks' steps")]
-        if problem := next((each["problem"] for each in everyones if each["problem"]), ""):
+        replies = [json.loads(reply) for reply in ranks.gather_bytes(json_bytes(mine), "the other ranks' steps")]
+        if problem := next((reply["problem"] for reply in replies if reply["problem"]), ""):
             return str(problem)
-        total, limit = sum(each["bytes"] for each in everyones) / 1e6, self._config.checkpoint.max_replay_mb
+        total, limit = sum(reply["bytes"] for reply in replies) / 1e6, self._config.checkpoint.max_replay_mb
         if total > limit:
             return f"the experience takes {total:.0f} MB, more than checkpoint.max_replay_mb {limit:g}"
         files = {part_file(name, rank): encode_tensors(state) for name, state in states.items()}
@@ -248,7 +247,7 @@ class InterimCheckpoints:
             here.note_setup(self._config, self._placement)
             here.replay = True
             base = digest(encode_agents(agents))
-            position = Position(base, [each["steps"] for each in everyones], horizon, training_seconds, dict(seconds))
+            position = Position(base, [reply["steps"] for reply in replies], horizon, training_seconds, dict(seconds))
             files[STATE] = json_bytes({"progress": asdict(here), "position": asdict(position)})
         problem = self._directory.write_checkpoint(ranks, self._checkpoints, self._number, files)
         if not problem and ranks.is_main:
@@ -415,8 +414,8 @@ class CheckpointManager:
                     lost.append(
                         f"generation {generation} was cut short, and the checkpoint before it is gone or damaged"
                     )
-                known = self.interim.progress if going_on else None
-                self._warn_where_inexact(known or progress, lost)
+                interim = self.interim.progress if going_on else None
+                self._warn_where_inexact(interim or progress, lost)
                 self._restored, self._again = progress, again
                 return progress, agents
             if ranks.is_main:

@@ -461,7 +461,7 @@ class RunDirectory:
         path, before = self.path / RESUMES, []
         # A damaged file is replaced: training does not depend on it.
         with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError, UserError):
-            before = [each for each in read_json(path)["generations"] if isinstance(each, int)]
+            before = [number for number in read_json(path)["generations"] if isinstance(number, int)]
         with self._writing():
             write_json(path, {"generations": [*before, generation][-MOST_RESUMES:]})
 

@@ -177,16 +177,16 @@ def _load(
 ) -> LoadedAgent:
     """Load an agent from the directory `path`, in which `run` lies."""
     if agent is None and generation is None:
-        data, found = load_elite(path)
+        data, member = load_elite(path)
     else:
-        data, found = saved_settings(path), _saved(path, agent, generation)
+        data, member = saved_settings(path), _saved(path, agent, generation)
     config = saved_config(data)
     interface, reader = _interface(path, config, allow_code)
     if config.network.factory is not None:
         refuse_code(config, allow_code)
     algorithm = make_algorithm(config, interface)
-    check_agents([found], algorithm, str(path))
-    return LoadedAgent(found, config, algorithm, reader, seed, run)
+    check_agents([member], algorithm, str(path))
+    return LoadedAgent(member, config, algorithm, reader, seed, run)
 
 
 def _interface(run: Path, config: AnyConfig, allow_code: bool) -> tuple[EnvSpec, ObservationReader]:

@@ -115,15 +115,15 @@ def read_predecessors(config: AnyConfig, algorithm: Algorithm, runs: Sequence[Pa
 
     Raises UserError if a run cannot be read, or is of another environment or algorithm than `config`.
     """
-    found: list[Predecessor] = []
+    predecessors: list[Predecessor] = []
     for run in runs:
         try:
             with file_errors(run):
                 _check_task(config, run)
-                found += _of(run, config, algorithm)
+                predecessors += _of(run, config, algorithm)
         except UserError as error:
             raise UserError(f"evolution.initial: {error}") from error
-    return found
+    return predecessors
 
 
 def _check_task(config: AnyConfig, run: Path) -> None:

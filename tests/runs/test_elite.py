@@ -273,8 +273,6 @@ def test_progress_keeps_the_elite_over_a_file():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"worst": 1.5}, "here: elite: Value error, an elite with returns has a generation"),
-        ({"returns": []}, "here: elite: Value error, an elite that is tested has returns"),
         ({"worst": math.nan}, "here: elite.worst: Input should be a finite number"),
     ],
 )

@@ -408,7 +408,7 @@ def test_resume_goes_on_as_the_run_was_begun(in_directory, tmp_path):
         resume_command(in_directory / "nothing", [], program, None)
 
 
-def test_an_agent_of_large_rewards_is_taken_up():
+def test_check_agents_takes_large_rewards():
     ppo = algorithm("algorithm={name: ppo, rollout_steps: 16, batch_size: 8}")
     member = agent(dqn=ppo)
     member.state.rewards = RewardStats(1e3, 1e9, 1e18)
