@@ -122,7 +122,7 @@ class Actor(Closing):
         """Create the environments. Raises UserError if that fails."""
         self._config = config = validate(yaml.safe_load(context["config"]), SETTINGS)
         assert config.actors is not None
-        self._settings, self._steps = config.actors, config.algorithm.sent_steps
+        self._settings = config.actors
         self._index, self._attempt, self._rank = index, attempt, context["rank"]
         self._mine = range(index * self._settings.queue, (index + 1) * self._settings.queue)
         self._board = Board(self._settings.count, SharedMemory(board), lock)
@@ -138,7 +138,6 @@ class Actor(Closing):
             self.close()
             raise
         self._generation = -1
-        self._since_fetch = 0
         self._max_staleness: int = context["max_staleness"]
         self._learner_device = torch.device(context["learner_device"])
         self._acting: Acting
@@ -165,7 +164,7 @@ class Actor(Closing):
                 answer = self._saved() if slot == SAVE else self._restored(reader)
                 write_all(writer, MESSAGE.pack(slot, len(answer), 0) + answer)
                 continue
-            while not self._fetch_if_due():
+            while not self._fetch():
                 self._begin()
             acting = self._acting
             states, _ = split_states(self._algorithm, acting.states)
@@ -189,18 +188,14 @@ class Actor(Closing):
     def _beat(self) -> None:
         self._board.beats[self._index] = time.monotonic()
 
-    def _fetch_if_due(self) -> bool:
-        """Fetch parameters if that is due before the next rollout; False if another generation is published."""
+    def _fetch(self) -> bool:
+        """Fetch parameters before the next rollout; False if another generation is published."""
         if self._board.generation != self._generation:
             return False
-        if self._since_fetch >= self._settings.fetch_steps:
-            acting = self._acting
-            version = self._board.fetch(acting.flat, acting.states, self._generation)
-            self._since_fetch, acting.version = 0, version or 0
-            if version is None:
-                return False
-        self._since_fetch += self._steps
-        return True
+        acting = self._acting
+        version = self._board.fetch(acting.flat, acting.states, self._generation)
+        acting.version = version or 0
+        return version is not None
 
     def _begin(self) -> None:
         """Build a policy for the published generation, unless another one replaces it meanwhile."""
@@ -216,7 +211,6 @@ class Actor(Closing):
         version = self._board.fetch(flat, states, self._generation)
         if version is None:
             return
-        self._since_fetch = 0
         generator = torch.Generator().manual_seed(seed("acting"))
         policy = Policy(
             described.agents, self._algorithm, generator, lambda size: flat[:size], planned_for=self._learner_device

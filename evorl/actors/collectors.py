@@ -18,8 +18,8 @@ from evorl.config import AnyConfig
 from evorl.envs import Environments
 from evorl.envs.spaces import ObservationSpec
 from evorl.population import Learner, Policy
-from evorl.population.learner import AGREED, COMMON, compute_gradients, read_state, split_states, write_state
-from evorl.replay.received import GradientMemory, ReceivedRollouts, ReceivedSettings
+from evorl.population.learner import COMMON, compute_gradients, read_state, split_states, write_state
+from evorl.replay.received import GradientMemory, ReceivedRollouts
 from evorl.replay.rollouts import RolloutLayout, RolloutMemory
 from evorl.replay.storage import Empty, Field
 from evorl.replay.transitions import ERROR
@@ -114,33 +114,33 @@ class TransitionCollector(RolloutCollector):
 
 
 class GradientCollector:
-    """Computes the gradient of rollouts with the parameters that collected them."""
+    """Computes the gradient of a rollout with the parameters that collected them."""
 
     def __init__(self, acting: Acting) -> None:
         policy, config = acting.policy, acting.config
         self._rollouts = RolloutCollector(acting)
         self._memory = rollout_slot(policy, config)(lambda shape, dtype: torch.empty(shape, dtype=dtype))
         self._learner = Learner(policy)
-        settings = config.algorithm
+        one = config.algorithm.model_copy(update={"rollouts": 1, "passes": 1})
         self._received = ReceivedRollouts(
-            ReceivedSettings(settings.rollout_steps, settings.grad_sync_steps, passes=1, normalized=()),
+            config.model_copy(update={"algorithm": one}),
             policy.algorithm.interface.parts,
+            normalized=(),
+            rank=0,
             gather=lambda numbers: numbers[None],
             device=torch.device("cpu"),
             stopwatch=Stopwatch(),
         )
         self._received.begin(policy, generation=0)
-        self._together: int = settings.grad_sync_steps
 
     def collect(self, slot: GradientMemory, beat: Callable[[], None]) -> None:
-        """Fill a slot with the mean gradient of `grad_sync_steps` rollouts."""
+        """Fill a slot with the gradient of a rollout."""
         slot.write(self._gradient(beat))
 
     def _gradient(self, beat: Callable[[], None]) -> Batch:
-        """Collect rollouts and return their gradient as a batch."""
-        for _ in range(self._together):
-            self._rollouts.collect(self._memory, beat)
-            self._received.extend(self._memory)
+        """Collect a rollout and return its gradient as a batch."""
+        self._rollouts.collect(self._memory, beat)
+        self._received.extend(self._memory)
         (batch,) = self._received.batches()
         return compute_gradients(self._learner, batch)
 
@@ -177,7 +177,7 @@ def gradient_slot(policy: Policy, config: AnyConfig) -> Callable[[Empty], Gradie
     """The factory of slots for gradients of these agents."""
     agents, algorithm = len(policy.agents), policy.algorithm
     sizes = {
-        name: sum(stack.networks[name].parameters.flat.numel() for stack in policy.stacks) + len(AGREED) * agents
+        name: sum(stack.networks[name].parameters.flat.numel() for stack in policy.stacks) + agents
         for name in algorithm.networks
     }
     return lambda empty: GradientMemory(sizes, (*COMMON, *algorithm.metrics), agents, empty)

@@ -15,7 +15,7 @@ from evorl.algorithms.a2c import A2C, A2CSettings
 from evorl.config.fields import HyperparameterRange, Size
 from evorl.distributed import Placement
 from evorl.replay import Experience, Pace
-from evorl.replay.received import ReceivedRollouts, ReceivedSettings
+from evorl.replay.received import ReceivedRollouts
 from evorl.replay.statistics import normalized
 from evorl.system.stopwatch import Stopwatch
 from evorl.types import Batch, UserError
@@ -58,6 +58,11 @@ class Asynchronous(A2C):
 
     Settings = AsynchronousSettings
 
+    @property
+    def minibatches(self) -> int:
+        """The number of shuffled parts of a batch in each pass, of one update each."""
+        return 1
+
     def pace(self, copies: int) -> Pace:
         """Update-to-data ratio of `passes` updates on each batch of `rollouts`.
 
@@ -77,17 +82,15 @@ class Asynchronous(A2C):
     def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> Experience:
         """The buffer that joins the rollouts this rank receives into batches."""
         return ReceivedRollouts(
-            self.received_settings(placement),
+            self.config,
             self.interface.parts,
+            minibatches=self.minibatches,
+            normalized=self.normalized_parts,
+            rank=placement.ranks.rank,
             gather=placement.gather_copies,
             device=placement.ranks.device,
             stopwatch=stopwatch,
         )
-
-    def received_settings(self, placement: Placement) -> ReceivedSettings:
-        """The number of received rollouts in a batch on this rank, and of updates with each."""
-        settings: AsynchronousSettings = self.settings
-        return ReceivedSettings(settings.rollout_steps, settings.rollouts, settings.passes, self.normalized_parts)
 
     def normalized_advantage(self, advantage: Tensor, batch: Batch) -> Tensor:
         """Advantages [P, B], normalised over the batch if that is configured."""

@@ -23,18 +23,6 @@ MAX_WORKER_RATIO = 2.0
 # Losses of values
 
 
-def clipped_value_loss(value: Tensor, old_value: Tensor, target: Tensor, clip: Tensor) -> Tensor:
-    """Value loss of PPO, max((V - R)^2, (V' - R)^2) / 2 with V' = V_old + clamp(V - V_old, -clip, clip), [P, B].
-
-    All are [P, B] but `clip`, which is [P]. From the authors' implementation of PPO (Dhariwal et al. 2017); compared in
-    arXiv 2006.05990.
-    """
-    _same_shape("clipped_value_loss", value=value, old_value=old_value, target=target)
-    bound = clip.unsqueeze(-1)
-    near = old_value + (value - old_value).clamp(-bound, bound)
-    return 0.5 * torch.maximum((value - target).square(), (near - target).square())
-
-
 def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     """Cross-entropy -sum_n p_n log softmax(l)_n [P, B] between `target` p and the softmax of `logits` l (C51's loss).
 
@@ -245,16 +233,14 @@ def v_trace(
     ended: Tensor,
     discount: Tensor,
     trace: Tensor,
-    rho_clip: Tensor,
-    c_clip: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """V-trace value targets and advantages, both [T, P, B] (arXiv 1802.01561, eq. 1 and section 4.2).
 
     The targets are v_t = V_t + a_t with a_t = rho_t delta_t + discount c_t a_t+1 and the td_error delta_t of `gae`.
 
     `log_ratio` is each action's log-probability under the target policy minus that under the behaviour policy. The
-    importance weight, its exponential, is clipped at `rho_clip` in rho, and at `c_clip`, times `trace` (remark 2), in
-    the trace coefficients c; each of these is [P], like `discount`. `reward`, `value` V(s), `next_value` V(s') and
+    importance weight, its exponential, is clipped at 1 in rho, and in the trace coefficients c, which `trace` [P]
+    multiplies (remark 2); `discount` is [P]. `reward`, `value` V(s), `next_value` V(s') and
     `terminated` are [T, P, B]. `ended` marks where an episode terminated or was truncated, across which nothing flows
     back. A truncated step, and the last one, bootstrap from `next_value` alone.
 
@@ -267,9 +253,8 @@ def v_trace(
         "v_trace", log_ratio=log_ratio, reward=reward, value=value, next_value=next_value, terminated=terminated,
         ended=ended,
     )  # fmt: skip
-    ratio, factor = log_ratio.exp(), discount.unsqueeze(-1)
-    rho = torch.minimum(ratio, rho_clip.unsqueeze(-1))
-    decay = (discount * trace).unsqueeze(-1) * torch.minimum(ratio, c_clip.unsqueeze(-1)) * (~ended)
+    rho, factor = log_ratio.exp().clamp(max=1), discount.unsqueeze(-1)
+    decay = (discount * trace).unsqueeze(-1) * rho * (~ended)
     target = _accumulated(rho * (td_target(reward, terminated, factor, next_value) - value), decay)
     target += value
     following = next_value.clone()

@@ -28,29 +28,16 @@ from evorl.algorithms.functional import (
 )
 from evorl.config import Config
 from evorl.config.fields import HyperparameterRange, Positive, Rate, Size
-from evorl.distributed import Placement
 from evorl.envs.spaces import EnvSpec
 from evorl.networks.distributions import Likelihood
 from evorl.networks.stack import Periodic, Stack
 from evorl.replay import Pace
-from evorl.replay.received import ReceivedSettings
 from evorl.types import Agent, Batch, Tensors, UserError
 
 
 class IMPALASettings(AsynchronousSettings):
     name: str = "impala"
     learning_rate: Rate = 1e-3
-    rho_clip: Positive = 1.0
-    """The clipping threshold of the importance weights (rho) of the td_errors and of the policy gradient."""
-    c_clip: Positive = 1.0
-    """The clipping threshold of the importance weights in the trace coefficients (c), which `gae_lambda` multiplies."""
-    replayed_rollouts: Annotated[int, Field(ge=0, le=4096)] = 0
-    """Older rollouts in each batch in addition to its `rollouts` new ones: drawn uniformly, on each rank from its own.
-    Their bootstrap values are those computed when they arrived."""
-    kept_rollouts: Size = 64
-    """The number of the generation's most recent rollouts from which the older ones are drawn."""
-
-    hyperparameters: ClassVar[tuple[str, ...]] = (*AsynchronousSettings.hyperparameters, "rho_clip", "c_clip")
 
 
 class IMPALA(Asynchronous):
@@ -58,17 +45,6 @@ class IMPALA(Asynchronous):
 
     Settings = IMPALASettings
     metrics: tuple[str, ...] = (*Asynchronous.metrics, "importance_weight")
-
-    def received_settings(self, placement: Placement) -> ReceivedSettings:
-        """Received rollouts, and older ones that are replayed beside them."""
-        settings: IMPALASettings = self.settings
-        return replace(
-            super().received_settings(placement),
-            replayed=settings.replayed_rollouts,
-            kept=settings.kept_rollouts if settings.replayed_rollouts else 0,
-            seed=self.config.seed,
-            rank=placement.ranks.rank,
-        )
 
     @torch.no_grad()
     def with_targets(self, stack: Stack, batch: Batch, likelihood: Likelihood, value: Tensor) -> Batch:
@@ -97,8 +73,6 @@ class IMPALA(Asynchronous):
             ended,
             hparams["gamma"],
             hparams["gae_lambda"],
-            hparams["rho_clip"],
-            hparams["c_clip"],
         )
         return {
             "advantage": self.normalized_advantage(flattened(advantage), batch),
@@ -141,6 +115,10 @@ class APPO(IMPALA):
         self.target_rule = Periodic("target_period", times=settings.passes * settings.minibatches)
         super().__init__(config, interface)
 
+    @property
+    def minibatches(self) -> int:
+        return int(self.settings.minibatches)
+
     def pace(self, copies: int) -> Pace:
         """Update-to-data ratio of `passes` times `minibatches` updates on each batch of `rollouts`.
 
@@ -148,7 +126,6 @@ class APPO(IMPALA):
         """
         settings: APPOSettings = self.settings
         pace, parts = super().pace(copies), settings.minibatches
-        # The first batch of a generation has no replayed rollouts yet.
         rollouts = settings.rollouts * self.config.environment.num_envs
         unit, sequences = "steps", rollouts * settings.rollout_steps
         if self.networks["policy"].architecture.recurrent:
@@ -165,9 +142,6 @@ class APPO(IMPALA):
         updates = agent.state.updates["policy"]
         agent.state.updates["policy"] = updates + -updates % (self.settings.passes * self.settings.minibatches)
         return super().adopt(agent, origin)
-
-    def received_settings(self, placement: Placement) -> ReceivedSettings:
-        return replace(super().received_settings(placement), minibatches=self.settings.minibatches)
 
     def batch_targets(self, stack: Stack, batch: Batch) -> Tensors:
         """V-trace targets [P, B] with the target network as target policy and value function.

@@ -8,19 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from evorl.algorithms.a2c import A2C, A2CSettings
-from evorl.algorithms.functional import approximate_kl, clip_fraction, clipped_surrogate, clipped_value_loss
+from evorl.algorithms.functional import approximate_kl, clip_fraction, clipped_surrogate
 from evorl.config.fields import Fraction, HyperparameterRange, Positive, Rate, Size
 from evorl.networks.distributions import Likelihood
 from evorl.networks.stack import Stack
 from evorl.replay.rollouts import parts_of
-from evorl.types import Batch, Loss, Tensors
-
-KL_MARGIN = 1.5
-"""An agent stops learning from a rollout once its KL from the behaviour policy exceeds this multiple of `target_kl`."""
+from evorl.types import Batch, Tensors
 
 
 class PPOSettings(A2CSettings):
@@ -35,11 +31,6 @@ class PPOSettings(A2CSettings):
     """Steps in a minibatch of an agent, on each rank; see `split_batches`."""
     clip: Positive = 0.2
     """The distance from 1 at which the ratio of new to old probability is clipped."""
-    value_clip: Positive | None = None
-    """The clipping range of the value around its old value, in the clipped value loss; null does not clip."""
-    target_kl: Positive | None = None
-    """An agent stops learning from a rollout once its approximate KL divergence from the behaviour policy exceeds 1.5
-    times this; null sets no limit."""
 
     def as_used(self, name: str, value: float, num_envs: int, *, recurrent: bool) -> float:
         """An agent's hyperparameter as training uses it: `batch_size` is the actual size of minibatches."""
@@ -54,8 +45,6 @@ class PPOSettings(A2CSettings):
         "epochs",
         "batch_size",
         "clip",
-        "value_clip",
-        "target_kl",
     )
     ranges: ClassVar[Mapping[str, HyperparameterRange]] = {
         "learning_rate": HyperparameterRange(min=1e-4, max=3e-3),
@@ -72,28 +61,10 @@ class PPO(A2C):
     report_every = 7
     metrics = (*A2C.metrics, "approx_kl", "clip_fraction")
 
-    @property
-    def stops_early(self) -> bool:
-        return self.settings.target_kl is not None
-
-    def loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
-        """Actor-critic loss of a minibatch, with the KL limit of early stopping if `target_kl` is set."""
-        loss, limit = super().loss(stack, batch, generator), stack.hyperparameters.get("target_kl")
-        if limit is not None:
-            loss.divergence, loss.limit = "approx_kl", KL_MARGIN * limit
-        return loss
-
     def policy_loss(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensor:
         """Clipped surrogate loss [P, B]."""
         log_ratio = likelihood.log_prob - batch.columns["log_prob"]
         return clipped_surrogate(log_ratio, batch.columns["advantage"], stack.hyperparameters["clip"])
-
-    def value_loss(self, stack: Stack, batch: Batch, value: Tensor) -> Tensor:
-        """Half the squared error of the value [P, B], clipped if `value_clip` is set."""
-        clip = stack.hyperparameters.get("value_clip")
-        if clip is None:
-            return super().value_loss(stack, batch, value)
-        return clipped_value_loss(value, batch.columns["value"], batch.columns["return"], clip)
 
     def more_metrics(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensors:
         """The approximate KL from the behaviour policy and whether the ratio is clipped, each [P, B]."""

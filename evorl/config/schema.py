@@ -173,12 +173,9 @@ class ActorSettings(Section):
     queue: Annotated[int, Field(ge=1, le=256)] = 2
     """Rollout slots of an actor, for the one it is collecting and those that wait for the learner; it blocks if none is
     free."""
-    fetch_steps: Count = 1
-    """Steps of each environment after which an actor fetches the learner's parameters, at its next rollout; an actor
-    of `a3c_shared` fetches them with each update that it makes."""
     max_staleness: Annotated[int, Field(ge=0, le=10**9)] | None = None
     """Updates by which a rollout's parameters may be behind when it is received; staler ones are discarded. Null is
-    twice the most that full queues and `fetch_steps` can cause."""
+    twice the most that full queues can cause."""
     lockstep: bool = False
     """For tests and debugging: actors take turns with the learner and each other, so that a run can be repeated."""
     timeout: Seconds = 60.0

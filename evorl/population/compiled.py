@@ -59,9 +59,8 @@ class Compiler:
     """Caches compiled functions per objective and layout of a stack, across generations.
 
     A function computes the flat gradient of a loss, the loss per sample and its errors, if any; averaging over ranks,
-    the optimiser step and target updates follow outside. Losses that sample random numbers or limit a divergence,
-    recurrent batches, and updates whose metrics are reported are not compiled. Inductor caches compiled code on disk
-    for later runs.
+    the optimiser step and target updates follow outside. Losses that sample random numbers, recurrent batches, and
+    updates whose metrics are reported are not compiled. Inductor caches compiled code on disk for later runs.
 
     On a CPU, layouts that differ only in the widths of hidden layers share a function if `any_widths`. Which one a
     layout gets does not depend on those compiled before, so a resumed run computes the same as an uninterrupted one.
@@ -130,8 +129,8 @@ class Compiler:
             return _gradient(objective, *_rebuilt(stack, batch, iter(values)), generator)
 
         before = generator.get_state()
-        loss = objective.loss(stack, batch, generator)
-        if loss.divergence is not None or not torch.equal(generator.get_state(), before):
+        objective.loss(stack, batch, generator)
+        if not torch.equal(generator.get_state(), before):
             return None, False
         is_general = self._any_widths and batch.weight.device.type == "cpu"
         trace = self._trace(gradient, objective, stack, batch) if is_general else None

@@ -38,8 +38,6 @@ COMMON = ("loss", "gradient_norm")
 """Metrics reported for every objective."""
 GUARDED = "loss", "gradient norm"
 """The numbers of an agent that must be finite for it to take a step."""
-AGREED = "loss", "divergence"
-"""Each agent's numbers that go with a flat gradient, so that all ranks decide alike who takes a step."""
 NUMBERS = ("count", "partial", "common", "suspicious", "phase")
 """The whole numbers in a state."""
 WHERE, SUMS = "the learner", "sums/"
@@ -155,12 +153,10 @@ class Learner:
     networks: list[dict[str, NetworkLearner]]
     """Optimiser and target of each network, for each stack."""
     gradients: Tensors
-    """Each network's flat gradient in all stacks, then every agent's `AGREED`, so one collective averages all."""
+    """Each network's flat gradient in all stacks, then every agent's loss, so one collective averages both."""
     _algorithm: Algorithm
     _losses: dict[str, Sequence[Tensor]]
     """Views of `gradients`: the losses [P] of each stack, by network."""
-    _divergences: dict[str, Sequence[Tensor]]
-    """Views of `gradients`: the divergences [P] of each stack, by network."""
     _sums: list[dict[tuple[str, tuple[str, ...]], Tensor]]
     """For each stack, by network and names of metrics: their sums and the count of agents, [metrics + 1, P]."""
     _healthy: list[Tensor]
@@ -196,12 +192,11 @@ class Learner:
             name: [stack.networks[name].parameters.flat.numel() for stack in policy.stacks]
             for name in self._algorithm.networks
         }
-        parts = {name: [*own, *[count] * len(AGREED)] for name, own in sizes.items()}
+        parts = {name: [*own, count] for name, own in sizes.items()}
         self.gradients = {name: torch.zeros(sum(own), device=device) for name, own in parts.items()}
         members = [len(policy.places(stack)) for stack in policy.stacks]
         gradients = {name: flat.split(parts[name]) for name, flat in self.gradients.items()}
-        self._losses = {name: own[-2].split(members) for name, own in gradients.items()}
-        self._divergences = {name: own[-1].split(members) for name, own in gradients.items()}
+        self._losses = {name: own[-1].split(members) for name, own in gradients.items()}
         self.networks = [
             self._network_learners(stack, {name: parts[index] for name, parts in gradients.items()})
             for index, stack in enumerate(policy.stacks)
@@ -390,28 +385,24 @@ class Learner:
         Metrics are kept only if `reported`.
         """
         name, stacks = objective.network, self.policy.stacks
-        networks, divergences = [own[name] for own in self.networks], self._divergences[name]
+        networks = [own[name] for own in self.networks]
         losses = self.losses(objective, parts, reported)
         metrics: list[Tensors] = [{}] * len(stacks)
         for index, (loss, part) in enumerate(zip(losses, parts, strict=True)):
-            if reported or loss.divergence is not None:
+            if reported:
                 metrics[index] = _means(loss, part)
-            if loss.divergence is not None:
-                divergences[index].copy_(metrics[index][loss.divergence])
         flat = self.gradients[name]
         with self._stopwatch("communication"):
             self._average(flat)
         # On a CPU the sum of squares reveals non-finite values and norms in 4 us, where all norms take 25 to 60.
         self._suspicious = self._suspicious or flat.device.type != "cpu" or not math.isfinite(flat.dot(flat))
         took: list[Tensor | None] = []
-        for index, (stack, network, loss, own) in enumerate(zip(stacks, networks, losses, active, strict=True)):
-            divergence, limit = divergences[index], objective.max_grad_norm
+        for index, (stack, network, own) in enumerate(zip(stacks, networks, active, strict=True)):
+            mean_loss, limit = self._losses[name][index], objective.max_grad_norm
             # Norms cost 25 to 60 us; where nothing reads them, any tensor stands in.
-            norms = network.norms() if self._suspicious or limit is not None or reported else divergence
+            norms = network.norms() if self._suspicious or limit is not None or reported else mean_loss
             if self._suspicious:
-                own = self._quarantine(index, own, torch.stack((self._losses[name][index] + divergence, norms)))
-            if loss.limit is not None:
-                own = (self._healthy[index] if own is None else own) * (divergence <= loss.limit)
+                own = self._quarantine(index, own, torch.stack((mean_loss, norms)))
             clip = None if limit is None else _share_within(limit(stack), norms)
             network.step(stack, objective.learning_rate(stack), own, clip)
             if reported:

@@ -6,7 +6,6 @@ all parameters of a network; K numbers for each of N recurrent units.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,13 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from evorl.config import AnyConfig
 from evorl.envs.episodes import Collected
 from evorl.envs.spaces import ObservationSpecs, as_numbers
 from evorl.replay.experience import Experience, Population
 from evorl.replay.rollouts import Minibatches, RolloutMemory
 from evorl.replay.statistics import Gather, RolloutStatistics
 from evorl.replay.storage import Empty
-from evorl.seeding import numpy_generator, torch_generator
+from evorl.seeding import torch_generator
 from evorl.system.stopwatch import Stopwatch
 from evorl.types import Batch, RecurrentInput, Tensors
 
@@ -28,25 +28,6 @@ TINY = 1e-12
 """Divisor in place of a zero sum of weights."""
 LEARNED = ("reward", "terminated", "truncated", "valid")
 """Columns of each step used for learning, besides the policy's own outputs."""
-
-
-@dataclass(frozen=True)
-class ReceivedSettings:
-    """A batch is `rollouts` rollouts of `steps` steps, used for `passes` passes, each in `minibatches` parts.
-
-    Agents normalise the `normalized` parts. Each batch adds `replayed` older rollouts, drawn by `seed` and `rank` from
-    the previous `kept` ones.
-    """
-
-    steps: int
-    rollouts: int
-    passes: int
-    normalized: tuple[str, ...]
-    minibatches: int = 1
-    replayed: int = 0
-    kept: int = 0
-    seed: int = 0
-    rank: int = 0
 
 
 @dataclass(frozen=True)
@@ -61,37 +42,43 @@ class Received:
 class ReceivedRollouts(Experience):
     """Joins actors' rollouts into batches, each used once or for several passes, whole or in shuffled minibatches.
 
-    Older rollouts of the same agents may be replayed beside them (arXiv 1802.01561, section 5.2.2). The bootstrap
-    values after a rollout, or after a truncated step in it, come from the learner's policy when the rollout arrives.
+    The bootstrap values after a rollout, or after a truncated step in it, come from the learner's policy when the
+    rollout arrives.
     """
 
     def __init__(
         self,
-        settings: ReceivedSettings,
+        config: AnyConfig,
         parts: ObservationSpecs,
         *,
+        minibatches: int = 1,
+        normalized: Sequence[str],
+        rank: int,
         gather: Gather,
         device: torch.device,
         stopwatch: Stopwatch,
     ) -> None:
-        super().__init__(settings.steps * settings.rollouts, gather=gather, device=device, stopwatch=stopwatch)
-        self._settings = settings
+        """A batch is the algorithm's `rollouts` rollouts, used for `passes` passes, each in shuffled `minibatches`.
+
+        The `normalized` parts of observations are normalised.
+        """
+        settings = config.algorithm
+        steps = settings.rollout_steps * settings.rollouts
+        super().__init__(steps, gather=gather, device=device, stopwatch=stopwatch)
+        self._settings, self._minibatches = settings, minibatches
+        self._seed, self._rank = config.seed, rank
         self._parts = parts
+        self._normalized = normalized
         self._statistics = RolloutStatistics(gather, stopwatch)
         self._waiting: list[Received] = []
-        self._kept: deque[Received] = deque(maxlen=settings.kept)
-        self._rng: np.random.Generator
         self._generator: torch.Generator
 
     def begin(self, policy: Population, generation: int) -> None:
         """Start a generation with the agents of `policy`, discarding other agents' rollouts."""
         super().begin(policy, generation)
         self._waiting = []
-        self._kept.clear()
-        seed, rank = self._settings.seed, self._settings.rank
-        self._rng = numpy_generator(seed, generation=generation, rank=rank, purpose="replayed rollouts")
         self._generator = torch_generator(
-            seed, generation=generation, rank=rank, purpose="minibatches", device=self._device
+            self._seed, generation=generation, rank=self._rank, purpose="minibatches", device=self._device
         )
 
     def extend(self, slot: RolloutMemory) -> None:
@@ -114,12 +101,10 @@ class ReceivedRollouts(Experience):
         with self._stopwatch("communication"):
             steps = np.asarray(self._gather(np.asarray(steps)).sum(0))
         with self._stopwatch("sampling"):
-            learned = [*waiting, *self._replayed()]
-            self._kept.extend(waiting)
-            observation = _joined([each.observation for each in learned])
-            columns = _joined([each.columns for each in learned])
+            observation = _joined([rollout.observation for rollout in waiting])
+            columns = _joined([rollout.columns for rollout in waiting])
             valid = columns["valid"]
-            states = [each.state for each in learned if each.state is not None]
+            states = [rollout.state for rollout in waiting if rollout.state is not None]
             recurrent = RecurrentInput(torch.cat(states, 1), columns.pop("started")) if states else None
             weight = valid.flatten(1).float()
             weight /= weight.sum(-1, keepdim=True).clamp(min=1)
@@ -128,15 +113,11 @@ class ReceivedRollouts(Experience):
             batch = replace(batch, columns={**batch.columns, **self._policy.batch_targets(batch)})
         yield from self._parts_of(batch)
         self._policy.acted(steps)
-        # Replayed rollouts are already in the statistics.
-        new = sum(each.columns["valid"].shape[2] for each in waiting)
-        self._update_observation_stats(
-            {name: part[:, :, :new] for name, part in observation.items()}, valid[:, :, :new]
-        )
+        self._update_observation_stats(observation, valid)
 
     def _parts_of(self, batch: Batch) -> Iterator[Batch]:
         """The batch in each pass, or its minibatches."""
-        passes, parts = self._settings.passes, self._settings.minibatches
+        passes, parts = self._settings.passes, self._minibatches
         if parts == 1:
             yield from [batch] * passes
             return
@@ -148,11 +129,6 @@ class ReceivedRollouts(Experience):
                 part = minibatch(batch, index, counted)
             yield part
 
-    def _replayed(self) -> list[Received]:
-        """Draw older rollouts to replay, or none before the first batch."""
-        count = self._settings.replayed if self._kept else 0
-        return [self._kept[index] for index in self._rng.integers(len(self._kept) or 1, size=count)]
-
     def _next_values(self, slot: RolloutMemory, like: Tensor) -> Tensor:
         """Bootstrap values [P, T, E] of next observations at truncated and last steps; others are unused."""
         values = torch.zeros_like(like)
@@ -163,7 +139,7 @@ class ReceivedRollouts(Experience):
 
     def _update_observation_stats(self, observation: Tensors, valid: Tensor) -> None:
         """Update the observation statistics with the observations just learned from."""
-        for part in self._settings.normalized:
+        for part in self._normalized:
             seen = as_numbers(observation[part], self._parts[part]).transpose(0, 1)
             samples = seen.reshape(*seen.shape[:3], -1)
             self._policy.update_observation_stats(part, self._statistics.moments(samples, valid.transpose(0, 1)))
@@ -231,22 +207,15 @@ class GradientMemory:
             values.copy_(batch.columns[name].squeeze(-1))
 
 
-@dataclass(frozen=True)
-class GradientSettings:
-    """Average `gradients` gradients of `steps` steps each per update."""
-
-    steps: int
-    gradients: int
-
-
 class ReceivedGradients(Experience):
     """Passes on actors' gradients in arrival order, one at a time or averaged over several."""
 
     def __init__(
-        self, settings: GradientSettings, *, gather: Gather, device: torch.device, stopwatch: Stopwatch
+        self, steps: int, gradients: int, *, gather: Gather, device: torch.device, stopwatch: Stopwatch
     ) -> None:
-        super().__init__(settings.steps * settings.gradients, gather=gather, device=device, stopwatch=stopwatch)
-        self._settings = settings
+        """Average `gradients` gradients of `steps` steps each per update."""
+        super().__init__(steps * gradients, gather=gather, device=device, stopwatch=stopwatch)
+        self._gradients = gradients
         self._waiting: list[Batch] = []
         self._steps = np.zeros(0)
 
@@ -265,7 +234,7 @@ class ReceivedGradients(Experience):
 
     def batches(self) -> Iterator[Batch]:
         """Yield the mean gradient once enough have arrived; every rank of the agents contributes equally many."""
-        if len(self._waiting) < self._settings.gradients:
+        if len(self._waiting) < self._gradients:
             return
         waiting, self._waiting = self._waiting, []
         with self._stopwatch("communication"):

@@ -56,8 +56,7 @@ def test_advantages_are_scaled_where_that_is_set(name):
 
 
 def test_the_learner_repeats_the_updates_that_actors_make_to_shared_parameters():
-    """Each gradient but the first is one update behind."""
-    lockstep = "actors={count: 2, lockstep: true, fetch_steps: 1000, max_staleness: 9}"
+    lockstep = "actors={count: 2, lockstep: true}"
     with Learning(SHARED, lockstep, start=False) as learning:
         # No fifth rollout, whose update an actor could make before the parameters are compared.
         learning.begin(1, steps=4 * 5)
@@ -118,10 +117,9 @@ def bound(*settings):
         return max_staleness(apex, make_algorithm(apex, one.interface), 1)
 
 
-def test_the_bound_on_staleness_counts_the_rollouts_between_two_fetches():
+def test_the_bound_on_staleness_counts_the_rollouts_that_wait():
     """Rollouts have 16 steps, each with as many updates."""
-    assert bound("algorithm.learn_step=1", "actors={queue: 2, fetch_steps: 16}") == 2 * 2 * 16
-    assert bound("algorithm.learn_step=1", "actors={queue: 2, fetch_steps: 100}") == 2 * (2 + 6) * 16
+    assert bound("algorithm.learn_step=1", "actors={queue: 2}") == 2 * 2 * 16
 
 
 @pytest.mark.parametrize(("size", "updates"), [(1, 0.25), (2, 1)])

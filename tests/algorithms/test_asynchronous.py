@@ -10,7 +10,6 @@ from helpers.support import agent, population
 
 from evorl.algorithms.asynchronous import flattened, time_major
 from evorl.population.learner import compute_gradients, read_state, state_size, write_state
-from evorl.replay import Pace
 from evorl.types import Segment, UserError
 
 T, S = 4, 3
@@ -149,15 +148,6 @@ def test_an_actor_does_not_clip_a_gradient_that_overflows_to_0(scale, fault):
     assert [each.fault for each in learner.to_agents()] == [None, fault and f"{fault} not finite at update 1"]
 
 
-def test_an_update_from_averaged_gradients_has_the_steps_of_all_their_rollouts():
-    """E = 2 environments, T = 4 steps: 8 a rollout, of which an actor averages 3, on each of 2 ranks."""
-    single, averaged = (algorithm("a3c", f"algorithm.grad_sync_steps={count}") for count in (1, 3))
-    assert averaged.config.environment.num_envs == 2
-    assert single.pace(2) == Pace(batch=16, updates=1.0, steps=16.0)
-    assert averaged.pace(2) == Pace(batch=48, updates=1.0, steps=48.0)
-    assert averaged.settings.sent_steps == 12
-
-
 def test_a_learner_that_takes_over_another_ones_state_goes_on_as_it_would():
     chosen = algorithm("a3c_shared")
     first, agents = learner_of(chosen)
@@ -188,8 +178,8 @@ def test_appos_target_is_copied_after_so_many_batches():
     assert updates[rates > 0].tolist() == [12, 24]
 
 
-def test_minibatches_are_of_what_the_first_batch_of_a_generation_has():
-    """It has no replayed rollouts yet, and a minibatch of none would still move the agents."""
+def test_a_batch_has_enough_for_its_minibatches():
+    """A minibatch of nothing would still move the agents."""
     settings = ("network.recurrent=lstm", "environment.num_envs=1", "algorithm.rollouts=2", "algorithm.minibatches=3")
     with pytest.raises(UserError, match=r"a batch has 2 rollouts of an environment .* use at most 2"):
-        algorithm("appo", *settings, "algorithm.replayed_rollouts=2").pace(1)
+        algorithm("appo", *settings).pace(1)

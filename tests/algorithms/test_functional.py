@@ -13,7 +13,6 @@ from evorl.algorithms.functional import (
     categorical_projection,
     clip_fraction,
     clipped_surrogate,
-    clipped_value_loss,
     cross_entropy,
     dueling,
     explained_variance,
@@ -112,32 +111,6 @@ def test_the_surrogate_moves_the_ratio_unless_it_has_gone_far_enough_the_right_w
         enough = now > edge if advantage > 0 else now < edge
         assert objective[p, b].item() == pytest.approx(-advantage * (edge if enough else now))
         assert gradient[p, b].item() == pytest.approx(0.0 if enough else -advantage * now)
-
-
-@pytest.mark.parametrize(
-    ("value", "old", "target", "expected", "slope"),
-    [
-        (5.25, 5.0, 8.0, 0.5 * 2.75**2, -2.75),
-        (7.0, 5.0, 8.0, 0.5 * 2.5**2, 0.0),
-        (3.0, 5.0, 2.0, 0.5 * 2.5**2, 0.0),
-        (2.0, 5.0, 8.0, 0.5 * 6.0**2, -6.0),
-        (9.0, 5.0, 2.0, 0.5 * 7.0**2, 7.0),
-    ],
-)
-def test_a_value_stops_when_it_has_moved_far_enough_towards_its_target(value, old, target, expected, slope):
-    now, before, goal = (torch.tensor([[number]]) for number in (value, old, target))
-
-    def loss(value):
-        return clipped_value_loss(value, before, goal, torch.tensor([0.5]))
-
-    assert (loss(now).item(), derivative(loss, now).item()) == pytest.approx((expected, slope))
-
-
-def test_each_agents_values_have_its_own_bound():
-    error = clipped_value_loss(
-        torch.full((2, 1), 4.0), torch.zeros(2, 1), torch.full((2, 1), 5.0), torch.tensor([1.0, 3.0])
-    )
-    torch.testing.assert_close(error, torch.tensor([[0.5 * 4.0**2], [0.5 * 2.0**2]]))
 
 
 def test_the_divergence_is_never_negative_and_zero_for_equal_policies():

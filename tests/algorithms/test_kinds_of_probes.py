@@ -13,7 +13,7 @@ DQN = (
 A2C = ("algorithm={name: a2c, rollout_steps: 2, gamma: 0.5, normalize_advantage: true}",)
 PPO = (
     "algorithm={name: ppo, rollout_steps: 16, batch_size: 64, epochs: 4, gamma: 0.5, gae_lambda: 0.9,"
-    " sequence_length: 16, target_kl: 0.05}",
+    " sequence_length: 16}",
 )
 
 CONTINUOUS = "gamma: 0.5, tau: 0.1, batch_size: 32, learn_step: 4, exploration: {random_steps: 200}"

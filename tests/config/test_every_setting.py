@@ -42,7 +42,7 @@ BASES = {
     "gru": (f"algorithm={{name: dqn, {REPLAYED}, sequence_length: 4, burn_in: 4}}", "network.recurrent=gru"),
     "lstm": ("algorithm={name: a2c, rollout_steps: 8, sequence_length: 8}", "network.recurrent=lstm"),
     "ppo": ("algorithm={name: ppo, rollout_steps: 8, batch_size: 8}",),
-    "impala": ("algorithm={name: impala, rollout_steps: 4, replayed_rollouts: 1}",),
+    "impala": ("algorithm={name: impala, rollout_steps: 4}",),
     "appo": ("algorithm={name: appo, rollout_steps: 4}",),
     "a3c": ("algorithm={name: a3c, rollout_steps: 4}",),
 }
@@ -117,9 +117,6 @@ ACTS = {
     "algorithm.passes": Trains("impala", "3"),
     "algorithm.minibatches": Trains("appo", "2"),
     "algorithm.entropy_scales": "algorithms/test_asynchronous.py::test_an_actor_has_its_own_share_of_the_entropy",
-    "algorithm.grad_sync_steps": Trains("a3c", "2"),
-    "algorithm.replayed_rollouts": Trains("impala", "3"),
-    "algorithm.kept_rollouts": Trains("impala", "1"),
     "algorithm.exploration.random_steps": Trains("ddpg", "9"),
     "algorithm.exploration.noise": Trains("ddpg", "gaussian"),
     "algorithm.exploration.scale": Trains("ddpg", "0.5"),
@@ -161,9 +158,6 @@ ACTS = {
     "network.recurrent_size": Trains("lstm", "9"),
     "actors.count": "actors/test_actors.py::test_actors_that_die_or_hang_are_replaced_and_all_end_with_the_learner",
     "actors.queue": "actors/test_actors.py::test_actors_wait_for_the_learner_and_follow_it_into_the_next_generation",
-    "actors.fetch_steps": (
-        "actors/test_learning_and_actors.py::test_the_bound_on_staleness_counts_the_rollouts_between_two_fetches"
-    ),
     "actors.max_staleness": (
         "actors/test_learning_and_actors.py::test_rollouts_of_parameters_that_are_too_old_are_discarded"
     ),

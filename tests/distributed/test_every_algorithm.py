@@ -41,7 +41,7 @@ SETTINGS = {
         "network.recurrent=lstm", "network.recurrent_size=8",
     ),
     "impala": (
-        "algorithm={name: impala, rollout_steps: 4, normalize_observations: true, replayed_rollouts: 1}",
+        "algorithm={name: impala, rollout_steps: 4, normalize_observations: true}",
         "actors={count: 2, lockstep: true}",
         "network.recurrent=gru", "network.recurrent_size=8",
     ),

@@ -64,22 +64,6 @@ def test_a_loss_that_draws_is_not_compiled(capsys):
     assert not capsys.readouterr().err
 
 
-def test_a_loss_that_limits_a_divergence_is_not_compiled(compilations):
-    """A compiled loss is only a gradient, and an agent beyond the limit must not be updated."""
-    dqn = algorithm()
-
-    def limited(stack, batch, generator, loss=dqn.loss):
-        found = loss(stack, batch, generator)
-        kl = torch.stack([torch.full_like(found.per_sample[0], value) for value in (0.1, 0.3)])
-        return replace(found, metrics=lambda: {"kl": kl}, divergence="kl", limit=torch.tensor([0.2, 0.2]))
-
-    with_objective(dqn, loss=limited, report_every=100)
-    found = trained(Compiler(True), dqn)
-    assert torch.equal(found, trained(None, dqn))
-    assert not torch.equal(found, trained(None, with_objective(algorithm(), report_every=100)))
-    assert not compilations
-
-
 def test_where_a_machine_cannot_compile_it_says_so_once_and_goes_on(monkeypatch):
     def fail(*given, **options):
         raise RuntimeError("no C++ compiler\nwas found")

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from evorl.algorithms import SETTINGS
+from evorl.config import validate
 from evorl.envs.spaces import ObservationSpec
-from evorl.replay.received import ReceivedRollouts, ReceivedSettings
+from evorl.replay.received import ReceivedRollouts
 from evorl.system.stopwatch import Stopwatch
 
 T, P, E = 3, 2, 2
@@ -53,10 +55,14 @@ class Policy:
         self.seen.append(float(moments.mean.mean()))
 
 
-def received(**settings):
+def received(passes, minibatches=1):
+    algorithm = {"name": "impala", "rollout_steps": T, "rollouts": 2, "passes": passes}
     return ReceivedRollouts(
-        ReceivedSettings(T, rollouts=2, normalized=("x",), **settings),
+        validate({"algorithm": algorithm}, SETTINGS),
         {"x": ObservationSpec("vector", (1,), torch.float32)},
+        minibatches=minibatches,
+        normalized=("x",),
+        rank=0,
         gather=lambda numbers: np.asarray(numbers)[None],
         device=torch.device("cpu"),
         stopwatch=Stopwatch(),
@@ -83,28 +89,6 @@ def test_every_rollout_is_learned_from_in_each_pass():
     policy = Policy()
     assert learned(received(passes=2), policy, pairs=2) == [[0, 1], [0, 1], [2, 3], [2, 3]]
     assert policy.steps == [[2.0 * T * E] * P] * 2
-
-
-def test_older_rollouts_come_beside_the_new_ones_and_count_no_second_time():
-    policy = Policy()
-    batches = learned(received(passes=1, replayed=3, kept=6), policy)
-    assert batches[0] == [0, 1], "there is nothing older yet"
-    for place, (first, second, *older) in enumerate(batches[1:], start=1):
-        assert (first, second) == (2 * place, 2 * place + 1)
-        assert len(older) == 3
-        assert set(older) <= set(range(max(0, first - 6), first))
-    ages = np.concatenate([np.subtract(batch[0], batch[2:]) for batch in batches[4:]])
-    assert set(ages) == {1, 2, 3, 4, 5, 6}, "each of those kept is drawn at times"
-    assert policy.steps == [[2.0 * T * E] * P] * len(batches)
-    np.testing.assert_allclose(policy.seen, [2 * place + 0.5 for place in range(len(batches))])
-
-
-def test_draws_are_those_of_the_generation_and_nothing_older_is_left():
-    experience, policy = received(passes=1, replayed=2, kept=4, seed=5), Policy()
-    first, second = learned(experience, policy, generation=1), learned(experience, policy, generation=2)
-    assert second[0] == [0, 1], "what other agents did is not learned from"
-    assert first != second
-    assert learned(experience, policy, generation=1) == first
 
 
 class Numbered(Rollout):

@@ -39,7 +39,7 @@ SAC = (
     "evolution.hyperparameters={learning_rate: {min: 1e-4, max: 1e-2}, target_entropy_share: {min: 0.3, max: 0.99}}",
 )  # fmt: skip
 PPO = (
-    "algorithm={name: ppo, rollout_steps: 16, sequence_length: 8, batch_size: 16, epochs: 2, target_kl: 0.02,"
+    "algorithm={name: ppo, rollout_steps: 16, sequence_length: 8, batch_size: 16, epochs: 2,"
     " normalize_observations: true, normalize_rewards: true}",
     "evolution.hyperparameters={clip: {min: 0.1, max: 0.4}, epochs: {min: 1, max: 3}}", "training.max_steps=256",
 )  # fmt: skip
