@@ -140,10 +140,8 @@ class Prioritised(Section):
     """Proportional prioritised replay (arXiv 1511.05952), by default with the paper's exponents."""
 
     exponent: Fraction = 0.6
-    """Priorities are (|error| + epsilon) to this power; 0 samples uniformly."""
+    """Priorities are (|error| + 1e-6) to this power; 0 samples uniformly."""
     importance_exponent: ImportanceExponent = ImportanceExponent()
-    epsilon: Positive = 1e-6
-    """Number added to each error, so that all transitions can be drawn."""
 
 
 class Replay(Section):
@@ -207,8 +205,6 @@ class Selection(Section):
     replace: Rate = 0.25
     """The share of the population, the worst agents, that children replace; the others train on unchanged. With 1 a
     tournament replaces all but the elite; `truncation` replaces half at most."""
-    elitism: bool = True
-    """For `tournament` with `replace: 1`: the best agent survives unchanged. With other settings it always survives."""
     memory: Annotated[int, Field(ge=1, le=100, strict=True)] = 1
     """Generations over which agents are compared: with 1 by fitness, with more by the mean of an agent's ranks in these
     generations. A new agent inherits its parent's ranks."""
@@ -479,8 +475,6 @@ class LeagueSettings(Section):
     plays both seats and learns from the turns of both, which doubles the experience of a game. The value of the next
     turn is then the other seat's and counts negatively, so this requires zero-sum games in which seats move in turn,
     perfect information and feed-forward networks; and a `train_return` adds what each seat gained by its own moves."""
-    power: Positive = 2.0
-    """With `pfsp`, opponents are drawn in proportion to (1 - expected result) to this power."""
     archive: Annotated[int, Field(ge=0, le=1_024)] = 8
     """The maximum number of frozen past agents. The first always stays, since its rating defines 0; if the archive is
     full, the lowest rated of the others leaves. With 1, each newly archived agent replaces the one before; fitness by

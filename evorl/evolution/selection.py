@@ -71,7 +71,7 @@ def tournament(candidates: Candidates, settings: Selection, rng: np.random.Gener
 
     The best of `size` candidates sampled without replacement wins (Miller & Goldberg 1995). Survivors keep their
     places, train on untouched, and are the candidates, together with the archive. If all agents are to be replaced,
-    all compete, and only the best candidate survives, at index 0 (with `elitism`): generational selection.
+    all compete, and only the best candidate survives, at index 0: generational selection.
     """
     order, size = candidates.order(), len(candidates.places)
     count = size if settings.replace == 1 else min(max(1, round(settings.replace * size)), size - 1)
@@ -81,8 +81,7 @@ def tournament(candidates: Candidates, settings: Selection, rng: np.random.Gener
         return Offspring(int(min(entrants, key=order.index)), child=True)
 
     if count >= size:
-        first = [Offspring(order[0], child=False)] if settings.elitism else []
-        return first + [winner(range(len(order))) for _ in range(size - len(first))]
+        return [Offspring(order[0], child=False), *(winner(range(len(order))) for _ in range(size - 1))]
     replaced = set(candidates.best_first()[size - count :])
     surviving = [index for index in range(len(order)) if index not in replaced]
     return [winner(surviving) if place in replaced else Offspring(place, child=False) for place in candidates.places]

@@ -77,10 +77,9 @@ class Pool(NamedTuple):
 
 
 def _pfsp(pool: Pool, settings: LeagueSettings) -> Floats:
-    """Prioritised fictitious self-play (Vinyals et al. 2019): harder opponents are drawn more often."""
+    """Prioritised fictitious self-play (Vinyals et al. 2019): opponents by the square of the expected loss."""
     loss = 1 - pool.result
-    # Relative to the largest, so that a large power does not underflow all weights to 0.
-    return np.asarray((loss / loss.max()) ** settings.power)
+    return np.asarray((loss / loss.max()) ** 2.0)
 
 
 def _latest(pool: Pool, settings: LeagueSettings) -> Floats:

@@ -297,6 +297,8 @@ class ReplayExperience(Experience):
         return tensors | numbers_to_tensors(full=int(self._full))
 
 
+EPSILON = 1e-6
+"""Added to each error, so that all transitions can be drawn (arXiv 1511.05952)."""
 ERROR = "error"
 """The rollout column with the td_error that sets initial priorities."""
 
@@ -425,7 +427,7 @@ def _prioritised(
     rows = steps_of_generation(config, placement.copies, _period(config))
     settings = PrioritySettings(
         exponent=given.exponent if given else 0.0,
-        epsilon=given.epsilon if given else 1.0,
+        epsilon=EPSILON if given else 1.0,
         importance_start=given.importance_exponent.start if given else 0.0,
         importance_end=given.importance_exponent.end if given else 0.0,
         generation_steps=rows * config.environment.num_envs * placement.copies,

@@ -171,7 +171,6 @@ ACTS = {
     "replay.prioritised.importance_exponent.start": Trains("prioritised", "1"),
     "replay.prioritised.importance_exponent.end": Trains("prioritised", "0"),
     "replay.prioritised.importance_exponent.steps": Trains("prioritised", "10"),
-    "replay.prioritised.epsilon": Trains("prioritised", "100"),
     "replay.shared": Trains("dqn", "false"),
     "population.size": Trains("dqn", "3"),
     "population.placement": "distributed/test_ranks.py::test_sharded_ranks_train_their_own_agents_and_evolve_together",
@@ -182,7 +181,6 @@ ACTS = {
     "evolution.initial": Evolves("sampled"),
     "evolution.selection.name": Evolves("none"),
     "evolution.selection.size": Evolves("4"),
-    "evolution.selection.elitism": Evolves("false"),
     "evolution.selection.replace": Evolves("0.25"),
     "evolution.selection.memory": (
         "evolution/test_evolution.py::test_with_a_memory_agents_are_compared_by_their_mean_rank"
@@ -238,7 +236,6 @@ ACTS = {
     "tracking.timeout": "tracking/test_trackers.py::test_a_tracker_that_fails_is_told_once_and_training_ends_well",
     "league.matchmaking": "league/test_rating.py::test_opponents_are_drawn_by_these_probabilities",
     "league.learn_from": "envs/test_games.py::test_algorithms_learn_minimax_play_from_both_seats",
-    "league.power": "league/test_rating.py::test_opponents_are_drawn_by_these_probabilities",
     "league.archive": "league/test_league.py::test_the_archive_takes_who_beats_it_by_the_margin_and_keeps_its_first",
     "league.margin": "league/test_league.py::test_the_archive_takes_who_beats_it_by_the_margin_and_keeps_its_first",
     "league.benchmark": "league/test_league.py::test_the_score_of_the_elite_is_against_the_benchmark",

@@ -60,7 +60,6 @@ RESULT = np.array([0.5, 0.9, 0.1, 0.5])
     ("settings", "chances"),
     [
         ({"matchmaking": "pfsp"}, [0.25 / 1.32, 0.01 / 1.32, 0.81 / 1.32, 0.25 / 1.32]),
-        ({"matchmaking": "pfsp", "power": 1.0}, [0.25, 0.05, 0.45, 0.25]),
         ({"matchmaking": "uniform"}, [0.25] * 4),
         ({"matchmaking": "latest"}, [0, 1, 0, 0]),
         ({"matchmaking": "population"}, [0.5, 0.5, 0, 0]),
@@ -83,21 +82,13 @@ def test_self_play_circles_in_rock_paper_scissors_and_pfsp_comes_near_the_mixtur
     for _ in range(300):
         own = past[-1]
         pool = Pool(np.array([beats[own, other] for other in past]), place=len(past) - 1, population=len(past))
-        chances = opponent_probabilities(pool, LeagueSettings(matchmaking=iterated, power=1.0))
+        chances = opponent_probabilities(pool, LeagueSettings(matchmaking=iterated))
         faced = np.bincount(past, chances, minlength=3)
         past.append(int(np.argmax(beats @ faced)))
     if iterated == "latest":
         assert all((one + 1) % 3 == other for one, other in itertools.pairwise(past)), "round and round"
         return
     assert np.abs(np.bincount(past[-200:], minlength=3) / 200 - 1 / 3).max() < 0.1
-
-
-@pytest.mark.parametrize("power", [1e-3, 3_000.0, 1e9])
-def test_no_power_leaves_an_agent_without_opponents(power):
-    pool = Pool(np.array([0.5, 0.3, 0.9]), 0, 2)
-    chances = opponent_probabilities(pool, LeagueSettings(power=power))
-    assert chances.sum() == pytest.approx(1)
-    assert chances.argmax() == 1
 
 
 def test_ratings_of_a_strict_order_are_those_of_the_maximum():

@@ -308,12 +308,11 @@ def test_the_archive_is_a_parent_and_never_takes_an_identity(name):
 
 
 @pytest.mark.parametrize("name", SELECTIONS)
-@pytest.mark.parametrize("elitism", [True, False])
-def test_a_single_agent_goes_on_as_it_is(name, elitism):
+def test_a_single_agent_goes_on_as_it_is(name):
     """Whatever its past was worth, which the archive holds."""
     alone, past = agent(id=0), agent(id=0)
     alone.fitness, past.fitness = 1.0, 100.0
-    settings = context("population.size=1", f"evolution.selection={{name: {name}, elitism: {elitism}}}")
+    settings = context("population.size=1", f"evolution.selection.name={name}")
     for seed in range(5):
         rng = np.random.default_rng(seed)
         assert evolve([alone], settings, next_id=1, rng=rng, archive=[past]) == [alone]
