@@ -23,7 +23,7 @@ from evorl.envs.vector import for_actor
 from evorl.population import Policy
 from evorl.population.learner import split_states
 from evorl.seeding import derive_seed, seed_process
-from evorl.system.closing import Closing
+from evorl.system.closing import Closeable
 from evorl.system.console import warnings_on_one_line
 from evorl.system.formats import decode_tensors, encode_tensors
 from evorl.system.plugins import told_exit
@@ -113,7 +113,7 @@ def write_all(writer: int, payload: bytes) -> None:
         view = view[os.write(writer, view) :]
 
 
-class Actor(Closing):
+class Actor(Closeable):
     """One actor of a rank: its environments, and a policy of all the rank's agents, rebuilt in each generation."""
 
     def __init__(

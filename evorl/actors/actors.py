@@ -24,7 +24,7 @@ from evorl.actors.supervisor import Supervisor, explaining_open_files
 from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig
 from evorl.distributed import Placement, Ranks
-from evorl.envs.continuation import Continued
+from evorl.envs.continuation import ResumableEnvironments
 from evorl.envs.episodes import Collected, Recent
 from evorl.population import Learner, Policy
 from evorl.population.learner import read_state, split_states, state_size, write_state
@@ -173,7 +173,7 @@ class Counters:
         }
 
 
-class Actors(Continued):
+class Actors(ResumableEnvironments):
     """The actors of this rank; each acts for all of the rank's agents.
 
     An actor has `actors.queue` slots, to fill or waiting to be received. It blocks while it has none to fill.

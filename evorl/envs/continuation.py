@@ -4,7 +4,7 @@ Axes: N environment copies, T steps.
 
 A vector environment cannot be serialised, but it can be brought back to the same state. How depends on its kind:
 
-- `GuardedEpisodes`: each copy of a `sync` or `async` environment is reset with the random generator state from the
+- `RestartingEpisodes`: each copy of a `sync` or `async` environment is reset with the random generator state from the
   start of its episode, and the episode's actions are replayed.
 - `AtariEpisodes`: the native implementation hides its generators, so each copy is reset with its last seed, and all
   actions since then are replayed. A copy is reseeded when an episode starts long after its last seeding.
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from evorl.envs.spaces import choices
 from evorl.seeding import derive_seed
-from evorl.system.closing import Closing
+from evorl.system.closing import Closeable
 from evorl.types import Flags, Tensors, UserError
 
 Vector = VectorEnv[Any, Any, Any]
@@ -157,7 +157,7 @@ class Continuation(ABC):
         """
 
 
-class Continued(Closing):
+class ResumableEnvironments(Closeable):
     """Environments whose running episodes can be resumed by another process."""
 
     @property
@@ -178,8 +178,8 @@ class Continued(Closing):
         """
 
 
-class GuardedEpisodes(Continuation):
-    """Episodes in Gymnasium's SyncVectorEnv or AsyncVectorEnv, whose copies are wrapped in Guard."""
+class RestartingEpisodes(Continuation):
+    """Episodes in Gymnasium's SyncVectorEnv or AsyncVectorEnv, whose copies are wrapped in RestartingEnv."""
 
     kind = "guarded"
     journal: Journal
@@ -296,7 +296,7 @@ def continuation(vector: Vector, copies: int, atari: bool) -> Continuation | Non
     """The Continuation for a vector environment, or None if its state cannot be saved."""
     space = vector.single_action_space
     if isinstance(vector, SyncVectorEnv | AsyncVectorEnv):
-        return GuardedEpisodes(space, copies)
+        return RestartingEpisodes(space, copies)
     if atari:
         return AtariEpisodes(space, copies)
     return PlainEpisodes() if is_plain(vector) else None

@@ -25,8 +25,7 @@ from torch import Tensor
 from evorl.config import Environment
 from evorl.config.errors import nearest, shown
 from evorl.config.fields import ENVIRONMENT, as_configured
-from evorl.envs.continuation import Continuation, Continued
-from evorl.envs.diagnosis import wide_bounds
+from evorl.envs.continuation import Continuation, ResumableEnvironments
 from evorl.envs.episodes import Collected, Episodes, Recent
 from evorl.envs.games import GameVector, Opponents
 from evorl.envs.generation import longest_episode
@@ -149,7 +148,7 @@ ORIGINS, SEEN, COUNTED = "origins", "observation.", "episodes."
 """Tensor names, or name prefixes, in the saved state of running episodes."""
 
 
-class Environments(Continued):
+class Environments(ResumableEnvironments):
     """P * E copies of one environment, stepped together.
 
     `observation` is the current observation, each part [P, E, ...], and `started` [P, E] marks the first observation of
@@ -304,11 +303,8 @@ class Environments(Continued):
                 stacklevel=3,
             )
 
-    def try_step(self) -> Sequence[str]:
-        """Take the first step of episodes, each with an allowed action; return findings on what the environment gave.
-
-        Raises UserError if the environment cannot be used.
-        """
+    def try_step(self) -> None:
+        """Take the first step of episodes, each with an allowed action. Raises UserError if it cannot be used."""
         self.reset(0)
         space = self._vector.env.single_action_space
         whole = (self.agents, self.num_envs, *(space.shape or ()))
@@ -317,7 +313,6 @@ class Environments(Continued):
             allowed = self.observation[MASK].split(choices(space), dim=-1)
             action = torch.stack([each.int().argmax(-1) for each in allowed], dim=-1).reshape(whole)
         self.step(action)
-        return [*self._vector.findings, *filter(None, [wide_bounds(space, self._id)])]
 
     def reports(self, names: Sequence[str], chosen: Flags) -> NDArray[np.float64]:
         """The info values `names` of the last step in the `chosen` environments [P, E], as [names, chosen].

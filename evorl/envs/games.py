@@ -13,6 +13,7 @@ observation is the other seat's.
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
@@ -32,8 +33,7 @@ from evorl.config.errors import nearest, shown
 from evorl.config.fields import BENCHMARK
 from evorl.envs.closing import close_in_time
 from evorl.envs.continuation import another_seed
-from evorl.envs.diagnosis import check_spaces, check_start, has_agents
-from evorl.envs.faults import FAILURES, PASSED_ON, fault, restart
+from evorl.envs.faults import FAILURES, PASSED_ON, check_observation, check_spaces, fault, restart
 from evorl.envs.open_spiel import OPENSPIEL, make_open_spiel
 from evorl.envs.spaces import MASK, choices, finite_bounds, from_zero, to_zero
 from evorl.envs.turns import Game, Spaces, Turn
@@ -468,7 +468,9 @@ class GameVector(VectorEnv[Any, Any, Any]):
             self.seats[copy], self._gains[copy] = game.acting[0], 0.0
         if not self._is_checked:
             (_seat, turn), *_ = game.seen.items()
-            check_start((turn.observation, {}), self.single_observation_space, self._id)
+            check_observation(
+                turn.observation, self.single_observation_space, f"environment.id: the reset of {self._id} returns"
+            )
             self._is_checked, self._is_masked = True, turn.mask is not None
 
     def _advance(self) -> None:
@@ -586,7 +588,13 @@ def is_game(id: str) -> bool:
         found = getattr(import_from_here(module), name, None)
     except ImportError:
         return False
-    return isinstance(found, type) and not issubclass(found, gym.Env) and has_agents(None, found)
+    return isinstance(found, type) and not issubclass(found, gym.Env) and _has_agents(found)
+
+
+def _has_agents(kind: type) -> bool:
+    """True for PettingZoo's environments, whose agents take turns or act in parallel."""
+    declared = {name for base in kind.__mro__ for name in inspect.get_annotations(base)}
+    return any(hasattr(kind, name) or name in declared for name in ("possible_agents", "agent_iter"))
 
 
 def make_game(settings: Environment) -> Game:

@@ -1,8 +1,8 @@
 """A vector environment that survives errors: it is recreated when it raises, and running episodes can be resumed.
 
 Axes: N environment copies. An error in one copy of a `sync` or `async` environment, or of a game, concerns that copy
-alone (`Guard`, `GameVector`); an error in a native vector environment, or in a worker process, concerns all of them
-(`RecoveringVector`).
+alone (`RestartingEnv`, `GameVector`); an error in a native vector environment, or in a worker process, concerns all of
+them (`RecoveringVector`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from evorl.config import Environment
 from evorl.config.errors import shown
 from evorl.envs.closing import close_vector
 from evorl.envs.continuation import PlainEpisodes, Vector, continuation, is_plain
-from evorl.envs.faults import FAILURES, FAULT, FIRST, PASSED_ON, PLACE, end_if_forked, restart
+from evorl.envs.faults import FAILURES, FAULT, PASSED_ON, PLACE, Start, end_if_forked, restart
 from evorl.envs.games import GameVector
-from evorl.envs.guard import FINDING, Start
 from evorl.envs.spaces import Copies
 from evorl.envs.vector import make_vector, stacked_frames
 from evorl.seeding import seed_global_generators
@@ -50,8 +49,6 @@ class RecoveringVector:
         self._seed = 0
         self._failures = np.zeros(copies.count, dtype=np.int64)
         self._reported_places: set[str] = set()
-        self.findings: list[str] = []
-        """Findings on the first results of the environment, each once."""
         self.differing: list[Mapping[str, Any]] = []
         """The keyword arguments of each copy; empty if they do not differ."""
         self.env: Vector = make_vector(settings, copies.count)
@@ -131,24 +128,15 @@ class RecoveringVector:
     def faulty(self, info: dict[str, Any]) -> Flags | None:
         """The copies [N] that raised in a step or reset, reported once per place in the user's code; None without any.
 
-        Raises UserError if a copy raised too often, or if its first reset or step raises reproducibly.
+        Raises UserError if a copy raised too often.
         """
-        # A step that ends an episode has its info under FINAL.
-        for found in (info, info.get(FINAL)):
-            if isinstance(found, Mapping) and FINDING in found:
-                told = [str(each) for each in found[FINDING] if each]
-                self.findings += [each for each in dict.fromkeys(told) if each not in self.findings]
         if FAULT not in info:
             return None
         faulty = np.asarray(info[f"_{FAULT}"], dtype=bool)
         self._failures += np.where(faulty, info[FAILURES], 0)
-        at_first = np.asarray(info.get(f"_{FIRST}", False))
         beyond = faulty & (self._failures > self._settings.max_restarts)
-        copies = np.flatnonzero(at_first if at_first.any() else beyond if beyond.any() else faulty)
+        copies = np.flatnonzero(beyond if beyond.any() else faulty)
         what, where = f"{self._copies.names(copies)} raised {info[FAULT][copies[0]]}", str(info[PLACE][copies[0]])
-        if at_first.any():
-            first = f"in its first {info[FIRST][copies[0]]}, and again when it was made anew with the same seed"
-            raise UserError(f"environment.id: {what}{where} {first}")
         if beyond.any():
             restarts = self._settings.max_restarts
             raise UserError(

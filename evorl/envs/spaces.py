@@ -371,6 +371,13 @@ class ActionMasks:
             )
 
 
+def flat_mask(mask: Any) -> NDArray[np.bool_]:
+    """The action mask of one copy [A], given as an array or as one for each part of the action."""
+    parts = mask if isinstance(mask, list | tuple) else [mask]
+    flat: NDArray[np.bool_] = np.concatenate([np.ravel(part) for part in parts]).astype(bool)
+    return flat
+
+
 def refuse_late_masks(info: dict[str, Any], id: str) -> None:
     """Raise UserError if an environment that gave no mask in `reset` gives one in `step`."""
     if MASK in info or MASK in info.get("final_info", ()):
@@ -452,6 +459,25 @@ def finite_bounds(space: gym.spaces.Box) -> tuple[NDArray[np.float64], NDArray[n
 
 RESERVED = (ACTION, MASK, "state", "next_state")
 """Names of an exported network's other inputs and its outputs."""
+
+
+WIDE = 1e9
+"""Bounds of actions beyond this are more likely those of their type than the environment's own."""
+
+
+def wide_bounds(space: gym.Space[Any], id: str) -> str:
+    """Return a remark on an action space with bounds like those of its type, or an empty string."""
+    if not isinstance(space, gym.spaces.Box):
+        return ""
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    wide = space.bounded_below & space.bounded_above & (np.maximum(np.abs(low), np.abs(high)) > WIDE)
+    if not wide.any():
+        return ""
+    low, high = low[wide][0], high[wide][0]
+    return (
+        f"the action_space of {id} is bounded by {low:.3g} and {high:.3g}, and actions are scaled to these bounds; "
+        "give those between which actions are useful"
+    )
 
 
 def input_name(part: str) -> str:

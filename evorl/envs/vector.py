@@ -22,14 +22,13 @@ from gymnasium.vector.async_vector_env import _async_worker
 from numpy.typing import NDArray
 
 from evorl.config import Environment
-from evorl.config.errors import shown
+from evorl.config.errors import nearest, shown
 from evorl.envs.continuation import Vector
-from evorl.envs.diagnosis import NOT_GYMNASIUM, check_spaces, why_not_gymnasium, why_unknown
-from evorl.envs.faults import PASSED_ON
+from evorl.envs.faults import PASSED_ON, RestartingEnv, check_spaces
 from evorl.envs.games import GameVector, is_game
-from evorl.envs.guard import Guard
 from evorl.envs.suites import ATARI, register_suite
 from evorl.seeding import derive_seed, seed_global_generators
+from evorl.system.extras import extra_of, install_command
 from evorl.system.plugins import SCRIPT, defined_in, described, import_from_here, place
 from evorl.system.processes import die_with_parent, too_few_open_files, usable_cores
 from evorl.system.signals import raise_if_signalled, signals_deferred
@@ -56,7 +55,7 @@ def make_vector(settings: Environment, copies: int, differing: Sequence[Mapping[
             if mode == "native":
                 options = _atari_options(settings) if name.startswith(ATARI) else _native_options(settings)
                 return gym.make_vec(name, copies, vectorization_mode="vector_entry_point", **options)
-            return _guarded_vector(settings, name, mode, differing or [{}] * copies)
+            return _restarting_vector(settings, name, mode, differing or [{}] * copies)
     except (gym.error.Error, ImportError) as error:
         raise _cannot_make(settings, error) from error
     except (TypeError, ValueError, AssertionError) as error:
@@ -110,16 +109,36 @@ def _cannot_make(settings: Environment, error: Exception) -> UserError:
     """The error for an environment that is not registered or that its module does not define."""
     is_own = settings.id.startswith(SCRIPT)
     because = "it is defined in the training script, which only that script can import; " if is_own else ""
-    reason = why_unknown(settings.id, settings.kwargs, error) + place(error)
+    reason = _why_unknown(settings.id, error) + place(error)
     return UserError(f"environment.id: cannot make {settings.id!r}: {because}{reason}")
+
+
+WANTED = (
+    "name a class or a function that makes a gymnasium.Env, or a registered id; of a game of two seats, a class with "
+    "`possible_agents`, or pettingzoo:NAME"
+)
+
+
+def _why_unknown(id: str, error: Exception) -> str:
+    """The reason why no environment is registered or defined under an id, where Gymnasium raised `error`."""
+    path, _, name = id.rpartition(":")
+    if (extra := extra_of(error)) is not None:
+        return f"it needs the extra {extra}: {install_command(extra)}"
+    if path in sys.modules and isinstance(error, gym.error.UnregisteredEnv):
+        module = sys.modules[path]
+        if hasattr(module, name):
+            return f"{shown(getattr(module, name))} of {path!r} makes no environment; {WANTED}"
+        return f"the module {path!r} neither defines nor registers {name!r}{nearest(name, sorted(vars(module)))}"
+    if path or not isinstance(error, gym.error.NameNotFound | gym.error.NamespaceNotFound):
+        return message_of(error)
+    return f"{message_of(error)} Name an environment of your own together with its module, as module:{name}"
 
 
 def _refusal(settings: Environment, error: Exception, differing: bool) -> UserError:
     """The error for an environment whose constructor raised, or that is not a Gymnasium environment."""
     reason = message_of(error) + place(error)
-    if any(part in reason for part in NOT_GYMNASIUM):
-        name = settings.id.rpartition(":")[2]
-        return UserError(f"environment.id: cannot make {settings.id!r}: {why_not_gymnasium(name, settings.kwargs)}")
+    if "gymnasium.Env" in reason or "incompatible with Gymnasium" in reason:
+        return UserError(f"environment.id: cannot make {settings.id!r}: {reason}; {WANTED}")
     if settings.kwargs or differing:
         return UserError(f"environment.kwargs: {settings.id!r} does not accept these arguments: {reason}")
     if isinstance(error, TypeError) and "required" in reason:
@@ -127,13 +146,15 @@ def _refusal(settings: Environment, error: Exception, differing: bool) -> UserEr
     return UserError(f"environment.id: cannot make {settings.id!r}: {type(error).__name__}: {reason}")
 
 
-def _guarded_vector(settings: Environment, name: str, mode: str, differing: Sequence[Mapping[str, Any]]) -> Vector:
-    """Make guarded copies, each with its own keyword arguments; if one fails, those already made are closed."""
-    made: list[Guard] = []
-    # Guard makes the checks of Gymnasium's wrapper itself, and reports by name and in one line what they find.
+def _restarting_vector(settings: Environment, name: str, mode: str, differing: Sequence[Mapping[str, Any]]) -> Vector:
+    """Make restarting copies, each with its own keyword arguments; if one fails, those already made are closed."""
+    made: list[RestartingEnv] = []
+    # RestartingEnv makes the checks of Gymnasium's wrapper, and reports by name and in one line what they find.
     unchecked = {"disable_env_checker": True, **settings.kwargs}
     makers = [
-        partial(_guarded, partial(gym.make, gym.spec(name), **{**unchecked, **own}), settings, os.getpid(), copy, made)
+        partial(
+            _restarting, partial(gym.make, gym.spec(name), **{**unchecked, **own}), settings, os.getpid(), copy, made
+        )
         for copy, own in enumerate(differing)
     ]
     try:
@@ -141,8 +162,8 @@ def _guarded_vector(settings: Environment, name: str, mode: str, differing: Sequ
             return _QuietVector(makers, autoreset_mode=AutoresetMode.SAME_STEP, worker=_work)
         return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
     except BaseException as error:
-        for guard in made:
-            guard.close()
+        for env in made:
+            env.close()
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE) and mode == "async":
             files = too_few_open_files(FILES_OF_WORKER * len(makers))
             raise UserError(
@@ -209,10 +230,10 @@ def _register(module: ModuleType, name: str) -> None:
         gym.registry[name] = EnvSpec(name, entry_point=entry)
 
 
-def _guarded(
-    make: Callable[[], gym.Env[Any, Any]], settings: Environment, parent: int, copy: int, made: list[Guard]
-) -> Guard:
-    """Create a guarded environment; in a worker process, close it on SIGTERM and exit when `parent` dies.
+def _restarting(
+    make: Callable[[], gym.Env[Any, Any]], settings: Environment, parent: int, copy: int, made: list[RestartingEnv]
+) -> RestartingEnv:
+    """Create a restarting environment; in a worker process, close it on SIGTERM and exit when `parent` dies.
 
     Ctrl-C and a cluster's SIGUSR1 reach workers too, and are left to `parent`, which saves their episodes first. A
     worker's global generators are seeded here for the environment's constructor, and by each seeded reset.
@@ -227,10 +248,10 @@ def _guarded(
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, _leave)
-    guard = Guard(make(), make, settings.max_restarts, settings.id)
-    made.append(guard)
-    check_spaces(guard, settings.id)
-    return guard
+    env = RestartingEnv(make(), make, settings.max_restarts, settings.id)
+    made.append(env)
+    check_spaces(env, settings.id)
+    return env
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:

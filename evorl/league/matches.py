@@ -19,7 +19,7 @@ from evorl.envs.spaces import EnvSpec, choices
 from evorl.envs.turns import Game
 from evorl.league.players import Fill, Players
 from evorl.population import Policy
-from evorl.system.closing import Closing
+from evorl.system.closing import Closeable
 from evorl.system.plugins import described
 from evorl.system.signals import note_activity, raise_if_signalled
 from evorl.types import EvorlWarning, UserError
@@ -36,7 +36,7 @@ class Fixture(NamedTuple):
     seed: int
 
 
-class Arena(Closing):
+class Arena(Closeable):
     """Copies of a game in which fixtures are played."""
 
     def __init__(self, settings: Environment, interface: EnvSpec, max_steps: int | None = None) -> None:

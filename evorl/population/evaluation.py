@@ -21,7 +21,7 @@ from evorl.envs.games import RESULT, Seat
 from evorl.envs.vector import for_evaluation
 from evorl.population import Policy
 from evorl.seeding import numpy_generator
-from evorl.system.closing import Closing
+from evorl.system.closing import Closeable
 from evorl.system.signals import raise_if_signalled
 from evorl.types import Agent, EvorlWarning, Flags, Observation
 
@@ -165,7 +165,7 @@ def _add_to_checksums(checksums: NDArray[np.float64], observation: Observation, 
             checksums[index] = zlib.crc32(array[index].tobytes(), int(checksums[index]))
 
 
-class Evaluator(Closing):
+class Evaluator(Closeable):
     """Evaluates agents across all ranks. All agents play the same episodes, which reduces comparison noise."""
 
     def __init__(self, config: AnyConfig, placement: Placement, algorithm: Algorithm) -> None:

@@ -20,7 +20,7 @@ from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig
 from evorl.config.errors import on_one_line
 from evorl.distributed import Placement
-from evorl.envs.continuation import Continued
+from evorl.envs.continuation import ResumableEnvironments
 from evorl.population import check_agents, check_environment_hyperparameters
 from evorl.replay import Experience
 from evorl.replay.transitions import ReplayExperience
@@ -114,7 +114,7 @@ class InterimCheckpoints:
         self,
         config: AnyConfig,
         placement: Placement,
-        environments: Continued,
+        environments: ResumableEnvironments,
         directory: RunDirectory,
         warn_once: WarnOnce,
     ) -> None:
@@ -322,7 +322,7 @@ class CheckpointManager:
         placement: Placement,
         algorithm: Algorithm,
         experience: Experience,
-        environments: Continued,
+        environments: ResumableEnvironments,
         carries_over: bool,
         directory: RunDirectory,
         warn_once: WarnOnce,

@@ -27,7 +27,7 @@ from evorl.config.yaml import VERBOSE, is_for_another_task, plain_assignments, r
 from evorl.distributed import default_launch_file
 from evorl.envs import Environments
 from evorl.envs.games import is_game
-from evorl.envs.spaces import ObservationSpecs
+from evorl.envs.spaces import ObservationSpecs, wide_bounds
 from evorl.envs.vector import for_evaluation, reward_threshold
 from evorl.evolution import MUTATIONS, SELECTIONS
 from evorl.evolution.strategy import load_strategy
@@ -336,7 +336,7 @@ def _check_training(config: AnyConfig, ranks: int) -> None:
 
 
 def _try_environment(config: AnyConfig, trains: bool, ranks: int) -> None:
-    """Raise UserError unless the algorithm fits the environment, whose first step is tried; warn of its findings."""
+    """Raise UserError unless the algorithm fits the environment, whose first step is tried."""
     copies = 1 if config.population.placement == "sharded" else ranks
     with Environments(config.environment, agents=1, num_envs=1) as one:
         algorithm = make_algorithm(config, one.interface)
@@ -351,10 +351,9 @@ def _try_environment(config: AnyConfig, trains: bool, ranks: int) -> None:
                     one.play_both_seats()
         if config.actors is not None:
             max_staleness(config, algorithm, copies)
-        findings = one.try_step()
-    if is_first_rank():
-        for finding in findings:
-            warnings.warn(f"environment.id: {finding}", EvorlWarning, stacklevel=3)
+        one.try_step()
+        if (wide := wide_bounds(one.interface.action, config.environment.id)) and is_first_rank():
+            warnings.warn(f"environment.id: {wide}", EvorlWarning, stacklevel=3)
 
 
 def _check_ranges(config: AnyConfig, algorithm: Algorithm) -> None:

@@ -19,7 +19,7 @@ from evorl.config.fields import BENCHMARK, RATING
 from evorl.distributed import Peer, Placement, Ranks
 from evorl.distributed.pauses import SAVE, Pauses
 from evorl.envs import Environments
-from evorl.envs.continuation import Continued
+from evorl.envs.continuation import ResumableEnvironments
 from evorl.envs.generation import GenerationPlan, generation_plan
 from evorl.evolution.selection import begins, rank_correlation, selects
 from evorl.league import League, league_of
@@ -101,7 +101,7 @@ class Run:
         placement: Placement,
         algorithm: Algorithm,
         experience: Experience,
-        environments: Continued,
+        environments: ResumableEnvironments,
         stopwatch: Stopwatch,
         callbacks: Sequence[Callback] = (),
     ) -> None:
@@ -121,7 +121,7 @@ class Run:
             self._let_go()
             raise
 
-    def _prepare(self, experience: Experience, environments: Continued) -> None:
+    def _prepare(self, experience: Experience, environments: ResumableEnvironments) -> None:
         """Restore the newest checkpoint of the claimed directory, or make the first agents."""
         config, placement, algorithm, directory = self.config, self.placement, self.algorithm, self._directory
         self._warn_once = WarnOnce(speaks=self.ranks.is_main)

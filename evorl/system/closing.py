@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import Self
 
 
-class Closing(ABC):
+class Closeable(ABC):
     """A context manager that ends with `close`."""
 
     def __enter__(self) -> Self:

@@ -97,24 +97,25 @@ def test_a_reset_that_raises_costs_no_transition(vectorization):
 
 
 @pytest.mark.parametrize("restarts", [0, 2])
-def test_an_environment_that_can_never_be_reset_ends_the_run_by_name_without_restarts(restarts):
+def test_an_environment_that_can_never_be_reset_ends_the_run_by_name(restarts):
     faults.Failing.made = 0
     message = (
-        r"environment.id: environment 0 of agent 0 and 3 more .*came off in a reset \(.*faults.py:\d+ in reset, .*"
-        r"faults.py:\d+ in _raise: raise RuntimeError.*\) in its first reset, and again when it was made anew"
+        r"environment.max_restarts: environment 0 of agent 0 and 3 more .*came off in a reset \(.*faults.py:\d+ in "
+        rf"reset, .*faults.py:\d+ in _raise: raise RuntimeError.*\); after {restarts} restarts"
     )
     with pytest.raises(UserError, match=message):
         environments(max_restarts=restarts, how="reset", seeds="all", episode=0, step=0)
-    assert faults.Failing.made == AGENTS * ENVS * 2
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_a_bug_in_the_first_step_is_reported_at_once_with_the_lines_of_the_environment(vectorization, tmp_path):
+def test_a_bug_in_every_step_ends_the_run_with_the_lines_of_the_environment(vectorization, tmp_path):
     name, kwargs = "helpers.faults:Recorded-v0", {"file": str(tmp_path / "log"), "how": "bug", "at": 1}
-    with environments(vectorization, name=name, **kwargs) as made, pytest.raises(UserError) as error:
-        made.step(ACT)
+    with environments(vectorization, 1, name, **kwargs) as made:
+        silently(made, 1)
+        with pytest.raises(UserError) as error:
+            made.step(ACT)
     assert "step 1 of the episode) raised KeyError: 'reward' (" in str(error.value)
-    line = r"\(\S*faults.py:\d+ in step, \S*faults.py:\d+ in _look_up: return info\[\"reward\"\]\) in its first step"
+    line = r"\(\S*faults.py:\d+ in step, \S*faults.py:\d+ in _look_up: return info\[\"reward\"\]\); after 1 restarts"
     assert re.search(line, str(error.value))
     assert not faults.still_open(tmp_path / "log")
 

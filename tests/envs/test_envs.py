@@ -12,7 +12,7 @@ from helpers.support import agent
 
 from evorl.config import Environment
 from evorl.envs import Environments
-from evorl.envs.guard import Guard
+from evorl.envs.faults import RestartingEnv
 from evorl.envs.spaces import MASK, ActionMasks, Copies
 from evorl.types import UserError
 
@@ -139,7 +139,7 @@ def test_an_action_outside_the_space_is_refused_by_name(action):
 )
 def test_a_mask_counts_whatever_it_is_given_as(space, mask):
     expected = np.concatenate([np.ravel(part) for part in mask]).astype(bool).tolist()
-    vector = gym.vector.SyncVectorEnv([lambda: Guard(Tells(space, [{MASK: mask}]), None, 0, "x")] * 2)
+    vector = gym.vector.SyncVectorEnv([lambda: RestartingEnv(Tells(space, [{MASK: mask}]), None, 0, "x")] * 2)
     read = ActionMasks(space, Copies("x", 2, 1)).read
     assert read(vector.reset()[1]).tolist() == [expected] * 2
     with pytest.raises(UserError, match=r"gives info\['action_mask'\] as objects"):
