@@ -305,15 +305,6 @@ def test_agents_are_evaluated_and_exported_without_noise(name):
     torch.testing.assert_close(exported(look[0])[0].float(), best)
 
 
-def test_noise_is_not_stored_with_rollouts():
-    ppo = made("ppo")
-    policy = population([agent(dqn=ppo)], ppo).policy
-    output, state = policy.act(seen(torch.zeros(1, 3, 5)), torch.ones(1, 3, dtype=torch.bool), policy.initial_state(3))
-    assert state.any()
-    assert not output.state.numel()
-    assert not output.next_state.numel()
-
-
 @pytest.mark.parametrize("more", ["name: impala", "name: a3c", "name: apex_ddpg, exploration: {noise: none}"])
 def test_actors_explore_by_it_and_send_none_of_it(more):
     settings = config(
@@ -344,11 +335,6 @@ def test_actors_explore_by_it_and_send_none_of_it(more):
 def test_choices_take_no_such_noise(name):
     with pytest.raises(UserError, match=r"state_dependent_noise: is for a Box, and Some-v0 has Discrete\(3\)"):
         made(name, actions=gym.spaces.Discrete(3))
-
-
-def test_it_takes_the_place_of_other_noise():
-    with pytest.raises(UserError, match=r"set algorithm.exploration.noise=none instead of ornstein_uhlenbeck"):
-        algorithm("algorithm={name: ddpg, state_dependent_noise: {}}", actions=BOX)
 
 
 def test_networks_with_a_state_take_no_such_noise():

@@ -1,15 +1,11 @@
 """`evorl evaluate`, beside what tests/runs/ tries of it."""
 
-import json
-import re
-
 import pytest
 
 from evorl.commands import evaluate
 from evorl.commands.command import run_command
 from evorl.config import Environment
 from evorl.envs.vector import for_evaluation
-from evorl.runs.elite import Score
 from evorl.types import UserError
 
 
@@ -22,17 +18,6 @@ def test_returns_below_one_are_shown_by_their_digits(trained_run, monkeypatch, c
         "agent 3 of a: mean return 0.942 ± 0.0179 over 5 fresh episodes (standard deviation 0.04, min -0.5, max 12.3)\n"
     )
     assert capsys.readouterr().out == told
-
-
-def test_one_episode_has_no_spread(trained_run, capsys):
-    run_command(["evaluate", str(trained_run), "--episodes", "1"])
-    told = capsys.readouterr().out
-    assert re.fullmatch(rf"agent \d of {trained_run}: mean return [\d.]+ over 1 fresh episode\n", told)
-    run_command(["evaluate", str(trained_run), "--episodes", "1", "--json"])
-    found = json.loads(capsys.readouterr().out)
-    assert (found["std"], found["standard_error"]) == (None, None)
-    assert [found["mean"]] == found["returns"]
-    assert Score(1, 3.0, 0.0).described(fresh=False) == "3 over 1 episode"
 
 
 def test_a_class_of_the_users_is_known_to_what_only_evaluates(in_directory):

@@ -13,7 +13,6 @@ from evorl.commands.play import ask, board
 from evorl.runs.program import run_program
 
 GAME = ("algorithm={name: a2c}", "environment.id=helpers.games:ThreeMoves", "training.max_steps=40", "run.name=a")
-DISCRETE = gym.spaces.Discrete(3)
 
 
 @pytest.fixture
@@ -93,11 +92,6 @@ def test_both_choose_at_once_in_a_simultaneous_game(in_directory, types, capsys)
         assert end == ended[{0: 1, 1: 0, 2: 2}[(own - int(agents)) % 3]]
 
 
-def test_a_run_that_is_not_there_is_an_error_on_one_line(in_directory, capsys):
-    assert run_program(run_command, ["play", "runs/none"]) == 2
-    assert "runs/none: there is no run here" in error_line(capsys)
-
-
 def test_a_game_that_raises_is_an_error_on_one_line(run, types, monkeypatch, capsys):
     monkeypatch.setattr("helpers.games.ThreeMoves.step", lambda self, action: 1 / 0)
     types("0")
@@ -110,20 +104,6 @@ def test_a_board_is_drawn_from_planes_with_the_numbers_of_its_columns():
     planes[1, 0, 0] = planes[1, 2, 1] = 1
     assert board(planes, gym.spaces.Discrete(3, start=1)).splitlines()[:3] == [" 1 2 3", " . . .", " X . O"]
     assert board(planes, gym.spaces.Discrete(6)).splitlines()[:2] == [" . . .", " X . O"]
-
-
-@pytest.mark.parametrize(
-    ("observation", "space"),
-    [
-        (np.full((2, 3, 2), 0.5) * [1, 0], DISCRETE),
-        (np.zeros((2, 3, 2)), gym.spaces.Discrete(4)),
-        (np.zeros((2, 3)), DISCRETE),
-        ({"a": np.zeros(3)}, DISCRETE),
-        (np.zeros((2, 3, 2)), gym.spaces.MultiDiscrete([3, 3])),
-    ],
-)
-def test_what_is_no_board_is_not_drawn_as_one(observation, space):
-    assert board(observation, space) is None
 
 
 def test_moves_of_several_choices_and_of_numbers_within_bounds(types, capsys):
@@ -167,11 +147,3 @@ def test_openspiels_own_text_is_shown_without_the_agents_cards(in_directory, typ
     told = capsys.readouterr().out
     assert re.search(shown, told), told
     assert not re.search(hidden, told), told
-
-
-def test_a_game_that_cannot_be_shown_is_shown_as_numbers(in_directory, types, capsys):
-    assert train(*GAME, "environment.id=helpers.games:Unseen") == 0
-    capsys.readouterr()
-    types("q")
-    run_command(["play", "runs/a", "--seat", "1"])
-    assert "you see [ 0. -1. -1.  0.]" in capsys.readouterr().out

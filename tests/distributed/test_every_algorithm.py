@@ -47,12 +47,8 @@ SETTINGS = {
     ),
     "ppo": ("algorithm={name: ppo, rollout_steps: 8, batch_size: 8, epochs: 2}",),
     "rainbow": RAINBOW,
-    "rainbow of quantiles": (*RAINBOW, "algorithm.distribution=quantile", "algorithm.quantile={quantiles: 8}"),
     "sac": (
         f"algorithm={{name: sac, {REPLAYED}, exploration: {{random_steps: 20}}}}", "environment.id=Pendulum-v1",
-    ),
-    "sac of choices": (
-        f"algorithm={{name: sac, {REPLAYED}, exploration: {{random_steps: 20}}}}", "replay.prioritised={}",
     ),
     "td3": (
         f"algorithm={{name: td3, {REPLAYED}, exploration: {{random_steps: 20}}}}", "environment.id=Pendulum-v1",

@@ -326,7 +326,7 @@ def test_kinds_of_mutation_come_with_their_weights():
         "evolution.mutation={none: 0.4, architecture: 0.2, parameters: 0.1, activation: 0.1, hyperparameters: 0.2}",
         "evolution.hyperparameters={gamma: {min: 0.9, max: 0.999}}",
     )
-    rng, seen, rounds = np.random.default_rng(0), Counter(), 3000
+    rng, seen, rounds = np.random.default_rng(0), Counter(), 1000
     parent = agent()
     for _ in range(rounds):
         child = parent.child(1)
@@ -335,7 +335,7 @@ def test_kinds_of_mutation_come_with_their_weights():
     share = {kind: seen[kind] / rounds for kind in MUTATIONS}
     expected = {"none": 0.4, "architecture": 0.2, "parameters": 0.1, "activation": 0.1, "hyperparameters": 0.2}
     expected |= {"dormant": 0.0}
-    assert share == pytest.approx(expected, abs=0.03)
+    assert share == pytest.approx(expected, abs=0.05)
 
 
 @pytest.mark.parametrize("kind", MUTATIONS)

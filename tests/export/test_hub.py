@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 
 import pytest
 import yaml
@@ -136,23 +135,6 @@ def test_settings_that_are_not_to_be_shared_are_not_in_the_card(run, tmp_path):
     hub.write_page(run, folder, "me/x", None)
     text = (folder / "README.md").read_text()
     assert "client X" not in text
-
-
-def test_a_score_of_several_episodes_has_its_spread(run):
-    drawn = load(run)
-    last = replace(drawn.generations[-1], elite_std=2.5)
-    text = card(replace(drawn, generations=[*drawn.generations[:-1], last]), {}, "me/x", [])
-    head = yaml.safe_load(text.split("---")[1])
-    assert head["model-index"][0]["results"][0]["metrics"][0]["value"] == "60.00 +/- 2.50"
-
-
-def test_a_page_without_matplotlib_has_no_picture(run, tmp_path, monkeypatch):
-    folder = tmp_path / "page"
-    folder.mkdir()
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr("evorl.export.hub.missing", lambda extra: ["matplotlib"] if extra == "plot" else [])
-    assert hub.PICTURE not in hub.write_page(run, folder, "me/x", None)
-    assert hub.PICTURE not in (folder / "README.md").read_text()
 
 
 @pytest.mark.slow

@@ -1,12 +1,10 @@
 """An exported agent acts as the run's own does, through onnxruntime and nothing of evorl."""
 
-import shutil
-
 import gymnasium as gym
 import numpy as np
 import pytest
 from helpers.loaded import SPACES, fresh_run, spaces_run
-from helpers.support import SMALL, lines, needs_its_extra
+from helpers.support import SMALL, needs_its_extra
 
 import evorl
 from evorl.commands.command import run_command
@@ -107,16 +105,6 @@ def test_onnx_file_that_acts_otherwise_is_not_written(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"agent\.onnx: is not written, since it would differ by 0\.0001"):
         run_command(["export", str(tmp_path / "a")])
     assert not (tmp_path / "a" / "agent.onnx").exists()
-
-
-def test_onnx_file_of_another_agent_has_its_own_name(trained_run, tmp_path):
-    run = shutil.copytree(trained_run, tmp_path / "a")
-    id = lines(run / "lineage.jsonl")[-1]["id"]
-    run_command(["export", str(run), "--agent", str(id)])
-    assert (run / f"agent-{id}.onnx").exists()
-    run_command(["export", str(run), "--generation", "3"])
-    assert list(run.glob("agent-*-generation-3.onnx"))
-    assert not (run / "agent.onnx").exists()
 
 
 def test_bfloat16_agent_is_exported_in_float32(tmp_path, capsys):

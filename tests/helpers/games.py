@@ -155,14 +155,6 @@ class Wrong(ThreeMoves):
         return seen | {"observation": np.zeros(5, np.float32)}, *rest
 
 
-class Undying(ThreeMoves):
-    """It does not take a seat off whose game is over."""
-
-    def step(self, action):
-        if not self.done:
-            super().step(action)
-
-
 class OldLast(ThreeMoves):
     def last(self):
         seen, gained, done, _, info = super().last()
@@ -232,13 +224,6 @@ class Unfinished(Seats):
         pass
 
 
-class Stubborn(ThreeMoves):
-    """It cannot be closed."""
-
-    def close(self):
-        raise RuntimeError("it stays open")
-
-
 class Fickle(ThreeMoves):
     """It raises in the reply of every third game, by its seed."""
 
@@ -265,13 +250,6 @@ class Takes(Seats):
         self._cumulative_rewards[name] += 1
         self._cumulative_rewards[other] -= 1
         self.agent_selection = other
-
-
-class Unseen(ThreeMoves):
-    """It has the `render` of PettingZoo's base classes."""
-
-    def render(self):
-        raise NotImplementedError
 
 
 def raises(observation, mask):

@@ -41,27 +41,9 @@ class Short(Climber):
         return [[0.5]] * count
 
 
-class Far(Climber):
-    def ask(self, count):
-        return [[-1e300, 1e300]] * count
-
-
-class NotFinite(Climber):
-    def ask(self, count):
-        return [[np.nan] * len(self.ranges)] * count
-
-
 class Failing(Climber):
     def tell(self, settings, fitness):
         return {}["mine"]
-
-
-class Deaf:
-    def __init__(self, ranges, seed):
-        pass
-
-    def ask(self, count):
-        return [[0.5, 0.5]] * count
 
 
 def refuses(ranges, seed):

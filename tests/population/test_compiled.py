@@ -218,7 +218,7 @@ def test_auto_says_nothing_where_a_machine_cannot_compile(monkeypatch, recwarn, 
     assert not capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_resumed_run_gets_the_functions_that_it_had(monkeypatch, tmp_path, in_directory, capsys):
     """Inductor's code depends on the sizes of its example, which must not be those that a process meets first."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))

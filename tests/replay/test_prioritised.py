@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers.prioritised import ONES, OWN, SETTINGS, UNIFORM, E, P, Part, agree, error, members
+from helpers.prioritised import ONES, OWN, SETTINGS, UNIFORM, E, P, Part, error, members, sync
 
 from evorl.types import RunFailed, UpdateResult, UserError
 
@@ -52,7 +52,7 @@ def test_weights_and_shares_are_those_of_one_central_buffer(ranks):
                 central.overwrite(part.rank, range(row, row + P * E))
                 part.write(valid=0.8 if time else 1.0)
         central.sync()
-        agree(parts, steps=10.0 * time)
+        sync(parts, steps=10.0 * time)
         beta = 0.4 + 0.6 * 10.0 * time / 1000
         for part in parts:
             every = [sum(v for (rank, _), v in own.items() if rank == part.rank) for own in central.priority]
@@ -84,12 +84,12 @@ def test_draws_fall_on_ranks_and_slots_as_priorities_do():
     for part, rows in zip(parts, (4, 2, 0), strict=True):
         for _ in range(rows):
             part.write()
-    agree(parts)
+    sync(parts)
     for part in parts[:2]:
         held = sorted(part.drawable())
         values = np.abs(error(np.arange(P)[:, None], part.rank, np.array(held), 0)) + 0.05
         part.sampler.set(np.tile(held, (P, 1)), values, np.ones((P, len(held)), dtype=bool))
-    agree(parts)
+    sync(parts)
     drawn = [part.sampler.draw(updates) for part in parts]
     assert (drawn[2][1] == 0).all()
     for agent, size in enumerate((40, 24)):
@@ -109,7 +109,7 @@ def test_as_many_draws_as_there_are_equal_priorities_draw_each_once():
     part = Part(rows=8, agents=members(batch_size=(48.0, 24.0)))
     for _ in range(8):
         part.write()
-    agree([part])
+    sync([part])
     slots, weight, _ = part.sampler.draw(5)
     for update in range(5):
         first, second = (sorted(slots[update, agent][weight[update, agent] > 0].tolist()) for agent in range(P))
@@ -121,32 +121,32 @@ def test_late_errors_never_reach_what_has_taken_their_place():
     part = Part(rows=4)
     for _ in range(4):
         part.write()
-    agree([part])
+    sync([part])
     (slots, *_), before = part.sampler.draw(1), part.storage.oldest
     for _ in range(3):
         part.write()
-    agree([part])
+    sync([part])
     assert part.storage.oldest == before + 3
     part.sampler.observe(0, UpdateResult(ONES, torch.full(slots.shape[1:], 5.0)))
-    agree([part])
+    sync([part])
     alive = {slot for slot in slots.unique().tolist() if slot // (P * E) == 3}
     leaves, largest = part.sampler.tree.leaves, 5.01**0.7
     assert alive, "the newest row of then is still there"
     assert set(np.flatnonzero(np.isclose(leaves[0], largest)).tolist()) <= alive
     assert np.flatnonzero(leaves[0]).tolist() == sorted(part.drawable())
     part.write()
-    agree([part])
+    sync([part])
     assert np.isclose(leaves[0], largest).sum() >= P * E, "what is new has the largest priority"
 
 
 def test_an_update_sees_the_last_error_of_what_it_drew_twice():
     part = Part(rows=1)
     part.write()
-    agree([part])
+    sync([part])
     part.sampler.draw(3)
     for update in (0, 2):
         part.sampler.observe(update, UpdateResult(ONES, torch.full((P, 40), 1.0 + update)))
-    agree([part])
+    sync([part])
     leaves = part.sampler.tree.leaves[0, : P * E]
     assert set(np.round(leaves, 9)) <= {round(x**0.7, 9) for x in (1.01, 3.01)} | {1.0}
     assert (np.isclose(leaves, 3.01**0.7)).sum() >= 4
@@ -156,12 +156,12 @@ def test_what_no_agent_learned_from_changes_nothing():
     """Places that only fill up a smaller batch, and agents that sat an update out."""
     part = Part(rows=2)
     part.write()
-    agree([part])
+    sync([part])
     _, weight, _ = part.sampler.draw(1)
     assert (weight[0, 1] > 0).tolist() == [True] * 24 + [False] * 16
     errors = torch.where(weight[0] > 0, 0.5, torch.nan)
     part.sampler.observe(0, UpdateResult(torch.tensor([0.0, 1.0]), errors))
-    agree([part])
+    sync([part])
     leaves = part.sampler.tree.leaves
     assert set(leaves[0, : P * E]) == {1.0}
     assert np.isclose(leaves[1, : P * E], 0.51**0.7).any()
@@ -170,7 +170,7 @@ def test_what_no_agent_learned_from_changes_nothing():
 def test_an_error_that_is_no_number_ends_the_run_with_the_agents_name():
     part = Part(agents=members(11, 12))
     part.write()
-    agree([part])
+    sync([part])
     part.sampler.draw(1)
     errors = torch.ones(P, 40)
     errors[1, 3] = torch.inf
@@ -225,7 +225,7 @@ def test_agents_draw_only_what_they_or_their_ancestors_did(settings):
     part = Part(settings=settings, rows=8)
     for _ in range(3):
         part.write()
-    agree([part])
+    sync([part])
     slots, weight, _ = part.sampler.draw(20)
     assert [streams_of(slots[:, agent]) for agent in range(P)] == [{0}, {1}]
     if settings is UNIFORM:
@@ -233,11 +233,11 @@ def test_agents_draw_only_what_they_or_their_ancestors_did(settings):
     # Agent 1 moves to the first place, and its child takes the second one.
     part.storage.break_streams()
     part.sampler.begin(members(1, (2, 1)), 2, 1)
-    agree([part])
+    sync([part])
     slots, *_ = part.sampler.draw(20)
     assert [streams_of(slots[:, agent]) for agent in range(P)] == [{1}, {1}]
     part.write()
-    agree([part])
+    sync([part])
     slots, *_ = part.sampler.draw(200)
     for agent in range(P):
         old = slots[:, agent] < 3 * P * E
@@ -245,7 +245,7 @@ def test_agents_draw_only_what_they_or_their_ancestors_did(settings):
         assert streams_of(slots[:, agent][~old]) == {agent}
     # To an agent whose parent was not here all is new that its place has seen.
     part.sampler.begin(members((7, 5), 2), 3, 1)
-    agree([part])
+    sync([part])
     slots, *_ = part.sampler.draw(200)
     assert streams_of(slots[:, 0]) == {0}
     assert set(slots[:, 0].unique().tolist()) == {slot for slot in part.drawable() if slot % 6 < 3}
@@ -255,7 +255,7 @@ def test_uniform_draws_from_a_replay_of_ones_own_are_uniform():
     part = Part(settings=UNIFORM, rows=6)
     for _ in range(9):
         part.write(valid=0.7)
-    agree([part])
+    sync([part])
     slots, weight, _ = part.sampler.draw(3000)
     own = sorted(slot for slot in part.drawable() if slot % 6 < 3)
     hits = np.bincount(slots[:, 0][weight[:, 0] > 0].numpy(), minlength=part.storage.slots)
@@ -268,7 +268,7 @@ def test_children_go_on_with_the_priorities_of_their_parents():
     part = Part(rows=8)
     for _ in range(2):
         part.write()
-    agree([part])
+    sync([part])
     part.sampler.draw(1)
     part.sampler.observe(0, UpdateResult(ONES, torch.arange(P)[:, None] + torch.rand(P, 40)))
     part.storage.break_streams()

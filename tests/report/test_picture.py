@@ -20,14 +20,6 @@ def test_a_run_is_drawn_with_its_mutations_and_its_winner(tmp_path):
         assert colour in picture, "hyperparameters, none, a kind of the user's own, the target, the winner"
 
 
-def test_ratings_are_drawn_without_the_mean_results_of_another_scale(tmp_path):
-    path = write_run(tmp_path / "a", {**CONFIG, "evolution": {"fitness": {"rating": 1.0}}})
-    run_command(["plot", str(path), "-o", str(tmp_path / "a.svg")])
-    picture = (tmp_path / "a.svg").read_text()
-    assert "<!-- rating (Elo) -->" in picture
-    assert not any(each in picture for each in ("best so far", "mean return", "target"))
-
-
 def test_of_a_long_run_fewer_lines_are_drawn(tmp_path, monkeypatch):
     path = write_long_run(tmp_path / "a", 30, 6)
     sizes = []
@@ -47,18 +39,6 @@ def test_several_runs_are_drawn_with_their_mean(tmp_path):
     best, mean = (matplotlib.image.imread(tmp_path / f"{measure}.png") for measure in ("best", "mean"))
     assert best.shape == mean.shape
     assert (best != mean).any()
-
-
-def test_a_comparison_shows_runs_of_one_generation_and_no_interval_of_three(tmp_path):
-    def picture(*paths):
-        run_command(["plot", *map(str, paths), "-o", str(tmp_path / "x.svg")])
-        return (tmp_path / "x.svg").read_text()
-
-    long, other = (write_run(tmp_path / str(seed), {**CONFIG, "seed": seed}) for seed in (5, 6))
-    short = write_run(tmp_path / "short", lives=LIVES[:2])
-    assert picture(short, long).count("<use") > picture(other, long).count("<use"), "a marker more"
-    seeds = [write_run(tmp_path / str(seed), {**CONFIG, "seed": seed}, gain=5.0 * seed) for seed in (1, 2, 3, 4)]
-    assert [picture(*seeds[:count]).count("PolyCollection") > 0 for count in (3, 4)] == [False, True]
 
 
 def test_options_of_another_number_of_runs_are_refused(tmp_path):

@@ -6,8 +6,6 @@ import shutil
 import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,11 +17,11 @@ from evorl.config import Selection
 from evorl.evolution.selection import Candidates, tournament
 from evorl.league.standings import Standings
 from evorl.report import figures
-from evorl.report.data import load, load_several, read_lives
-from evorl.report.facts import compared, effect_rows, ends, path_heading, path_rows, run_facts
-from evorl.report.page import HERE, embedded, page
+from evorl.report.data import load, read_lives
+from evorl.report.facts import compared, ends, path_rows
+from evorl.report.page import embedded, page
 from evorl.report.picture import draw
-from evorl.report.statistics import Effect, effects, groups, interval, quantile, result_interval
+from evorl.report.statistics import effects, groups, interval, quantile, result_interval
 from evorl.runs.lineage import Stage
 from evorl.types import INITIAL, NO_BASELINE, EvorlWarning, Mutation, UserError
 
@@ -87,30 +85,6 @@ def test_the_schedule_shows_what_changed_on_the_way_and_when(run):
     ]  # fmt: skip
 
 
-def test_the_schedule_shows_what_losing_agents_tried(run):
-    tried, path = figures.schedule(run)["data"][2:]
-    assert (tried["name"], path["name"]) == ("all other agents", "the winner and its ancestors")
-    assert list(zip(tried["x"], tried["y"], strict=True)) == [
-        (100, 0.99), (200, 0.99), (300, 0.99), (400, 0.99)
-    ], "gamma of the agents off the winner's path"  # fmt: skip
-    assert "agent #5" in tried["hovertext"][-1]
-    # Of a winner that kept its settings, what the others tried is all there is to see.
-    (kept,) = [life for life in run.lives if life.id == 1 and life.generation == 1]
-    figure = figures.schedule(replace(run, winner=[kept]))
-    assert figure["layout"]["yaxis"]["title"]["text"] == "learning_rate"
-    assert set(figure["data"][0]["y"]) == {1e-3, 2e-3}
-    assert figures.schedule(replace(run, lives=[kept], winner=[kept])) is None
-
-
-def test_hyperparameters_have_ticks_as_they_are_written():
-    assert figures._scale([1e-4, 5e-4])["type"] == "linear"
-    assert figures._scale([0.0, 5.0])["type"] == "linear", "a logarithm of 0 does not exist"
-    ticks = figures._scale([2e-4, 3e-3])
-    assert [text for text in ticks["ticktext"] if 2e-4 <= float(text) <= 3e-3] == ["0.0002", "0.0005", "0.001", "0.002"]
-    assert ticks["tickvals"] == pytest.approx([float(text) for text in ticks["ticktext"]])
-    assert len(figures._scale([1e-30, 1e30])["tickvals"]) < 8
-
-
 def parts_of(run, **seconds):
     """The time bar of a run, with these seconds of its parts."""
     whole = {"training": sum(seconds.values()), **seconds}
@@ -121,12 +95,6 @@ def test_each_part_of_the_time_has_a_colour_of_its_own(run):
     figure = parts_of(run, **{name: 10.0 + place for place, name in enumerate(figures.PARTS)})
     assert {bar["marker"]["color"] for bar in figure["data"]} == set(figures.PARTS.values())
     assert len(set(figures.PARTS.values())) == len(figures.PARTS)
-
-
-def test_the_legend_of_the_time_is_in_the_order_of_the_bar(run):
-    figure = parts_of(run, learning=60.0, acting=30.0, communication=0.2)
-    assert [bar["name"] for bar in figure["data"]] == ["learning 67 %", "acting 33 %", "communication &lt; 1 %"]
-    assert figure["layout"]["legend"]["traceorder"] == "normal", "plotly reverses that of stacked bars"
 
 
 @pytest.mark.parametrize(("count", "step"), [(1, 1), (4, 1), (11, 1), (12, 2), (60, 10), (4000, 500)])
@@ -148,11 +116,6 @@ def test_effects_compare_children_with_their_parents_before(run):
         ("architecture", ""): (-5.0,),
     }
     assert next(iter(found)) == ("none", ""), "what the others are compared with comes first"
-
-
-def test_small_changes_of_fitness_keep_their_digits():
-    rows = effect_rows([Effect("activation", "", (0.01, 0.02, 0.02, 0.03)), Effect("none", "", (-0.04, 123.46))])
-    assert [(row["mean"], row["interval"]) for row in rows] == [("+0.02", "+0.00701 to +0.033"), ("+61.7", "n < 4")]
 
 
 def test_migrants_and_restored_agents_are_no_baseline(run):
@@ -201,32 +164,6 @@ def test_intervals_of_results_stay_within_their_bounds_and_have_a_width():
     assert (low, high) == (pytest.approx(0.1988, abs=1e-4), pytest.approx(0.8012, abs=1e-4)), "four alike tell little"
 
 
-def test_intervals_of_few_children_are_not_drawn_and_wide_ones_do_not_squeeze_the_others():
-    few, wide = Effect("activation", "", (1.0, 2.0, 3.0)), Effect("architecture", "", (-40.0, 50.0, -30.0, 60.0))
-    figure = figures.effects_figure([few, wide])
-    bars = [trace["error_x"] for trace in figure["data"] if "error_x" in trace]
-    assert [bar["visible"] for bar in bars] == [False, True]
-    assert wide.interval.high > 80
-    low, high = figure["layout"]["xaxis"]["range"]
-    assert -50 < low < -40
-    assert 60 < high < 70, "the axis is that of the children"
-
-
-def test_the_axis_of_a_comparison_is_that_of_the_runs(tmp_path):
-    gains = {1: 0.0, 2: 100.0, 3: 0.0, 4: 100.0}
-    runs = [load(write_run(tmp_path / str(seed), {**CONFIG, "seed": seed}, gain=gain)) for seed, gain in gains.items()]
-    (group,) = groups(runs)
-    assert max(mean.high for mean in group.curve("best")[1]) > 200
-    low, high = figures.comparison([group], "best")["layout"]["yaxis"]["range"]
-    assert 0 < low < 20
-    assert 160 < high < 180
-    filled = [
-        len([one for one in figures.comparison(groups(runs[:count]), "best")["data"] if "fill" in one])
-        for count in (3, 4)
-    ]
-    assert filled == [0, 1], "three runs have no interval"
-
-
 def test_seeds_are_one_group_and_other_settings_another(tmp_path):
     other = {**CONFIG, "algorithm": {"name": "dqn", "learning_rate": 5e-3}}
     made = [write_run(tmp_path / str(seed), {**CONFIG, "seed": seed}, gain=float(seed)) for seed in (1, 2, 3, 4)]
@@ -252,14 +189,6 @@ def test_runs_of_one_seed_are_no_independent_samples(tmp_path):
         groups(made)
     other = {**CONFIG, "seed": 1, "algorithm": {"name": "dqn", "learning_rate": 5e-3}}
     groups([*made[:2], load(write_run(tmp_path / "other", other))])
-
-
-def test_runs_of_other_numbers_of_ranks_are_another_group(tmp_path):
-    made = [load(write_run(tmp_path / str(seed), {**CONFIG, "seed": seed})) for seed in (1, 2, 3)]
-    made[2] = replace(made[2], generations=[replace(row, ranks=4) for row in made[2].generations])
-    assert [group.title for group in groups(made)] == [
-        "dqn on CartPole-v1: ranks 1 (2 runs)", "3: dqn on CartPole-v1: ranks 4"
-    ]  # fmt: skip
 
 
 def test_ratings_of_different_runs_are_not_averaged(tmp_path):
@@ -295,28 +224,6 @@ def test_labels_are_distinct_and_name_settings_in_full(tmp_path):
     assert len({group.label for group in groups(runs)}) == 6
 
 
-def test_runs_of_one_name_are_named_by_their_folders(tmp_path):
-    paths = [write_run(tmp_path / folder / "a") for folder in ("x", "y")]
-    assert [run.name for run in load_several([*paths, write_run(tmp_path / "b")])] == ["x/a", "y/a", "b"]
-
-
-def test_a_run_that_is_named_twice_counts_once(tmp_path, monkeypatch):
-    first, second = write_run(tmp_path / "a"), write_run(tmp_path / "b")
-    (tmp_path / "best").symlink_to(second)
-    monkeypatch.chdir(tmp_path)
-    assert [run.name for run in load_several([first, second, Path("a"), tmp_path / "best"])] == ["a", "b"]
-    assert [run.name for run in load_several([second, first, second])] == ["b", "a"]
-
-
-def test_a_run_of_one_generation_has_a_marker(tmp_path):
-    runs = [load(write_run(tmp_path / name, lives=LIVES[:2])) for name in ("a", "b")]
-    for trace in figures.comparison(groups(runs[:1]), "best")["data"]:
-        assert trace["mode"] == "markers"
-    (best,) = [trace for trace in figures.returns(runs[0])["data"] if trace["name"].startswith("best so far")]
-    assert best["mode"] == "markers"
-    assert path_heading(replace(runs[0], winner=runs[0].lives[:1])) == "Its only agent"
-
-
 def test_a_curve_of_the_best_goes_on_where_a_run_has_ended_and_that_of_the_mean_does_not(tmp_path):
     short, long = write_run(tmp_path / "a", lives=LIVES[:4]), write_run(tmp_path / "b", {**CONFIG, "seed": 2})
     stopped, solved = (replace(load(short), summary={"solved": each}) for each in (False, True))
@@ -326,20 +233,6 @@ def test_a_curve_of_the_best_goes_on_where_a_run_has_ended_and_that_of_the_mean_
     (others,) = groups([stopped, load(long)])
     assert others.curve("best")[0].tolist() == [100, 200], "it may have become better"
     assert group.curve("mean")[0].tolist() == [100, 200]
-
-
-@pytest.mark.parametrize("measure", ["best", "mean"])
-def test_a_seed_without_a_fitness_takes_no_curve_from_the_others(measure, tmp_path):
-    runs = [load(write_run(tmp_path / str(seed), {**CONFIG, "seed": seed})) for seed in range(5)]
-    (whole,) = groups(runs[:4])
-    lost = replace(runs[4].generations[0], mean_fitness=None, elite_fitness=None)
-    broken = replace(runs[4], generations=[lost])
-    (group,) = groups([*runs[:4], broken])
-    assert group.curve(measure)[0].tolist() == whole.curve(measure)[0].tolist()
-    assert group.curve(measure)[1] == whole.curve(measure)[1]
-    (alone,) = groups([broken])
-    assert alone.curve(measure)[1] == []
-    figures.comparison([group, alone], measure)
 
 
 GENERATIONS, AGENTS = 60, 8
@@ -398,13 +291,6 @@ def test_the_effects_and_the_winner_of_a_long_run_are_those_of_all_generations(t
     assert {kind: list(values) for (kind, target), values in thinned.changes.items() if not target} == changes
 
 
-def test_the_page_of_a_long_run_does_not_grow_with_its_agents(thinned, each):
-    small, large = page([thinned]), page([each])
-    assert len(large) - len(small) > 300_000
-    assert "The run had 480 agents, counted in each generation" in small
-    assert "counted in each generation" not in large
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
     [("fitness", float("nan")), ("parent", "x"), ("mutation", 3), ("hyperparameters", []), ("architectures", {"q": 3})],
@@ -456,21 +342,6 @@ def test_what_a_stranger_wrote_is_shown_and_not_run(tmp_path):
     assert embedded("</script>&") == '"\\u003c/script\\u003e\\u0026"'
 
 
-@pytest.mark.parametrize(
-    ("name", "line"),
-    [
-        ("metrics", '{"generation": 1, "agent_steps": "many"}'),
-        ("metrics", '{"generation": 1, "agent_steps": 3, "elite_fitness": NaN}'),
-        ("lineage", '{"generation": 1, "id": 0}'),
-    ],
-)
-def test_files_that_are_not_those_of_a_run_are_named(tmp_path, name, line):
-    path = write_run(tmp_path / "a")
-    (path / f"{name}.jsonl").write_text(line + "\n")
-    with pytest.raises(UserError, match="cannot be read: "):
-        load(path)
-
-
 def test_a_run_without_a_generation_has_nothing_to_draw(tmp_path):
     path = write_run(tmp_path / "a")
     (path / "metrics.jsonl").write_text("")
@@ -505,33 +376,6 @@ def contrast(one, other):
     return (high + 0.05) / (low + 0.05)
 
 
-def test_texts_and_colours_have_contrast_by_day_and_by_night():
-    style, script = (HERE / "page.css").read_text(), (HERE / "page.js").read_text()
-    day, night = (dict(re.findall(r"--(\w+): (#\w{6})", rule)) for rule in re.findall(r":root \{(.*?)\}", style, re.S))
-    for colours in (day, night):
-        for text in ("ink", "soft", "accent"):
-            for ground in ("paper", "card"):
-                assert contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
-    brighter = dict(re.findall(r'"(#\w{6})": "(#\w{6})"', script))
-    for colour in (*figures.GROUPS, *(look.colour for look in figures.LOOKS.values())):
-        assert contrast(brighter.get(colour, colour), night["card"]) >= 4.5, colour
-
-
-def test_a_report_says_what_a_run_was_made_from(run):
-    made = replace(run, config={**run.config, "run": {"origin": "seed of b"}})
-    assert ("origin", "seed of b") in run_facts(made)
-    assert "origin" not in dict(run_facts(run))
-
-
-def test_tables_scroll_where_the_page_is_narrow(run):
-    text = page([run, replace(run, config={**CONFIG, "seed": 2})])
-    assert text.count("<table") == text.count('<div class="wide" tabindex="0"><table') == 5
-    style = (HERE / "page.css").read_text()
-    assert re.search(r"\.wide \{[^}]*overflow-x: auto", style)
-    (least,) = re.findall(r"\.wide table \{ min-width: (\d+)rem", style)
-    assert 16 * int(least) > 500, "otherwise the columns are squeezed"
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
 @pytest.mark.parametrize("many", [False, True])
@@ -557,13 +401,6 @@ def test_a_browser_draws_all_charts_and_complains_of_nothing(tmp_path, many):
     assert done.stdout.count('class="main-svg"') >= 2 * drawn
 
 
-def test_lives_in_any_order_have_lanes():
-    """A spoiled file may list a generation before the one it came from."""
-    first, second = (SimpleNamespace(generation=generation, id=3) for generation in (1, 2))
-    run = SimpleNamespace(lives=[second, first], parents={(2, 3): first})
-    assert figures._lanes(run) == {(1, 3): 0.0, (2, 3): 0.0}
-
-
 STANDINGS = Standings(
     population=(4, 5),
     archive=(4,),
@@ -585,14 +422,6 @@ def test_a_league_is_drawn_by_rating_with_the_points_of_each_pair(run):
     assert figures.payoff(run) is None
 
 
-def test_a_league_of_many_has_no_numbers_in_its_cells(run):
-    some = np.ones((60, 60)).tolist()
-    many = Standings(tuple(range(60)), (), (), some, some, (0.0,) * 60, (0.0,) * 60)
-    figure = figures.payoff(replace(run, standings=many))
-    assert "texttemplate" not in figure["data"][0]
-    assert figure["layout"]["height"] >= 20 * 60
-
-
 @pytest.mark.parametrize(
     ("fitness", "by", "score", "name"),
     [
@@ -608,13 +437,3 @@ def test_fitness_is_named_for_what_it_is(run, fitness, by, score, name):
     own = replace(run, config=config)
     assert (own.score_name, own.fitness_name) == (score, name)
     assert figures.returns(own)["layout"]["yaxis"]["title"]["text"] == name
-
-
-def test_ratings_and_results_are_drawn_apart(run):
-    rated = replace(run, config=run.config | {"evolution": {"fitness": {"rating": 1.0}}}, standings=STANDINGS)
-    assert figures.returns(rated)["layout"]["yaxis"]["title"]["text"] == "rating (Elo)"
-    assert len(figures.returns(rated)["data"]) == len(figures.returns(run)["data"]) - 1
-    assert figures.results(rated)["data"][0]["y"] == [row.elite_fitness for row in run.generations]
-    assert figures.results(run) is None
-    assert "Who beat whom" in page([rated])
-    assert "Who beat whom" not in page([run])

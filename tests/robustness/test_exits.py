@@ -309,28 +309,6 @@ def test_directories_that_cannot_be_are_one_line(directory, reason, in_directory
     assert reason in error
 
 
-@pytest.mark.parametrize("vectorization", ["async"])
-def test_a_choice_that_the_space_does_not_have_is_named(vectorization, in_directory, capsys):
-    settings = f"environment={{id: 'helpers.faults:Outside-v0', num_envs: 2, vectorization: {vectorization}}}"
-    assert train("run.name=a", settings) == 2
-    (error,) = errors_of(capsys)
-    assert "environment 0 of agent 0" in error
-    assert "step 3 of the episode" in error
-    assert "gave [4]" in error
-
-
-def test_an_observation_of_no_numbers_is_refused(in_directory, capsys):
-    assert train("run.name=a", "environment={id: 'helpers.faults:Empty-v0', num_envs: 2}") == 2
-    assert "which holds no numbers" in errors_of(capsys)[0]
-
-
-def test_inputs_that_do_not_fit_memory_are_named(in_directory, capsys):
-    assert train("run.name=a", "environment={id: 'helpers.faults:Numbered-v0', num_envs: 2}") == 2
-    (error,) = errors_of(capsys)
-    assert "agents with 2,147,483,647 inputs for part 'observation', one-hot encoded: " in error
-    assert "GiB of free memory" in error
-
-
 def test_elite_is_measured_anew_under_another_max_steps(in_directory, monkeypatch):
     from evorl.runs.elite import Elite
 

@@ -12,7 +12,6 @@ import threading
 import time
 from types import SimpleNamespace
 
-import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -24,7 +23,6 @@ from evorl.distributed import Launch, Peer, Ranks, local_launch
 from evorl.distributed.ranks import _own_gpu, choose_backend, join_attempt, loopback
 from evorl.runs.directory import Owner
 from evorl.runs.launch import processes_wanted, refuse_options
-from evorl.system.processes import launcher, started_at
 from evorl.system.signals import signal_handlers
 from evorl.types import UserError
 
@@ -107,16 +105,6 @@ def test_an_owner_is_known_by_its_launch_alone(tmp_path):
     assert not Owner.here(Launch("that", restarted=True)).had(tmp_path)
 
 
-def test_a_process_is_known_by_ticks_and_not_by_the_clock(monkeypatch):
-    before = launcher()
-    # What psutil takes for the time of the last start moves when the clock is set.
-    monkeypatch.setattr(psutil, "boot_time", lambda: 1.0)
-    monkeypatch.setattr(time, "time", lambda: 1.0)
-    assert launcher() == before
-    ticks = (time.clock_gettime(time.CLOCK_BOOTTIME)) * os.sysconf("SC_CLK_TCK")
-    assert 0 < started_at(os.getpid()) < ticks
-
-
 @pytest.mark.parametrize(
     ("gpus", "backend"),
     [
@@ -180,27 +168,6 @@ def test_the_launchers_arguments_say_how_many_processes_it_was_asked_for(tmp_pat
     assert processes_wanted(["accelerate", "launch", "--cpu", "--num_processes", "2", "program.py"]) == 2
     assert processes_wanted(["accelerate", "launch", f"--config_file={tmp_path / 'a.yaml'}", "program.py"]) == 3
     assert processes_wanted(["bash"]) == processes_wanted(["x", "--config_file", "none"]) == 1
-
-
-def test_the_file_that_accelerate_config_wrote_counts_where_accelerate_reads_it(tmp_path, monkeypatch):
-    file = tmp_path / "default_config.yaml"
-    monkeypatch.setattr("accelerate.commands.config.default_config_file", str(file))
-    words = ["python", "/bin/accelerate", "launch", "program.py"]
-    assert processes_wanted(words) == 1, "there is none"
-    file.write_text("num_processes: 4\n")
-    assert processes_wanted(words) == 4
-    assert processes_wanted([*words[:3], "--cpu", "program.py"]) == processes_wanted(["bash"]) == 1
-
-
-def test_a_launcher_that_starts_one_process_of_two_is_an_error(tmp_path):
-    command = [
-        sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2",
-        str(ROOT / "demos" / "online.py"), "--config", str(SMALL),
-    ]  # fmt: skip
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode != 0
-    assert ["asked for 2 processes and has started one" in line for line in errors(done)] == [True]
 
 
 DRIFTING = """

@@ -168,7 +168,3 @@ def test_all_ranks_of_a_host_share_its_memory(monkeypatch):
     check_room(500, "replay.capacity", copies=1, processes=2)
     with pytest.raises(UserError, match=r"replay.capacity: .* do not fit, for each of 3 ranks,"):
         check_room(500, "replay.capacity", copies=1, processes=3)
-
-
-def sleeper(**options):
-    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], **options)

@@ -69,16 +69,6 @@ def test_lineage_settings_shows_each_stage_and_mutation(run, capsys):
         assert stage.mutation == SAME or str(stage.mutation) in line
 
 
-@pytest.mark.parametrize(
-    ("file", "key", "value"), [("lineage.jsonl", "id", []), ("metrics.jsonl", "elite_generation", {"a": 1})]
-)
-def test_ancestry_refuses_ids_that_are_not_numbers(run, file, key, value):
-    rows = [{**row, key: value} for row in lines(run / file)]
-    (run / file).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(UserError, match="has no line for agent"):
-        ancestry(run)
-
-
 def change(run, what):
     rows = lines(run / "lineage.jsonl")
     what(rows)

@@ -16,10 +16,8 @@ import torch
 from helpers.support import EVERY_MUTATION, ROOT, SMALL, agent, algorithm, batch, config, lines, population, train
 
 from evorl.commands.train import resume_command
-from evorl.distributed import Ranks
 from evorl.population import check_agents
-from evorl.runs.directory import Checkpoints, RunDirectory
-from evorl.runs.evolving import remedy
+from evorl.runs.directory import Checkpoints
 from evorl.runs.json_lines import JsonLines
 from evorl.system.files import Lock, is_locked
 from evorl.system.signals import Interrupted
@@ -224,23 +222,6 @@ def test_a_replay_above_the_limit_is_not_kept_and_both_ends_say_so(in_directory)
     exact = "this resume is not bit-exact: the replay was too large to be kept"
     with pytest.warns(EvorlWarning, match="and is not kept"), pytest.warns(EvorlWarning, match=exact):
         assert train("run.name=a", small, "run.resume=auto", "training.max_steps=200") == 0
-
-
-def test_a_configuration_that_could_not_be_read_again_is_refused(tmp_path):
-    numbers = [value + 0.1234567890123456 for value in range(6000)]
-    large = config(f"environment.kwargs={{prices: {numbers}}}")
-    with pytest.raises(
-        UserError, match=r"^config\.yaml: .* more than 131072 bytes; the run could not read it again; let"
-    ):
-        RunDirectory(tmp_path, keep=1).begin(large, Ranks(), finished=False)
-    assert not (tmp_path / "config.yaml").exists()
-
-
-def test_another_placement_takes_a_run_up_and_says_so(trained_run, in_directory):
-    shutil.copytree(trained_run, in_directory / "runs" / "a")
-    sharded = "population.placement=sharded"
-    with pytest.warns(EvorlWarning, match="not bit-exact: the placement changed from replicated to sharded"):
-        assert train("run.name=a", sharded, "run.resume=auto", "training.max_steps=200") == 0
 
 
 def test_resume_with_annealing_refuses_other_max_steps(in_directory, capsys):

@@ -107,13 +107,6 @@ def test_a_single_agent_is_said_not_to_evolve():
     assert "without" not in header_of("population.size=2")[0]
 
 
-def test_gpus_that_are_too_few_for_the_ranks_are_said_to_be_unused():
-    assert header_of(ranks=2, unused_gpus=1)[-1] == (
-        "2 ranks have 1 GPU together, so all of them train on the CPU; start one process to use it"
-    )
-    assert header_of(ranks=4, unused_gpus=2)[-1].endswith("on the CPU; start 2 processes to use them")
-
-
 @pytest.mark.parametrize(
     ("overrides", "ranks", "line"),
     [

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.support import demo, error_line, lines
+from helpers.support import demo, lines
 from robustness.comparison import differences
 from robustness.systems import CASES
 
@@ -259,19 +259,6 @@ def test_interim_checkpoint_whose_episodes_cannot_be_replayed_is_not_used(
 
 
 @pytest.mark.usefixtures("in_directory")
-def test_interim_checkpoint_of_another_device_is_not_used(stopped_run, monkeypatch):
-    def changed(payload):
-        state = json.loads(payload)
-        state["progress"]["made_with"]["device"] = "NVIDIA H100 80GB HBM3"
-        return json.dumps(state).encode()
-
-    rewritten(stopped_run(CASE, 30), "state.json", changed)
-    with pytest.warns(EvorlWarning, match=r"starts over: this checkpoint is from 1 .* ranks \(cuda\) with sync"):
-        assert play("b", monkeypatch=monkeypatch) == 0
-    assert saved("b") == []
-
-
-@pytest.mark.usefixtures("in_directory")
 def test_a_resume_starts_the_ranks_that_saved_within_the_generation(stopped_run):
     def changed(payload):
         state = json.loads(payload)
@@ -282,11 +269,6 @@ def test_a_resume_starts_the_ranks_that_saved_within_the_generation(stopped_run)
     assert processes_for(Path("runs/b"), None) == 1
     rewritten(place, "state.json", changed)
     assert processes_for(Path("runs/b"), None) == 2
-
-
-def test_actors_are_not_saved_within_a_generation(in_directory, capsys):
-    assert run_program(demo("demos/asynchronous.py"), ["checkpoint.minutes=1"]) == 2
-    assert "checkpoint.minutes: impala learns from actors" in error_line(capsys)
 
 
 @pytest.mark.usefixtures("in_directory")

@@ -122,25 +122,6 @@ def test_a_run_that_goes_on_reads_its_benchmark_where_it_lies(a, in_directory, t
     assert not (runs / "new").exists(), "a mistake is found before there is a directory"
 
 
-def test_processes_that_read_different_agents_do_not_start(a, monkeypatch, capsys):
-    """As while the benchmark's run is being trained."""
-    monkeypatch.setattr("evorl.distributed.Ranks.differing", lambda *_: [1])
-    capsys.readouterr()
-    assert train(*AGAINST, "run.name=b", "league.benchmark=runs/a") == 2
-    assert f"league.benchmark: the best agent of {a} differs between processes" in error_line(capsys)
-
-
-def test_what_a_run_names_on_the_hub_is_not_downloaded(in_directory, monkeypatch, capsys):
-    huggingface_hub = pytest.importorskip("huggingface_hub")
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("the Hub was asked"))
-    assert train(*AGAINST, "run.name=b", "league.benchmark=random") == 0
-    path = in_directory / "runs" / "b" / "config.yaml"
-    path.write_text(path.read_text().replace("benchmark: random", "benchmark: hf:me/x"))
-    capsys.readouterr()
-    assert run_program(run_command, ["evaluate", "runs/b", "--allow-code"]) == 2
-    assert "league.benchmark: there is no 'hf:me/x' to play against" in error_line(capsys)
-
-
 def test_a_run_faces_its_benchmark_in_evaluation(in_directory, capsys):
     assert train(*AGAINST, "run.name=b", "league.benchmark=helpers.games:cheat", "evaluation.episodes=12") == 2
     assert "league.benchmark: helpers.games:cheat made the move 0, which is not allowed" in capsys.readouterr().err
@@ -195,14 +176,3 @@ def test_two_ranks_face_the_same_benchmark(a, in_directory, forked_launch):
         assert done.returncode == 0, done.stderr[-3000:]
     assert scores(in_directory / "runs" / "b") == scores(in_directory / "runs" / "c")
     assert not any(row["drifts"] for row in lines(in_directory / "runs" / "b" / "metrics.jsonl"))
-
-
-@pytest.mark.parametrize(
-    ("player", "told"),
-    [("raises", "raised ValueError: invalid literal"), ("between", "made the move 0.5, which is not")],
-)
-def test_a_mistake_of_a_player_is_told_as_its_own(player, told, a, in_directory, capsys):
-    assert run_program(run_command, ["match", "runs/a", f"helpers.games:{player}"]) == 2
-    assert f"opponent: helpers.games:{player} {told}" in error_line(capsys)
-    assert train(*AGAINST, "run.name=b", f"league.benchmark=helpers.games:{player}", "evaluation.episodes=12") == 2
-    assert f"league.benchmark: helpers.games:{player} {told}" in capsys.readouterr().err

@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import yaml
-from helpers.support import algorithm, config, error_line, lines, train
+from helpers.support import algorithm, config, lines, train
 
 from evorl.config.fields import HyperparameterRange
 from evorl.distributed import Ranks
@@ -116,16 +116,6 @@ def test_resumed_run_does_not_need_its_predecessors(before, capsys):
     capsys.readouterr()
     assert train(*asked, "run.resume=auto", "training.max_steps=80") == 0
     assert len({row["generation"] for row in lines(run / "lineage.jsonl")}) == 2
-
-
-def test_runs_of_another_task_are_refused_by_file_and_key(before, capsys):
-    for override, key, their, own in (
-        ("environment.id=Acrobot-v1", "environment.id", "CartPole-v1", "Acrobot-v1"),
-        ("algorithm={name: a2c}", "algorithm.name", "dqn", "a2c"),
-    ):
-        assert train("evolution.initial=[runs/before]", f"run.name={key}", override) == 2
-        expected = f"evolution.initial: {before / 'config.yaml'}: {key} is '{their}'; list runs in which it is '{own}'"
-        assert expected in error_line(capsys)
 
 
 def refused(before, message):

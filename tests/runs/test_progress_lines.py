@@ -5,9 +5,8 @@ import re
 import pytest
 from helpers.support import train
 
-from evorl.envs import Environments
 from evorl.runs.console import ProgressLines
-from evorl.system.console import duration, say
+from evorl.system.console import duration
 
 
 class Clock:
@@ -36,12 +35,6 @@ def test_a_line_comes_every_half_minute_with_the_speed_since_the_last_one():
         "gen 2 | 1.8k of 10k steps (18%) | 40 steps/s of all agents | 14 min left of the generation | return 22",
         "gen 2 | evaluation",
     ]
-
-
-def test_a_generation_that_goes_on_is_as_fast_as_what_this_process_did():
-    assert lines_of([(40, 400, "")], done=5000, generation=1)[0] == (
-        "gen 1 | 5.4k of 10k steps (54%) | 40 steps/s of all agents | 8 min left of the generation"
-    )
 
 
 @pytest.mark.parametrize("estimates_only", [True, False])
@@ -82,19 +75,3 @@ def test_a_run_that_nobody_watches_prints_whole_lines(watched, in_directory, mon
     if not watched:
         assert re.search(r"\| return \d", found[-1])
         assert said.count("gen 2 | evaluation\n") == said.count("gen 2/") == 1
-
-
-def test_what_trains_is_told_before_all_environments_are_made(in_directory, monkeypatch, capsys):
-    """Only single ones are made before, to check the configuration."""
-    make = Environments.__init__
-
-    def told(environments, settings, agents, num_envs, *given, **named):
-        say(f"{agents * num_envs} made")
-        make(environments, settings, agents, num_envs, *given, **named)
-
-    monkeypatch.setattr(Environments, "__init__", told)
-    assert train("run.name=a") == 0
-    said = capsys.readouterr().err.splitlines()
-    announced = said.index("dqn on CartPole-v1: 4 agents x 2 environments")
-    assert set(said[:announced]) == {"1 made", "settings: tests/helpers/small.yaml"}
-    assert "8 made" in said[announced:]

@@ -325,18 +325,6 @@ def test_selection_waits_for_ranks_that_can_be_trusted_and_says_when_it_begins(i
     assert min(born) == first + 1
 
 
-@pytest.mark.parametrize("selection", ["{name: truncation}", "{name: multi_frequency, periods: [1]}"])
-def test_other_selections_and_linear_ranges_train_too(selection, in_directory):
-    overrides = [
-        "population.size=4",
-        f"evolution.selection={selection}",
-        "evolution.hyperparameters={gamma: {min: 0.9, max: 0.99, scale: linear}}",
-    ]
-    assert train("run.name=a", *overrides) == 0
-    rows = lines(in_directory / "runs" / "a" / "lineage.jsonl")
-    assert {row["id"] for row in rows if row["generation"] == 2} >= {4}
-
-
 def test_unnamed_runs_get_directories_of_their_own(in_directory):
     for _ in range(2):
         assert train("training.max_steps=40") == 0

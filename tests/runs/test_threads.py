@@ -5,19 +5,17 @@ import subprocess
 
 import pytest
 import torch
-from helpers.support import ROOT, interface, train
+from helpers.support import interface, train
 
 from evorl.commands.command import run_command
 from evorl.commands.train import processes_for
 from evorl.config import Environment
-from evorl.envs.spaces import ObservationSpec
 from evorl.envs.vector import _atari_options
 from evorl.runs.launch import choose_threads, use_threads
 from evorl.system.processes import usable_cores
 from evorl.types import EvorlWarning, UserError
 
 VECTOR = interface().parts
-IMAGE = {"observation": ObservationSpec("image", (8, 8), torch.uint8)}
 
 
 @pytest.fixture(autouse=True)
@@ -105,8 +103,3 @@ def test_only_the_cores_that_the_process_may_use_are_counted(tmp_path, monkeypat
         assert processes_for(tmp_path, 2) == 2, "a person may ask for more"
     finally:
         os.sched_setaffinity(0, whole)
-
-
-def test_cores_are_counted_in_one_place():
-    counting = [path.name for path in (ROOT / "evorl").rglob("*.py") if "cpu_count(" in path.read_text()]
-    assert counting == ["processes.py"]

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from helpers.support import agent, config, lines, train
 
-from evorl.algorithms import ALGORITHMS
 from evorl.population.evaluation import EpisodeResults
 from evorl.runs.elite import Elite
 from evorl.runs.fitness import SHIFT_EPISODES, Fitness, generation_fitness
@@ -94,11 +93,6 @@ def test_a_few_episodes_without_noise_shift_the_means_of_those_who_explore_by_no
     assert evaluator.asked == [SHIFT_EPISODES]
 
 
-def test_which_algorithms_explore_by_noise():
-    noisy = {name for name, algorithm in ALGORITHMS.items() if algorithm.explores_by_noise}
-    assert noisy == {"dqn", "ddpg", "td3", "apex_dqn", "apex_ddpg"}
-
-
 class Duels:
     """An evaluator in which each agent always has the return of its id, in `means`."""
 
@@ -174,15 +168,6 @@ def test_a_run_plays_few_evaluation_episodes(algorithm, in_directory):
             assert row["fitness"] == row["train_return"]
     shift = 0 if algorithm else 4 * SHIFT_EPISODES
     assert rows[0]["evaluation_steps"] == 4 * (shift + 6 + 6)
-
-
-def test_a_run_whose_generations_have_few_episodes_is_evaluated(in_directory, capsys):
-    assert train(*REPORTING, "evaluation.episodes=50", "evaluation.confirmation_episodes=50", "-v") == 0
-    assert "fitness: the mean return of training episodes" in capsys.readouterr().err
-    for row in lines(in_directory / "runs" / "a" / "metrics.jsonl"):
-        assert row["fitness_episodes"] == [50] * 4
-        assert None not in row["fitness_std"]
-        assert row["evaluation_steps"] >= 4 * 4 * 50
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Code that a run names is executed if this user has trained with it here, or if it is an installed class."""
 
 import shutil
-import site
 import stat
 import threading
 from pathlib import Path
@@ -116,18 +115,6 @@ def test_classes_and_environments_of_installed_packages_need_no_leave(settings, 
 ])  # fmt: skip
 def test_functions_and_the_standard_library_need_leave(settings, trained):
     assert len(code_to_allow(config(*settings), trains=True)) == 1
-
-
-def test_the_users_own_site_packages_are_installed_and_the_working_directory_is_not(trained, tmp_path, monkeypatch):
-    own = tmp_path / "own"
-    own.mkdir()
-    (own / "own_walks.py").write_text(WALK)
-    monkeypatch.syspath_prepend(own)
-    walk, make = (config(f"environment=own_walks:{name}") for name in ("Walk", "make"))
-    assert code_to_allow(walk, trains=False) == {"environment.id": "own_walks:Walk"}
-    monkeypatch.setattr(site, "getusersitepackages", lambda: str(own))
-    assert code_to_allow(walk, trains=False) == {}
-    assert code_to_allow(make, trains=False) == {"environment.id": "own_walks:make"}
 
 
 def test_no_command_asks_for_trained_code_and_each_for_other_code(in_directory, monkeypatch, capsys):

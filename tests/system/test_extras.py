@@ -19,12 +19,6 @@ def test_the_extras_are_those_of_the_project():
     assert {extra: len(listed[extra]) for extra in EXTRAS} == {extra: len(modules) for extra, modules in EXTRAS.items()}
 
 
-def test_only_one_file_says_how_to_install():
-    texts = {path: path.read_text() for path in (ROOT / "evorl").rglob("*.py")}
-    saying = {path.name for path, text in texts.items() if "pip install" in text}
-    assert saying == {"extras.py", "hub.py"}, "and a model's page, which is read elsewhere"
-
-
 def test_the_command_installs_into_the_clone_from_anywhere_or_into_the_installed_package(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     assert install_command("atari") == "pip install -e '.[atari]'"

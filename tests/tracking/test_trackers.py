@@ -25,8 +25,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.summary.writer import event_file_writer
 
 from evorl.tracking import TRACKERS, Trackers
-from evorl.tracking.tensorboard import TensorBoard
-from evorl.tracking.tracker import AgentRecord, Record, run_id
+from evorl.tracking.tracker import Record, run_id
 from evorl.types import EvorlWarning
 
 HISTORY = [Record(number, 10 * number, {"x": -number, "time/training": number}) for number in range(1, 8)]
@@ -128,21 +127,6 @@ def test_tensorboard_is_dropped_in_one_line_where_its_directory_was_removed(tmp_
     thread.start()
     thread.join()
     assert [arguments.exc_type for arguments in tracebacks] == [ZeroDivisionError], "those of other threads are shown"
-
-
-def test_agents_beyond_the_limit_have_no_lines_in_tensorboard_and_the_others_go_on(tmp_path, monkeypatch):
-    monkeypatch.setattr("evorl.tracking.tensorboard.MOST_AGENTS", 2)
-    tracker = TensorBoard(config(), tmp_path)
-    message = "2 agents have lines in TensorBoard; newer ones have none"
-    with pytest.warns(EvorlWarning, match=message) as told:  # noqa: PT031 - all of them give it once.
-        for number, ids in enumerate(([0, 1], [0, 9, 1], [8, 0, 1]), start=1):
-            agents = [AgentRecord(id, points={"x": number}) for id in ids]
-            tracker.log(Record(number, 10 * number, {}, agents))
-    tracker.finish({}, [])
-    assert len(told) == 1
-    for id in (0, 1):
-        assert scalars(tmp_path, "x", f"agent-{id:04d}") == [(10 * number, number) for number in (1, 2, 3)]
-    assert not (tmp_path / "tensorboard" / "agent-0009").exists()
 
 
 def test_tensorboard_forgets_what_is_rerun_and_learns_what_it_missed(tmp_path, monkeypatch):

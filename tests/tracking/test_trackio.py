@@ -9,8 +9,7 @@ import sys
 import pytest
 from helpers.support import ROOT, config
 
-from evorl.tracking import Trackers, announcements
-from evorl.types import EvorlWarning
+from evorl.tracking import announcements
 
 PROGRAM = """
 import sys
@@ -68,12 +67,6 @@ def test_a_resumed_run_replaces_its_curves_by_its_whole_history(tmp_path):
     settings = json.loads(configs[names["a"]])
     assert settings["seed"] == 7
     assert "kwargs" not in settings["environment"], "what is to be kept is kept"
-
-
-def test_without_the_extra_it_is_off_with_a_hint(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "trackio", None)
-    with pytest.warns(EvorlWarning, match=r"trackio failed and is off from here on: install it with"):
-        Trackers(config("tracking.backends=[trackio]"), tmp_path)
 
 
 def test_a_line_says_so_where_it_sends_to_another_machine(monkeypatch):
