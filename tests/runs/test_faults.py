@@ -18,6 +18,7 @@ from helpers.support import EVERY_MUTATION, ROOT, SMALL, agent, algorithm, batch
 from evorl.commands.train import resume_command
 from evorl.population import check_agents
 from evorl.runs.directory import Checkpoints
+from evorl.runs.evolving import remedy
 from evorl.runs.json_lines import JsonLines
 from evorl.system.files import Lock, is_locked
 from evorl.system.signals import Interrupted
