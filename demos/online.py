@@ -60,7 +60,7 @@ def main(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Run:
             policy = Policy(run.agents[placement.local], algorithm, run.generator("acting"))
             learner = Learner(policy, placement.average_, stopwatch, compiler)
             experience.begin(policy, generation)
-            run.invite(environments)  # In a game, the league fills the other seats.
+            run.set_opponents(environments)  # In a game, the league fills the other seats.
             environments.begin(run.seed("environments"), policy.agents, run.carries_over)
 
             # Between two of these steps, a run can be saved and resumed.

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from evorl.config import AnyConfig, Environment
 from evorl.envs import Environments
-from evorl.envs.games import Asked, GameVector, Opponents, RandomPlayers, make_game
+from evorl.envs.games import GameVector, MoveRequest, Opponents, RandomPlayers, make_game
 from evorl.envs.spaces import MASK
 from evorl.league.players import Players
 from evorl.population import Policy, initial_population
@@ -51,7 +51,7 @@ class Counted:
     def __init__(self, opponents: Opponents) -> None:
         self.moves, self._opponents = 0, opponents
 
-    def __call__(self, asked: Asked) -> NDArray[Any]:
+    def __call__(self, asked: MoveRequest) -> NDArray[Any]:
         self.moves += len(asked.copies)
         moves: NDArray[Any] = self._opponents(asked)
         return moves
@@ -93,7 +93,7 @@ def of_vector(settings: Environment, copies: int) -> Step:
 
     def step() -> int:
         nonlocal masks
-        *_, info = vector.step(learner(Asked(None, masks, everyone, np.zeros(copies, dtype=bool))))
+        *_, info = vector.step(learner(MoveRequest(None, masks, everyone, np.zeros(copies, dtype=bool))))
         masks = info[MASK]
         return copies + counted.pop()
 
@@ -113,7 +113,7 @@ def of_training(config: AnyConfig, opponents: int) -> Step:
         places = np.random.default_rng(0).integers(opponents, size=copies)
         others = Players(Policy(agents, algorithm, generator), config.environment, environments.interface, places)
     counted = Counted(others)
-    environments.invite(counted)
+    environments.set_opponents(counted)
     trainer.begin()
     period = trainer.experience.period
 

@@ -97,7 +97,7 @@ def _played(
         if is_game(config.environment.id):
             task = Task(config.environment, environments.interface)
             benchmark = opponent_of(benchmark_of(config), BENCHMARK, task, allow_code)
-            environments.invite(benchmark.seat(environments.num_envs))
+            environments.set_opponents(benchmark.seat(environments.num_envs))
         algorithm = make_algorithm(config, environments.interface)
         check_agents([agent], algorithm, str(run / "elite"))
         use_threads(config.run.threads, environments.interface.parts, ranks=1)

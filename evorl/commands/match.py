@@ -13,7 +13,7 @@ from evorl.config.errors import on_one_line
 from evorl.envs.games import is_game, reseed
 from evorl.envs.vector import for_evaluation
 from evorl.league.matches import Arena, Fixture
-from evorl.league.players import Fill, Sides
+from evorl.league.players import SeatPlayers, Sides
 from evorl.report.statistics import score_of
 from evorl.runs.launch import use_threads
 from evorl.runs.loaded import LoadedAgent, load
@@ -54,7 +54,7 @@ def match_of(run: Path, opponent: str, games: int, seed: int, allow_code: bool =
     ]
     use_threads(loaded.config.run.threads, interface.parts, ranks=1)
 
-    def fill(seats: int) -> Fill:
+    def fill(seats: int) -> SeatPlayers:
         players = [side.seat(seats) for side in sides]
         for number, each in enumerate(players):
             reseed(each, derive_seed(seed, generation=0, rank=number, purpose=PURPOSE))

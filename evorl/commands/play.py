@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from evorl.commands.match import load_player
 from evorl.config.errors import on_one_line
 from evorl.envs.closing import close_in_time
-from evorl.envs.games import MODES, TEXT, Asked, Opponents, batched, is_allowed, make_game, reseed, result_of
+from evorl.envs.games import MODES, TEXT, MoveRequest, Opponents, batched, is_allowed, make_game, reseed, result_of
 from evorl.envs.spaces import EnvSpec
 from evorl.envs.turns import Game
 from evorl.runs.launch import use_threads
@@ -71,7 +71,7 @@ def play_game(game: Game, interface: EnvSpec, agent: Opponents, person: int, see
             turn, size = game.seen[1 - person], interface.mask_size
             mask = np.ones((1, size), dtype=bool) if turn.mask is None else turn.mask[None]
             seen = batched(interface.observation, [turn.observation])
-            moves[1 - person] = agent(Asked(seen, mask if size else None, np.zeros(1, np.intp), first))[0]
+            moves[1 - person] = agent(MoveRequest(seen, mask if size else None, np.zeros(1, np.intp), first))[0]
             first = np.array([False])
         if person in game.acting:
             show()

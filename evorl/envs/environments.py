@@ -219,7 +219,7 @@ class Environments(ResumableEnvironments):
         """A mask [P, E] of the environments whose current observation is the first of an episode."""
         return self._started.to(self.device)
 
-    def invite(self, opponents: Opponents) -> None:
+    def set_opponents(self, opponents: Opponents) -> None:
         """Let `opponents` move in the other seat of a game, from the next reset on."""
         assert isinstance(self._vector.env, GameVector)
         self._vector.env.opponents = opponents

@@ -187,7 +187,7 @@ class Simultaneous(_Seats):
         self.acting = tuple(seat for seat, turn in sorted(self.seen.items()) if not turn.over)
 
 
-class Asked(NamedTuple):
+class MoveRequest(NamedTuple):
     """A request for moves of the other seat in N' of the copies.
 
     `observation` is batched [N', ...] in the game's own space, `mask` [N', A] or None without masks, `copies` [N'] the
@@ -200,9 +200,9 @@ class Asked(NamedTuple):
     first: Flags
 
 
-Opponents = Callable[[Asked], NDArray[Any]]
+Opponents = Callable[[MoveRequest], NDArray[Any]]
 """Moves [N', ...] within the action space."""
-Seat = Callable[[int], Opponents]
+OpponentFactory = Callable[[int], Opponents]
 """Makes opponents that fill this many seats."""
 
 
@@ -230,7 +230,7 @@ class RandomPlayers:
         """Seed the generator."""
         self._rng = np.random.default_rng(seed)
 
-    def __call__(self, asked: Asked) -> NDArray[Any]:
+    def __call__(self, asked: MoveRequest) -> NDArray[Any]:
         space, count = self._space, len(asked.copies)
         if isinstance(space, gym.spaces.Box) and space.dtype.kind in "iub":
             size = (count, *space.shape)
@@ -254,7 +254,7 @@ class FunctionPlayers:
         self._path, self._space, self._actions, self._key = path, space, actions, key
         self._function = imported(key, path, "package.module:player")
 
-    def __call__(self, asked: Asked) -> NDArray[Any]:
+    def __call__(self, asked: MoveRequest) -> NDArray[Any]:
         """Moves [N', ...]. Raises UserError for one that is not allowed, or if the function raises."""
         moves = []
         for row, observation in enumerate(iterate(batch_space(self._space, len(asked.copies)), asked.observation)):
@@ -514,7 +514,7 @@ class GameVector(VectorEnv[Any, Any, Any]):
         chosen = np.array(copies, dtype=np.intp)
         first = ~self._has_moved[1, chosen]
         self._has_moved[1, chosen] = True
-        return self.opponents(Asked(self._batched(turns), self._masks(turns), chosen, first))
+        return self.opponents(MoveRequest(self._batched(turns), self._masks(turns), chosen, first))
 
     def _batched(self, turns: Sequence[Turn]) -> Any:
         return batched(self.single_observation_space, [turn.observation for turn in turns])

@@ -74,7 +74,7 @@ class League:
         """Load what a checkpoint has kept."""
         self.standings, self.archive = standings, list(archive)
 
-    def invite(self, environments: Environments, agents: Sequence[Agent], generation: int) -> None:
+    def set_opponents(self, environments: Environments, agents: Sequence[Agent], generation: int) -> None:
         """Fill the other seat of every environment of this rank, for a generation that begins with `agents` [P].
 
         With `league.learn_from: both` the agents play both seats themselves.
@@ -91,7 +91,7 @@ class League:
         )
         policy = Policy([pool[entrant] for entrant in entrants], self._algorithm, generator)
         places = np.searchsorted(entrants, chosen)
-        environments.invite(Players(policy, self._config.environment, self._algorithm.interface, places))
+        environments.set_opponents(Players(policy, self._config.environment, self._algorithm.interface, places))
 
     def evaluate(self, trained: Sequence[Agent], generation: int, elite: Sequence[Agent] = ()) -> Rated:
         """Let all pairs of `trained` agents [P], archive and `elite` (none or one) play; all ranks share the games.

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from evorl.config import Environment
 from evorl.envs.closing import close_in_time
 from evorl.envs.faults import PASSED_ON, end_if_forked, restart
-from evorl.envs.games import Asked, batched, make_game, result_of
+from evorl.envs.games import MoveRequest, batched, make_game, result_of
 from evorl.envs.spaces import EnvSpec, choices
 from evorl.envs.turns import Game
-from evorl.league.players import Fill, Players
+from evorl.league.players import Players, SeatPlayers
 from evorl.population import Policy
 from evorl.system.closing import Closeable
 from evorl.system.plugins import described
@@ -65,12 +65,12 @@ class Arena(Closeable):
         `environment.max_restarts` times.
         """
 
-        def fill(seats: int) -> Fill:
+        def fill(seats: int) -> SeatPlayers:
             return Players(policy, self._settings, self._interface, np.zeros(seats, dtype=np.intp))
 
         return self.play_as(fill, fixtures)
 
-    def play_as(self, fill: Callable[[int], Fill], fixtures: Sequence[Fixture]) -> NDArray[np.float64]:
+    def play_as(self, fill: Callable[[int], SeatPlayers], fixtures: Sequence[Fixture]) -> NDArray[np.float64]:
         """The results [F] for the first seat, where `fill(S)` makes the players of S seats."""
         try:
             return self._play(fill, fixtures)
@@ -79,7 +79,7 @@ class Arena(Closeable):
         except BaseException as error:
             raise UserError(f"environment.id: {self._settings.id} raised in a match: {described(error)}") from error
 
-    def _play(self, fill: Callable[[int], Fill], fixtures: Sequence[Fixture]) -> NDArray[np.float64]:
+    def _play(self, fill: Callable[[int], SeatPlayers], fixtures: Sequence[Fixture]) -> NDArray[np.float64]:
         count = min(len(fixtures), MAX_GAMES)
         while len(self._games) < count:
             self._games.append(make_game(self._settings))
@@ -139,7 +139,7 @@ class Arena(Closeable):
             raise UserError(f"environment.max_restarts: {what}; after {most} restarts, the maximum for each copy")
         warnings.warn(f"{what}; the game is restarted", EvorlWarning, stacklevel=2)
 
-    def _move(self, players: Fill, running: Sequence[int], moved: NDArray[np.bool_]) -> set[int]:
+    def _move(self, players: SeatPlayers, running: Sequence[int], moved: NDArray[np.bool_]) -> set[int]:
         """Move once in each running game, with one call for all; return those that raised and were restarted.
 
         `moved` [2 N] are seats that have moved before.
@@ -150,7 +150,9 @@ class Arena(Closeable):
         size, space = sum(choices(self._interface.action)), self._interface.action
         masks = [np.ones(size, dtype=bool) if turn.mask is None else turn.mask for turn in turns]
         observation = batched(self._interface.observation, [turn.observation for turn in turns])
-        actions = players(Asked(observation, np.stack(masks) if self._interface.masked else None, seats, ~moved[seats]))
+        actions = players(
+            MoveRequest(observation, np.stack(masks) if self._interface.masked else None, seats, ~moved[seats])
+        )
         moved[seats] = True
         self._steps += len(seats)
         chosen: dict[int, dict[int, Any]] = {}

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from evorl.config import Environment
-from evorl.envs.games import Asked, Opponents
+from evorl.envs.games import MoveRequest, Opponents
 from evorl.envs.interface import MAX_BATCH
 from evorl.envs.spaces import MASK, Copies, EnvSpec, ObservationReader, action_reader
 from evorl.population import Policy
@@ -44,7 +44,7 @@ class Players:
         # [S, 1, slots, units]: each seat keeps its recurrent state from turn to turn.
         self._state = policy.initial_state(1)[:1].expand(len(self.places), -1, -1, -1).clone()
 
-    def __call__(self, asked: Asked) -> NDArray[Any]:
+    def __call__(self, asked: MoveRequest) -> NDArray[Any]:
         """Moves [N', ...] of the seats `asked.copies` [N'].
 
         Observations are gathered to [K, M, ...] and padded, so that one product serves all agents of a stack.
@@ -82,7 +82,7 @@ class Sides:
         self.places: Places = np.zeros(seats, dtype=np.intp)
         self._sides = sides
 
-    def __call__(self, asked: Asked) -> NDArray[Any]:
+    def __call__(self, asked: MoveRequest) -> NDArray[Any]:
         """Moves [N', ...], with one call of each side that is to move."""
         of = self.places[asked.copies]
         moves: dict[int, Any] = {}
@@ -91,12 +91,12 @@ class Sides:
             if len(rows):
                 observation = _rows(asked.observation, rows)
                 mask = None if asked.mask is None else asked.mask[rows]
-                chosen = side(Asked(observation, mask, asked.copies[rows], asked.first[rows]))
+                chosen = side(MoveRequest(observation, mask, asked.copies[rows], asked.first[rows]))
                 moves |= dict(zip(rows.tolist(), chosen, strict=True))
         return np.stack([moves[row] for row in range(len(of))])
 
 
-Fill = Players | Sides
+SeatPlayers = Players | Sides
 """Players of the seats in fixtures; `places` [S] is the index of the agent or side that fills each seat."""
 
 

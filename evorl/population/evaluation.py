@@ -17,7 +17,7 @@ from evorl.config import AnyConfig
 from evorl.config.fields import INFO, RATING, RETURN
 from evorl.distributed import Placement
 from evorl.envs import Environments
-from evorl.envs.games import RESULT, Seat
+from evorl.envs.games import RESULT, OpponentFactory
 from evorl.envs.vector import for_evaluation
 from evorl.population import Policy
 from evorl.seeding import numpy_generator
@@ -177,7 +177,7 @@ class Evaluator(Closeable):
         self._mine = slice(copy, None, placement.copies)
         self._populations: dict[int, Environments] = {}
         self._few: dict[tuple[int, int], Environments] = {}
-        self._seat: Seat | None = None
+        self._seat: OpponentFactory | None = None
         if config.evaluation.fitness == "evaluation":
             self._population(config.evaluation.episodes)
         self._weights = config.evolution.fitness
@@ -187,7 +187,7 @@ class Evaluator(Closeable):
         """True if many episodes that began together in several copies, with different seeds, were identical, and none
         has ever differed; False once any differed; None before either. Returns that repeat are not independent."""
 
-    def face(self, seat: Seat) -> None:
+    def set_opponents(self, seat: OpponentFactory) -> None:
         """Let the opponents that `seat` constructs play the other seat of a game; until then it plays at random."""
         if self._seat is not seat:
             self._seat = seat
@@ -196,7 +196,7 @@ class Evaluator(Closeable):
 
     def _invite(self, environments: Environments) -> None:
         if self._seat is not None:
-            environments.invite(self._seat(environments.agents * environments.num_envs))
+            environments.set_opponents(self._seat(environments.agents * environments.num_envs))
 
     def close(self) -> None:
         """Close all environments, as `Environments.close` does."""

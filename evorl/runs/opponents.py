@@ -14,7 +14,7 @@ from evorl.config import AnyConfig, Environment
 from evorl.config.errors import shown
 from evorl.config.fields import BENCHMARK
 from evorl.distributed import Ranks
-from evorl.envs.games import FunctionPlayers, Opponents, RandomPlayers, Seat
+from evorl.envs.games import FunctionPlayers, OpponentFactory, Opponents, RandomPlayers
 from evorl.envs.spaces import EnvSpec
 from evorl.league.players import Players
 from evorl.population import Policy
@@ -40,7 +40,7 @@ class Opponent(NamedTuple):
     """An opponent: `seat(n)` makes its players for n seats; `agent` is the id of its agent, or None without one."""
 
     name: str
-    seat: Seat
+    seat: OpponentFactory
     agent: int | None = None
     digest: str = ""
     """The SHA-256 of its agent, or "" without one."""

@@ -275,10 +275,10 @@ class Run:
             self.generation = self.progress.generation + 1
             yield self.generation
 
-    def invite(self, environments: Environments) -> None:
+    def set_opponents(self, environments: Environments) -> None:
         """Fill the other seats of a game from the league for this generation; other environments have none."""
         if self.league is not None:
-            self.league.invite(environments, self.agents, self.generation)
+            self.league.set_opponents(environments, self.agents, self.generation)
 
     def steps(
         self, at_once: int = 1, recent: RecentEpisodes | None = None, parts: Sequence[Part] = ()
@@ -386,7 +386,7 @@ class Run:
             # Replicas have drifted apart: those that this rank trained are not the agents that are kept.
             policy = Policy(trained, self.algorithm, self.generator("evaluation"))
         if self._benchmark is not None:
-            evaluator.face(self._benchmark.seat)
+            evaluator.set_opponents(self._benchmark.seat)
         elite = self.progress.elite
         evaluator.repeats = elite.repeats
         rated = self._rate(trained)

@@ -12,7 +12,7 @@ from evorl.commands.check import _actions
 from evorl.commands.play import ask
 from evorl.config import Environment
 from evorl.envs import Environments
-from evorl.envs.games import Asked, RandomPlayers, is_allowed
+from evorl.envs.games import MoveRequest, RandomPlayers, is_allowed
 from evorl.envs.spaces import action_reader, choices, split
 from evorl.export import onnx_file
 from evorl.league.players import Players
@@ -103,7 +103,7 @@ def test_agents_of_every_algorithm_act_in_the_space(name):
 @pytest.mark.parametrize("name", SPACES)
 def test_others_act_in_the_space(name, monkeypatch):
     space, rng = SPACES[name], np.random.default_rng(0)
-    asked = Asked(np.zeros((5, 2), np.float32), None, np.arange(5), np.ones(5, dtype=bool))
+    asked = MoveRequest(np.zeros((5, 2), np.float32), None, np.arange(5), np.ones(5, dtype=bool))
     with Environments(settings(name), 1, 5) as environments:
         interface = environments.interface
         checked = action_reader(space, 5)(_actions(interface, None, 5, rng)[0].numpy())

@@ -12,7 +12,7 @@ from helpers.support import config, play, trained
 from evorl.config import Environment
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
-from evorl.envs.games import RESULT, Asked, FunctionPlayers, RandomPlayers
+from evorl.envs.games import RESULT, FunctionPlayers, MoveRequest, RandomPlayers
 from evorl.envs.vector import make_vector
 from evorl.runs.launch import check
 from evorl.system.stopwatch import Stopwatch
@@ -397,7 +397,7 @@ def test_what_cannot_play_games_is_named(settings, told, monkeypatch):
 def test_random_players_draw_whole_numbers_uniformly(low, high, kind):
     space = gym.spaces.Box(low, high, (2,), kind)
     players = RandomPlayers(space, np.random.default_rng(0))
-    drawn = players(Asked(None, None, np.arange(4000), None))
+    drawn = players(MoveRequest(None, None, np.arange(4000), None))
     assert drawn.dtype == space.dtype
     assert np.unique(drawn, return_counts=True)[1] == pytest.approx(8000 / (high - low + 1), rel=0.1)
 
@@ -406,4 +406,4 @@ def test_random_players_draw_whole_numbers_uniformly(low, high, kind):
 def test_a_users_player_sees_single_observations_of_categories(space):
     batch = np.array([0, 3]) if isinstance(space, gym.spaces.Discrete) else {"hand": np.array([0, 3])}
     players = FunctionPlayers("helpers.games:by_category", space, gym.spaces.Discrete(4))
-    assert players(Asked(batch, None, np.arange(2), np.ones(2, bool))).tolist() == [0, 3]
+    assert players(MoveRequest(batch, None, np.arange(2), np.ones(2, bool))).tolist() == [0, 3]

@@ -16,7 +16,7 @@ from evorl.commands.command import run_command
 from evorl.config.fields import BENCHMARK
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
-from evorl.envs.games import Asked, RandomPlayers
+from evorl.envs.games import MoveRequest, RandomPlayers
 from evorl.league import League
 from evorl.league.league import Rated
 from evorl.league.matches import Arena, Fixture
@@ -57,7 +57,7 @@ def league(*overrides, size=3):
 def asked(copies, rng, first=None):
     seen = rng.normal(size=(len(copies), 4)).astype(np.float32)
     mask = np.ones((len(copies), 3), dtype=bool)
-    return Asked(seen, mask, np.array(copies), np.zeros(len(copies), dtype=bool) if first is None else first)
+    return MoveRequest(seen, mask, np.array(copies), np.zeros(len(copies), dtype=bool) if first is None else first)
 
 
 @pytest.mark.parametrize("more", [(), ("network.recurrent=lstm", "algorithm.sequence_length=4")])
@@ -78,7 +78,9 @@ def test_players_act_as_single_policies_would(more):
     for seats in ([4, 0, 1, 2], [2, 0], [0, 1, 2, 4], [1]):
         request = asked(seats, rng, rng.random(len(seats)) < 0.3)
         single = [
-            alone[seat](Asked(request.observation[[row]], request.mask[[row]], np.array([0]), request.first[[row]]))[0]
+            alone[seat](
+                MoveRequest(request.observation[[row]], request.mask[[row]], np.array([0]), request.first[[row]])
+            )[0]
             for row, seat in enumerate(seats)
         ]
         moves.append(together(request))
@@ -150,7 +152,7 @@ def test_all_opponents_of_a_step_act_in_one_call_and_are_frozen(monkeypatch):
     act = Policy.act
     monkeypatch.setattr(Policy, "act", lambda self, *rest: calls.append(self) or act(self, *rest))
     with Environments(here._config.environment, 3, 8) as environments:
-        here.invite(environments, agents, 1)
+        here.set_opponents(environments, agents, 1)
         environments.reset(0)
         before = environments._vector.env.opponents.policy.flat.clone()
         calls.clear()
@@ -316,7 +318,7 @@ def test_the_score_of_the_elite_is_against_the_benchmark(benchmark, score):
     settings, algorithm, agents = made(f"league.benchmark={benchmark}", size=1)
     placement = Placement(Ranks(), "replicated", 1)
     with Evaluator(settings, placement, algorithm) as evaluator:
-        evaluator.face(opponent_of(benchmark, BENCHMARK, Task(settings.environment, algorithm.interface)).seat)
+        evaluator.set_opponents(opponent_of(benchmark, BENCHMARK, Task(settings.environment, algorithm.interface)).seat)
         results = evaluator.remeasure(agents, 1, "measurement", 0, 200)
         assert set(results[0].tolist()) <= {0.0, 0.5, 1.0}
         firsts = [seed % 2 == 0 for seed in evaluator._seeds(1, "measurement", 0, 200)]

@@ -8,7 +8,7 @@ from helpers.support import config, train
 
 from evorl.algorithms import make_algorithm
 from evorl.envs import Environments
-from evorl.envs.games import Asked
+from evorl.envs.games import MoveRequest
 from evorl.league.players import Players
 from evorl.population import Policy
 from evorl.seeding import torch_generator
@@ -41,7 +41,7 @@ def probabilities(path, count=1000):
     everyone = np.arange(len(places))
     seen = np.ones((len(places), 1), np.float32)
     moves = Players(policy, settings.environment, algorithm.interface, places)(
-        Asked(seen, None, everyone, np.ones(len(places), dtype=bool))
+        MoveRequest(seen, None, everyone, np.ones(len(places), dtype=bool))
     )
     return np.stack([np.bincount(moves[places == place], minlength=3) / count for place in range(len(agents))])
 
