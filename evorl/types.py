@@ -138,7 +138,7 @@ class Head:
         return not (self.constant or self.per_feature or self.name == FEATURES)
 
 
-Streams = Literal["shared", "last", "all"]
+Branches = Literal["shared", "last", "all"]
 """The hidden layers of which each head has its own copy: none (`shared`), the last one, or all."""
 
 
@@ -180,7 +180,7 @@ class Architecture:
     residual_layers: tuple[Depth, ...] = ()
     activation: str | None = None
     layer_norm: bool = False
-    streams: Streams = "shared"
+    branches: Branches = "shared"
     convolutions: tuple[Convolution, ...] = ()
     recurrent: str | None = None
     recurrent_size: Annotated[int, Field(ge=0, le=65_536)] = 0

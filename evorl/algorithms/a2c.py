@@ -46,7 +46,7 @@ from evorl.networks.stack import Architectures, Stack, TargetRule
 from evorl.replay import Experience, Pace
 from evorl.replay.rollouts import RolloutExperience, RolloutSettings, check_rollout, parts_of
 from evorl.system.stopwatch import Stopwatch
-from evorl.types import Agent, Batch, Head, Loss, Observation, RecurrentInput, Segment, Streams, Tensors, UserError
+from evorl.types import Agent, Batch, Branches, Head, Loss, Observation, RecurrentInput, Segment, Tensors, UserError
 
 
 class OnPolicyNoiseSettings(StateDependentNoiseSettings):
@@ -138,8 +138,8 @@ class A2C(Algorithm):
             base = BOX_DISTRIBUTIONS[self.settings.distribution](interface.action)
             self.distribution = self.noise = StateDependentDistribution(base, noise)
         heads = (*self.distribution.heads, Head("value", 1))
-        streams: Streams = "all" if self.settings.critic == "separate" else "shared"
-        policy = self.network(interface.parts, heads, streams, self.target_rule)
+        branches: Branches = "all" if self.settings.critic == "separate" else "shared"
+        policy = self.network(interface.parts, heads, branches, self.target_rule)
         self.networks = {"policy": policy}
         self.objectives = [self.objective("policy", self.loss, self.learning_rate)]
         self._sequence = self.settings.sequence_length if policy.architecture.recurrent else 1

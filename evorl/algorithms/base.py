@@ -24,11 +24,11 @@ from evorl.system.stopwatch import Stopwatch
 from evorl.types import (
     Agent,
     Batch,
+    Branches,
     Head,
     Loss,
     Observation,
     RecurrentInput,
-    Streams,
     Tensors,
 )
 
@@ -112,6 +112,11 @@ class Algorithm(ABC):
     objectives: Sequence[Objective]
     """The objectives of an update, in the order in which they are minimised."""
 
+    @classmethod
+    def variant(cls, interface: EnvSpec) -> type[Algorithm]:
+        """The class for an environment's action space, if losses depend on it. Raises UserError if there is none."""
+        return cls
+
     def __init__(self, config: Config[Any], interface: EnvSpec) -> None:
         """Raises UserError if the algorithm does not support the environment's spaces or the settings."""
         self.config = config
@@ -125,7 +130,7 @@ class Algorithm(ABC):
         self,
         parts: ObservationSpecs,
         heads: Sequence[Head],
-        streams: Streams,
+        branches: Branches,
         target: TargetRule | None = None,
         noise: float | None = None,
     ) -> NetworkSpec:
@@ -140,7 +145,7 @@ class Algorithm(ABC):
         if settings.recurrent:
             check_name("network.recurrent", settings.recurrent, CELLS)
         network = NETWORKS[settings.name](settings, parts, heads, normalized, noise)
-        return NetworkSpec(network, initial_architecture(settings, parts, streams), target)
+        return NetworkSpec(network, initial_architecture(settings, parts, branches), target)
 
     def objective(self, network: str, loss: LossFunction, rate: PerAgent, every: int = 1) -> Objective:
         """The objective of a network, with gradient clipping if `max_grad_norm` is set."""

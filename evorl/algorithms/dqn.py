@@ -28,7 +28,7 @@ from evorl.config.fields import HyperparameterRange, Positive, Rate, Section, Si
 from evorl.envs.spaces import EnvSpec, wrong_actions
 from evorl.networks.distributions import allowed
 from evorl.networks.stack import Periodic, Polyak, Stack, StackedNetwork, TargetRule
-from evorl.types import Agent, Batch, Head, Loss, Observation, RecurrentInput, Streams, Tensors, UserError
+from evorl.types import Agent, Batch, Branches, Head, Loss, Observation, RecurrentInput, Tensors, UserError
 
 TARGETS: Mapping[str, TargetRule] = {"polyak": Polyak("tau"), "periodic": Periodic("target_period")}
 
@@ -45,7 +45,7 @@ class DQNSettings(ValueSettings):
     double: bool = True
     """Double Q-learning: the online network chooses the action that the target network evaluates (arXiv 1509.06461)."""
     dueling: bool = False
-    """Estimate state values and action advantages in separate streams (arXiv 1511.06581)."""
+    """Estimate state values and action advantages in separate branches (arXiv 1511.06581)."""
     learning_rate: Rate = 2e-3
     learn_step: UpdatePeriod = 8
     target: Literal["polyak", "periodic"] = "polyak"
@@ -124,10 +124,10 @@ class DQN(OffPolicy):
         heads = [Head("q_values", outputs)]
         if self.settings.dueling:
             heads = [Head("advantage", outputs), Head("value", self.values.atoms)]
-        # The streams of a dueling network split before the last hidden layer.
-        streams: Streams = "last" if self.settings.dueling else "shared"
+        # The branches of a dueling network split before the last hidden layer.
+        branches: Branches = "last" if self.settings.dueling else "shared"
         target, noisy = TARGETS[self.settings.target], self.settings.noisy
-        spec = self.network(interface.parts, heads, streams, target, None if noisy is None else noisy.sigma)
+        spec = self.network(interface.parts, heads, branches, target, None if noisy is None else noisy.sigma)
         self.networks = {"q": spec}
         self.objectives = [self.objective("q", self.loss, hyperparameter("learning_rate"))]
 

@@ -149,7 +149,7 @@ def merge_layer(agent: Agent, networks: Networks, name: str, index: int) -> Muta
             if role == EXP_AVG:
                 left[key] = torch.zeros_like(left[key])
             elif role == EXP_AVG_SQ:
-                left[key] = newborn_exp_avg_sq(left[key], [tensors[next_key]], specs[next_key].streams)
+                left[key] = newborn_exp_avg_sq(left[key], [tensors[next_key]], specs[next_key].branches)
         agent.tensors[name][role] = left
     agent.architectures[name] = replace(
         old,

@@ -12,7 +12,7 @@ from evorl.networks.module import module_network
 from evorl.networks.recurrent import CELLS
 from evorl.networks.stack import Network
 from evorl.networks.standard import standard_network
-from evorl.types import Architecture, Convolution, Head, Streams
+from evorl.types import Architecture, Branches, Convolution, Head
 
 
 class NetworkFactory(Protocol):
@@ -36,7 +36,7 @@ NETWORKS: Mapping[str, NetworkFactory] = {"standard": standard_network, "module"
 
 
 def initial_architecture(
-    settings: NetworkSettings, parts: ObservationSpecs, streams: Streams = "shared"
+    settings: NetworkSettings, parts: ObservationSpecs, branches: Branches = "shared"
 ) -> Architecture:
     """The architecture that the configuration gives to a network of these observation parts, before any mutation."""
     if settings.name == "module":
@@ -48,7 +48,7 @@ def initial_architecture(
         residual_layers=(0,) * len(settings.hidden_sizes),
         activation=settings.activation,
         layer_norm=bool(settings.layer_norm),
-        streams=streams,
+        branches=branches,
         convolutions=tuple(layers),
         recurrent=settings.recurrent,
         recurrent_size=settings.recurrent_size if settings.recurrent else 0,

@@ -35,7 +35,7 @@ class FlatTensors:
             offset += size
 
     def matrices(self, shapes: Mapping[str, Shape]) -> Tensors:
-        """Detached views [P * streams, read, produced], given each tensor's (streams, read, produced)."""
+        """Detached views [P * branches, read, produced], given each tensor's (branches, read, produced)."""
         return {
             name: view.detach().view(self.agents * shapes[name][0], *shapes[name][1:])
             for name, view in self.views.items()
@@ -94,7 +94,7 @@ class StackedAdam:
         self._epsilon = epsilon
         # float64, because 1 - beta2**updates loses five digits in float32.
         self._updates = torch.zeros(agents, dtype=torch.float64, device=device)
-        self._common = 0
+        self._common_steps = 0
         # Precomputed factors of future steps, and the row of ones that goes with the learning rates.
         self._ahead = torch.empty(0, 2, agents, dtype=torch.float64, device=device)
         self._rates = torch.ones(2, agents, device=device)
@@ -115,23 +115,23 @@ class StackedAdam:
     @property
     def updates(self) -> Tensor:
         """Optimiser steps [P] that each agent has taken."""
-        return self._updates + self._common
+        return self._updates + self._common_steps
 
     def load(self, updates: Tensor) -> None:
         """Continue after `updates` [P] steps of each agent."""
         self._updates.copy_(updates)
-        self._common, self._ahead = 0, self._ahead[:0]
+        self._common_steps, self._ahead = 0, self._ahead[:0]
 
     def state_dict(self) -> Tensors:
         """The moments, each agent's own steps [P], and the steps that all agents have taken together."""
         moments = {"mean": self.exp_avg.flat, "square": self.exp_avg_sq.flat}
-        return {**moments, "updates": self._updates, "common": torch.tensor(self._common)}
+        return {**moments, "updates": self._updates, "common": torch.tensor(self._common_steps)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Load the output of `state_dict` of the same agents. Raises UserError for another one."""
         tensors = self.state_dict()
         load_like(state, tensors, "the optimiser")
-        self._common, self._ahead = int(tensors["common"]), self._ahead[:0]
+        self._common_steps, self._ahead = int(tensors["common"]), self._ahead[:0]
 
     def step(self, parameters: Tensor, gradient: Tensor, learning_rate: Tensor, active: Tensor | None = None) -> None:
         """Update flat `parameters` [D] in place by the finite flat `gradient` [D] and learning rates [P].
@@ -159,15 +159,15 @@ class StackedAdam:
     def _factors(self, active: Tensor | None) -> Tensor:
         """Count a step and return its step size factors and epsilons [2, P]."""
         if active is not None:
-            self._updates += self._common
+            self._updates += self._common_steps
             self._updates += active
-            self._common, self._ahead = 0, self._ahead[:0]
+            self._common_steps, self._ahead = 0, self._ahead[:0]
             return self._corrected(self._updates)
-        place = self._common % AHEAD
+        place = self._common_steps % AHEAD
         if not len(self._ahead) or place == 0:
             steps = torch.arange(1, AHEAD + 1, device=self._updates.device).unsqueeze(-1)
-            self._ahead = self._corrected(self._updates + (self._common - place) + steps).transpose(0, 1)
-        self._common += 1
+            self._ahead = self._corrected(self._updates + (self._common_steps - place) + steps).transpose(0, 1)
+        self._common_steps += 1
         return self._ahead[place]
 
     def _corrected(self, updates: Tensor) -> Tensor:

@@ -34,14 +34,14 @@ class ParameterSpec:
     """One parameter of one agent: a linear map from the axes that it `reads` to the axes that it `produces`.
 
     Axes are group names, whose widths the architecture gives, or fixed sizes. Growth along an input axis fills with
-    zeros, so it preserves the function. With `streams`, there is a leading axis of them. `fill` is the initialisation:
-    `uniform` is U(-1/sqrt(n), 1/sqrt(n)) with fan-in n (Glorot & Bengio 2010, eq. 1); `orthogonal` is, per stream, a
+    zeros, so it preserves the function. With `branches`, there is a leading axis of them. `fill` is the initialisation:
+    `uniform` is U(-1/sqrt(n), 1/sqrt(n)) with fan-in n (Glorot & Bengio 2010, eq. 1); `orthogonal` is, per branch, a
     matrix from all inputs to all outputs with orthonormal rows or columns, whichever are fewer (Saxe et al., arXiv
     1312.6120). In a layer that reads several observation parts, each part has its own fan-in: beside a wide
     observation, a critic's weights on a few actions start larger than in a joint layer. These and `ones` are multiplied
     by `gain`. A tuple of numbers gives one constant per index of the first output axis. `newborn` is the initialisation
     of units added later, if different. A `mask` marks the units that count, and is omitted from a stack in which all
-    do. Without `streams` of its own, a parameter that reads a group of several streams reads one of them, `stream`. A
+    do. Without `branches` of its own, a parameter that reads a group of several branches reads one of them, `branch`. A
     parameter with `of_noise` scales exploration noise: it passes on no unit's output, and does not count towards a
     unit's importance.
     """
@@ -51,10 +51,10 @@ class ParameterSpec:
     fill: Fill
     newborn: Fill | None = None
     trained: bool = True
-    streams: int | None = None
+    branches: int | None = None
     gain: float = 1.0
     mask: bool = False
-    stream: int | None = None
+    branch: int | None = None
     of_noise: bool = False
 
     @property
@@ -69,19 +69,19 @@ class ParameterSpec:
 
     @property
     def axes(self) -> tuple[str | int, ...]:
-        return (*(() if self.streams is None else (self.streams,)), *self.reads, *self.produces)
+        return (*(() if self.branches is None else (self.branches,)), *self.reads, *self.produces)
 
     def axes_read(self, group: str) -> list[int]:
         """Indices of the axes on which this parameter reads `group`."""
-        first = 0 if self.streams is None else 1
+        first = 0 if self.branches is None else 1
         return [first + position for position, axis in enumerate(self.reads) if axis == group]
 
     def shape(self, sizes: Mapping[str, int]) -> Shape:
         return _sizes(self.axes, sizes)
 
     def matrix(self, sizes: Mapping[str, int]) -> Shape:
-        """The shape (streams, inputs, outputs) for batched products."""
-        return self.streams or 1, math.prod(_sizes(self.reads, sizes)), math.prod(_sizes(self.produces, sizes))
+        """The shape (branches, inputs, outputs) for batched products."""
+        return self.branches or 1, math.prod(_sizes(self.reads, sizes)), math.prod(_sizes(self.produces, sizes))
 
     def filled(self, fill: Fill, sizes: Mapping[str, int], generator: torch.Generator) -> Tensor:
         """Draw a tensor as `fill` says."""
@@ -90,9 +90,9 @@ class ParameterSpec:
             return torch.tensor(fill).unsqueeze(-1).expand(shape).clone()
         if fill in ("zeros", "ones"):
             return torch.full(shape, float(fill == "ones") * self.gain)
-        streams, read, produced = self.matrix(sizes)
+        branches, read, produced = self.matrix(sizes)
         if fill == "orthogonal":
-            matrices = [_orthogonal(read, produced, generator) for _ in range(streams)]
+            matrices = [_orthogonal(read, produced, generator) for _ in range(branches)]
             return torch.stack(matrices).view(shape).mul_(self.gain)
         bound = self.gain / math.sqrt(read)
         return torch.empty(shape).uniform_(-bound, bound, generator=generator)
@@ -144,13 +144,13 @@ def joined(roles: Roles, more: Roles) -> Roles:
     return {role: tensors | more[role] for role, tensors in roles.items()}
 
 
-def newborn_exp_avg_sq(value: Tensor, older: Sequence[Tensor], streams: int | None) -> Tensor:
-    """Adam's second moment for a new parameter `value`: per stream, the mean over `older` weights.
+def newborn_exp_avg_sq(value: Tensor, older: Sequence[Tensor], branches: int | None) -> Tensor:
+    """Adam's second moment for a new parameter `value`: per branch, the mean over `older` weights.
 
-    Streams are averaged separately because policy and value gradients differ by orders of magnitude. An agent that was
+    Branches are averaged separately because policy and value gradients differ by orders of magnitude. An agent that was
     never updated has zeros there, and so have its new weights.
     """
-    means = torch.cat([exp_avg_sq.reshape(streams or 1, -1) for exp_avg_sq in older], 1).mean(1)
+    means = torch.cat([exp_avg_sq.reshape(branches or 1, -1) for exp_avg_sq in older], 1).mean(1)
     return means.view(-1, *(1 for _ in value.shape[1:])).expand_as(value).clone()
 
 
@@ -167,7 +167,7 @@ def added_exp_avg_sq(added: Specs, specs: Specs, roles: Roles) -> Tensors:
                 for other, old in specs.items()
                 if old.trained and old.produces == new.produces and old.reads_constant == new.reads_constant
             ],
-            new.streams,
+            new.branches,
         )
         for name, new in added.items()
         if new.trained
@@ -189,7 +189,7 @@ def grow(specs: Specs, sizes: Mapping[str, int], roles: Roles, group: str, gener
     moments = {
         EXP_AVG: {name: torch.zeros_like(template) for name, template in templates.items()},
         EXP_AVG_SQ: {
-            name: newborn_exp_avg_sq(template, [roles[EXP_AVG_SQ][name]], specs[name].streams)
+            name: newborn_exp_avg_sq(template, [roles[EXP_AVG_SQ][name]], specs[name].branches)
             for name, template in templates.items()
             if specs[name].trained
         },
@@ -209,14 +209,14 @@ def shrink(specs: Specs, roles: Roles, group: str, kept: Tensor) -> Roles:
 def renew(
     specs: Specs, sizes: Mapping[str, int], roles: Roles, group: str, units: Tensor, generator: torch.Generator
 ) -> Roles:
-    """Reset the marked `units` [S, N] of `group`, in each of its S streams, as in ReDo (arXiv 2302.12902).
+    """Reset the marked `units` [S, N] of `group`, in each of its S branches, as in ReDo (arXiv 2302.12902).
 
     They become like units that `grow` adds: random incoming and zero outgoing weights, and the other units' mean
     `exp_avg_sq`. Nothing else changes, not even buffers: if layer norm statistics excluded reset units, none would
-    be left in the end. At least one unit per stream must stay.
+    be left in the end. At least one unit per branch must stay.
     """
     renewed = {role: dict(tensors) for role, tensors in roles.items()}
-    for stream, marked in enumerate(units):
+    for branch, marked in enumerate(units):
         kept, reset = (~marked).nonzero().flatten(), marked.nonzero().flatten()
         grown = grow(specs, sizes, _selected(specs, roles, group, kept), group, generator)
         drawn = _selected(specs, grown, group, torch.cat((kept, reset)).argsort())
@@ -224,10 +224,10 @@ def renew(
             for name in [name for name in tensors if specs[name].trained and group in specs[name].axes]:
                 if len(units) == 1:
                     tensors[name] = drawn[role][name]
-                elif specs[name].streams:
+                elif specs[name].branches:
                     tensors[name] = tensors[name].clone()
-                    tensors[name][stream] = drawn[role][name][stream]
-                elif specs[name].stream in (None, stream):
+                    tensors[name][branch] = drawn[role][name][branch]
+                elif specs[name].branch in (None, branch):
                     tensors[name] = drawn[role][name]
     return renewed
 
@@ -255,13 +255,13 @@ def importance(specs: Specs, parameters: Tensors, group: str) -> Tensor:
 
 
 def activity(specs: Specs, exp_avg_sq: Tensors, group: str) -> Tensor | None:
-    """Each unit's gradient magnitude relative to the mean of its stream [S, N], as in GraMa (arXiv 2505.24061).
+    """Each unit's gradient magnitude relative to the mean of its branch [S, N], as in GraMa (arXiv 2505.24061).
 
     It is the root mean square gradient of the unit's incoming weights, by Adam's `exp_avg_sq`; the bias correction
-    cancels. None for groups without incoming weights. A stream that never had a gradient has NaN.
+    cancels. None for groups without incoming weights. A branch that never had a gradient has NaN.
     """
     squares = [
-        exp_avg_sq[name].movedim(axis, -1).reshape(spec.streams or 1, -1, exp_avg_sq[name].shape[axis])
+        exp_avg_sq[name].movedim(axis, -1).reshape(spec.branches or 1, -1, exp_avg_sq[name].shape[axis])
         for name, spec in specs.items()
         if spec.is_weight
         for axis, axis_group in enumerate(spec.axes)

@@ -1,6 +1,6 @@
 """Recurrent cells with a leading agent axis.
 
-Axes: P agents (times streams where heads have cells of their own), T time, B sequences, N units, K numbers per unit.
+Axes: P agents (times branches where heads have cells of their own), T time, B sequences, N units, K numbers per unit.
 
 Cells map zero weights and a zero state to zero, so padding units stay zero, as in `dense.py`.
 """
@@ -74,14 +74,14 @@ def unroll(cell: Cell, given: Tensor, weight: Tensor, state: Tensor, started: Te
 
 
 def recur(
-    cell: Cell, streams: int, p: Mapping[str, Tensor], hidden: Tensor, recurrent: RecurrentInput
+    cell: Cell, branches: int, p: Mapping[str, Tensor], hidden: Tensor, recurrent: RecurrentInput
 ) -> tuple[Tensor, Tensor]:
-    """Apply a cell to a layer's output; return [P * streams, T * B, N] and the next state [P, B, K, N]."""
+    """Apply a cell to a layer's output; return [P * branches, T * B, N] and the next state [P, B, K, N]."""
     given = linear(hidden, p["recurrent.input"], p["recurrent.bias"])
-    started = repeated(recurrent.started, streams)
+    started = repeated(recurrent.started, branches)
     given = given.unflatten(1, started.shape[1:])
-    # [P, B, streams * slots, N] -> [P * streams, B, slots, N]
-    state = recurrent.state.unflatten(2, (streams, cell.slots)).transpose(1, 2).flatten(0, 1)
+    # [P, B, branches * slots, N] -> [P * branches, B, slots, N]
+    state = recurrent.state.unflatten(2, (branches, cell.slots)).transpose(1, 2).flatten(0, 1)
     outputs, state = unroll(cell, given, p["recurrent.weight"], state, started)
-    state = state.unflatten(0, (-1, streams)).transpose(1, 2).flatten(2, 3)
+    state = state.unflatten(0, (-1, branches)).transpose(1, 2).flatten(2, 3)
     return outputs.flatten(1, 2), state

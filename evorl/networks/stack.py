@@ -263,7 +263,7 @@ def _widths(architecture: Architecture) -> tuple[int, ...]:
 def _structure(architecture: Architecture) -> tuple[object, ...]:
     """The attributes that agents of a stack share; kernel sizes too, since a kernel's padding would be trained."""
     kernels = tuple((layer.kernel, layer.stride, layer.padding) for layer in architecture.convolutions)
-    flags = len(architecture.hidden_sizes), architecture.layer_norm, architecture.streams, architecture.recurrent or ""
+    flags = len(architecture.hidden_sizes), architecture.layer_norm, architecture.branches, architecture.recurrent or ""
     return *flags, kernels
 
 
@@ -274,14 +274,14 @@ class WeightNoise:
     """
 
     def __init__(self, matrices: Mapping[str, Shape], agents: int) -> None:
-        """Prepare shapes; `matrices` holds (streams, inputs, outputs) of each parameter of a network."""
+        """Prepare shapes; `matrices` holds (branches, inputs, outputs) of each parameter of a network."""
         self.agents = agents
         self.matrices = {name: matrices[name] for name in matrices if SIGMA + name in matrices}
         self._shapes: dict[str, Shape] = {}
-        for name, (streams, read, produced) in self.matrices.items():
-            self._shapes[layer_of(name) or name] = agents * streams, 1, produced
+        for name, (branches, read, produced) in self.matrices.items():
+            self._shapes[layer_of(name) or name] = agents * branches, 1, produced
             if ".weight" in name:
-                self._shapes[name] = agents * streams, read, 1
+                self._shapes[name] = agents * branches, read, 1
         self._sizes = [math.prod(shape) for shape in self._shapes.values()]
 
     def draw(self, generator: torch.Generator) -> Tensors:

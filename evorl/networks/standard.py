@@ -1,6 +1,6 @@
 """The default network: encoders, hidden layers, an optional recurrent cell and heads; and the same with noisy weights.
 
-Axes: P agents, times streams; B observations (T * S of them for S sequences of T steps), K numbers per
+Axes: P agents, times branches; B observations (T * S of them for S sequences of T steps), K numbers per
 recurrent unit, N units.
 """
 
@@ -40,7 +40,7 @@ CLIP = 10.0
 class StandardNetwork(Network):
     """Encodes and concatenates the observation parts, followed by hidden layers, a recurrent cell and heads.
 
-    With separate streams, heads have hidden layers of their own, of the same shape: the last one (`last`, as in
+    With separate branches, heads have hidden layers of their own, of the same shape: the last one (`last`, as in
     a dueling network, arXiv 1511.06581) or all of them (`all`). Biases and other vectors are stored as [1, N] per
     agent, so that they broadcast over the batch: unsqueezing them took 3.6 % of a profile.
     """
@@ -81,19 +81,19 @@ class StandardNetwork(Network):
             specs |= image.specs(architecture)
         sources = {f".{name}": self._reads(architecture, name) for name in self.parts}
         for index in range(len(architecture.hidden_sizes)):
-            group, streams = f"hidden.{index}", self._streams(architecture, index)
-            specs |= self._layer_specs(group, sources, group, architecture, streams)
+            group, branches = f"hidden.{index}", self._branches(architecture, index)
+            specs |= self._layer_specs(group, sources, group, architecture, branches)
             sources = {"": (group,)}
             for depth in range(architecture.residual_layers[index]):
                 inner = f"{group}.residual.{depth}"
-                specs |= self._layer_specs(inner, sources, group, architecture, streams)
-                specs[f"{inner}.scale"] = ParameterSpec((1,), (group,), "zeros", streams=streams)
+                specs |= self._layer_specs(inner, sources, group, architecture, branches)
+                specs[f"{inner}.scale"] = ParameterSpec((1,), (group,), "zeros", branches=branches)
         if architecture.recurrent:
-            streams, biases = self._streams(architecture), CELLS[architecture.recurrent].biases
+            branches, biases = self._branches(architecture), CELLS[architecture.recurrent].biases
             gates = (len(biases), "recurrent")
-            specs["recurrent.input"] = ParameterSpec(sources[""], gates, self.initialisation, streams=streams)
-            specs["recurrent.weight"] = ParameterSpec(("recurrent",), gates, self.initialisation, streams=streams)
-            specs["recurrent.bias"] = ParameterSpec((1,), gates, biases, streams=streams)
+            specs["recurrent.input"] = ParameterSpec(sources[""], gates, self.initialisation, branches=branches)
+            specs["recurrent.weight"] = ParameterSpec(("recurrent",), gates, self.initialisation, branches=branches)
+            specs["recurrent.bias"] = ParameterSpec((1,), gates, biases, branches=branches)
             sources = {"": ("recurrent",)}
         return specs | _head_specs(self.heads, sources.get("", ()), self.initialisation)
 
@@ -104,14 +104,14 @@ class StandardNetwork(Network):
         dense = [spec for name, spec in specs.items() if spec.trained and not name.startswith(apart)]
         matrices = [spec.matrix(sizes) for spec in dense]
         return sum(image.cost(architecture) for image in self.images.values()) + sum(
-            streams * read * produced for streams, read, produced in matrices
+            branches * read * produced for branches, read, produced in matrices
         )
 
     def recurrent_shape(self, architecture: Architecture) -> tuple[int, int]:
         if not architecture.recurrent:
             return 0, 0
-        streams = self._streams(architecture) or 1
-        return streams * CELLS[architecture.recurrent].slots, architecture.recurrent_size
+        branches = self._branches(architecture) or 1
+        return branches * CELLS[architecture.recurrent].slots, architecture.recurrent_size
 
     def forward(
         self, layout: Layout, p: Tensors, x: Observation, recurrent: RecurrentInput | None
@@ -144,31 +144,31 @@ class StandardNetwork(Network):
             second = weight.view(specs[f"{follower}.weight"].matrix(sizes))
             for name in (name for name in tensors if name.startswith(f"{gone}.weight")):
                 product = tensors[name].reshape(specs[name].matrix(sizes)) @ second
-                reads = specs[name].shape(sizes)[specs[name].streams is not None : -1]
+                reads = specs[name].shape(sizes)[specs[name].branches is not None : -1]
                 new[name] = product.view(*weight.shape[:-2], *reads, -1)
             first_bias = tensors[f"{gone}.bias"].reshape(specs[f"{gone}.bias"].matrix(sizes))
             new[f"{gone}.bias"] = (first_bias @ second).view_as(bias) + bias
         replaced = {name: f"{follower}.{name.split('.')[2]}" for name in new}
         return {moved_up(name, index): value for name, value in kept.items()} | new, replaced
 
-    def _streams(self, architecture: Architecture, index: int | None = None) -> int | None:
-        """The number of streams of hidden layer `index`, or the recurrent cell if None; None if all heads share it."""
+    def _branches(self, architecture: Architecture, index: int | None = None) -> int | None:
+        """The number of branches of hidden layer `index`, or the recurrent cell if None; None if all heads share it."""
         last = len(architecture.hidden_sizes) - 1
-        parted = architecture.streams == "all" or (architecture.streams == "last" and index in (last, None))
+        parted = architecture.branches == "all" or (architecture.branches == "last" and index in (last, None))
         return len(self.computed_heads) if parted and len(self.computed_heads) > 1 else None
 
     def _reads(self, architecture: Architecture, part: str) -> Axes:
         return self.images[part].reads(architecture) if part in self.images else (self.parts[part].width,)
 
     def _layer_specs(
-        self, name: str, sources: Mapping[str, Axes], group: str, architecture: Architecture, streams: int | None
+        self, name: str, sources: Mapping[str, Axes], group: str, architecture: Architecture, branches: int | None
     ) -> Specs:
         def one(fill: Fill, newborn: Fill | None = None, trained: bool = True) -> ParameterSpec:
-            return ParameterSpec((1,), (group,), fill, newborn, trained, streams)
+            return ParameterSpec((1,), (group,), fill, newborn, trained, branches)
 
         fill, gain = self.initialisation, HIDDEN_GAIN[self.initialisation]
         specs = {
-            f"{name}.weight{source}": ParameterSpec(axes, (group,), fill, streams=streams, gain=gain)
+            f"{name}.weight{source}": ParameterSpec(axes, (group,), fill, branches=branches, gain=gain)
             for source, axes in sources.items()
         }
         specs[f"{name}.bias"] = one("zeros")
@@ -201,14 +201,14 @@ class StandardNetwork(Network):
             architecture = layout.architecture
             layers: list[DenseLayer] = []
             for index, depth in enumerate(architecture.residual_layers):
-                name, streams = f"hidden.{index}", self._streams(architecture, index) or 1
+                name, branches = f"hidden.{index}", self._branches(architecture, index) or 1
                 suffixes = ("",) if index else tuple(f".{part}" for part in self.parts)
-                layers.append(DenseLayer(name, suffixes, streams))
-                layers += [DenseLayer(f"{name}.residual.{each}", ("",), streams, True) for each in range(depth)]
+                layers.append(DenseLayer(name, suffixes, branches))
+                layers += [DenseLayer(f"{name}.residual.{each}", ("",), branches, True) for each in range(depth)]
             heads = tuple(head.name for head in self.computed_heads)
-            streams = self._streams(architecture) or 1
+            branches = self._branches(architecture) or 1
             flags = architecture.layer_norm, self.bf16, self._gives_features
-            plan = DensePlan(tuple(layers), heads, streams, layout.spans, *flags)
+            plan = DensePlan(tuple(layers), heads, branches, layout.spans, *flags)
             self._plans[layout] = plan
         return plan
 
@@ -241,16 +241,16 @@ def _statistics_specs(name: str, width: int) -> Specs:
 def _head_specs(heads: Sequence[Head], source: Axes, fill: Fill) -> Specs:
     """Weight and bias of the heads that read `source`; constant heads have no weight, per-feature ones no bias."""
     specs: Specs = {}
-    stream = 0
+    branch = 0
     for head in heads:
         if head.per_feature:
-            specs[f"{head.name}.weight"] = ParameterSpec(source, (head.outputs,), "zeros", stream=0, of_noise=True)
+            specs[f"{head.name}.weight"] = ParameterSpec(source, (head.outputs,), "zeros", branch=0, of_noise=True)
         if head.per_feature or head.name == FEATURES:
             continue
         if not head.constant:
             gain = NEAR_ZERO_GAIN if head.near_zero else 1.0
-            specs[f"{head.name}.weight"] = ParameterSpec(source, (head.outputs,), fill, gain=gain, stream=stream)
-            stream += 1
+            specs[f"{head.name}.weight"] = ParameterSpec(source, (head.outputs,), fill, gain=gain, branch=branch)
+            branch += 1
         specs[f"{head.name}.bias"] = ParameterSpec((1,), (head.outputs,), "ones", gain=head.bias)
     return specs
 
@@ -293,7 +293,9 @@ class NoisyNetwork(StandardNetwork):
             gain = self.sigma / math.sqrt(inputs)
             for name, spec in own.items():
                 axes = spec.reads, spec.produces
-                scales[SIGMA + name] = ParameterSpec(*axes, "ones", streams=spec.streams, gain=gain, stream=spec.stream)
+                scales[SIGMA + name] = ParameterSpec(
+                    *axes, "ones", branches=spec.branches, gain=gain, branch=spec.branch
+                )
         return specs | scales
 
     def without_layer(self, architecture: Architecture, index: int, tensors: Tensors) -> tuple[Tensors, dict[str, str]]:

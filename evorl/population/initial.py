@@ -165,7 +165,7 @@ def not_finite(agent: Agent) -> str | None:
 def _kind(shape: Architecture) -> tuple[object, ...]:
     """The attributes of an architecture that mutations never change."""
     counts = bool(shape.hidden_sizes), len(shape.convolutions)
-    return shape.activation is None, shape.recurrent, shape.layer_norm, shape.streams, *counts
+    return shape.activation is None, shape.recurrent, shape.layer_norm, shape.branches, *counts
 
 
 def check_description(agent: Agent, algorithm: Algorithm, where: str) -> None:
@@ -187,7 +187,7 @@ def check_description(agent: Agent, algorithm: Algorithm, where: str) -> None:
             )
         if _kind(shape) != _kind(spec.architecture):
             raise UserError(
-                f"{where}: {name} differs from the configuration in its recurrent cell, layer_norm, streams or "
+                f"{where}: {name} differs from the configuration in its recurrent cell, layer_norm, branches or "
                 "convolutions"
             )
     for name, value in own.items():

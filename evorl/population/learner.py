@@ -38,7 +38,7 @@ COMMON = ("loss", "gradient_norm")
 """Metrics reported for every objective."""
 GUARDED = "loss", "gradient norm"
 """The numbers of an agent that must be finite for it to take a step."""
-NUMBERS = ("count", "partial", "common", "suspicious", "phase")
+NUMBERS = ("calls", "partial_calls", "common_updates", "checks_agents", "delay_phase")
 """The whole numbers in a state."""
 WHERE, SUMS = "the learner", "sums/"
 """The name of a state in errors, and the prefix of its metrics, which are named STACK/NETWORK/METRIC,METRIC."""
@@ -63,7 +63,7 @@ class NetworkLearner:
         self.target = network.target() if rule is not None else None
         flat = network.parameters
         self.adam = StackedAdam(dict(network.shapes.trained), flat.agents, epsilon, flat.flat.device)
-        self._pull = torch.zeros(0)
+        self._target_weights = torch.zeros(0)
         self.gradient = gradient
         self._rows = flat.rows(gradient)
 
@@ -133,12 +133,12 @@ class NetworkLearner:
                 row.masked_fill_(stopped, 0.0)
         self.adam.step(parameters.flat, gradient, rate, active)
         if self.target is not None and self.rule is not None:
-            if active is not None or self.rule.changes or not len(self._pull):
-                pull = self.rule.rate(stack.hyperparameters, self.adam.updates).float()
-                self._pull = parameters.spread(pull if active is None else pull * active)
-            self.target.parameters.flat.lerp_(parameters.flat, self._pull)
+            if active is not None or self.rule.changes or not len(self._target_weights):
+                tau = self.rule.rate(stack.hyperparameters, self.adam.updates).float()
+                self._target_weights = parameters.spread(tau if active is None else tau * active)
+            self.target.parameters.flat.lerp_(parameters.flat, self._target_weights)
             if active is not None:
-                self._pull = self._pull[:0]
+                self._target_weights = self._target_weights[:0]
 
 
 class Learner:
@@ -163,16 +163,16 @@ class Learner:
     """For each stack, 1 or 0 [P]: an agent with non-finite values stops learning."""
     _faults: list[Tensor]
     """For each stack, the update that made an agent's loss and gradient norm non-finite [2, P]; 0 where finite."""
-    _suspicious: bool
-    """True if any agent may have non-finite values."""
-    _count: int
+    _checks_agents: bool
+    """True once a gradient may have held non-finite values: then those of each agent are checked in every update."""
+    _calls: int
     """Calls of `update`."""
-    _partial: int
+    _partial_calls: int
     """Those in which only some agents were due."""
-    _common: int
+    _common_updates: int
     """Updates that all agents made; `_updates` [P] are those that only some did."""
     _updates: Tensor
-    _phase: int | None
+    _delay_phase: int | None
     """Number of previous updates, up to a multiple of the period of delayed objectives; None if agents differ."""
 
     def __init__(
@@ -203,8 +203,8 @@ class Learner:
         ]
         self._sums = [{} for _ in policy.stacks]
         self._healthy = [torch.ones(size, device=device) for size in members]
-        self._suspicious = False
-        self._count = self._partial = self._common = 0
+        self._checks_agents = False
+        self._calls = self._partial_calls = self._common_updates = 0
         # Counters are float64 because float32 stops counting at 17 million.
         self._faults = [torch.zeros(2, size, dtype=torch.float64, device=device) for size in members]
         self._updates = torch.zeros(count, dtype=torch.float64, device=device)
@@ -212,7 +212,7 @@ class Learner:
         # device.
         counter, period = self._counter, math.lcm(*(each.every for each in self._algorithm.objectives))
         phases = {agent.state.updates[counter] % period for agent in policy.agents}
-        self._phase = int(phases.pop()) if len(phases) == 1 else None
+        self._delay_phase = int(phases.pop()) if len(phases) == 1 else None
 
     @property
     def _counter(self) -> str:
@@ -242,11 +242,11 @@ class Learner:
         with self._stopwatch("learning"):
             stacks, parts = self.policy.stacks, self.policy.parts(batch)
             active: list[Tensor | None] = [None] * len(stacks)
-            if self._suspicious or not batch.all_due:
+            if self._checks_agents or not batch.all_due:
                 active = [part.due * health for part, health in zip(parts, self._healthy, strict=True)]
             errors: list[Tensor | None] = [None] * len(stacks)
             # Full and partial updates are counted apart, so that agents due only in partial ones have metrics too.
-            index = self._count - self._partial if batch.all_due else self._partial
+            index = self._calls - self._partial_calls if batch.all_due else self._partial_calls
             for objective in self._algorithm.objectives:
                 taking = active if objective.every == 1 else self._turns(objective, active)
                 if taking is None:
@@ -256,18 +256,18 @@ class Learner:
                 errors = [one if one is not None else before for one, before in zip(found, errors, strict=True)]
                 if objective.every == 1:
                     active = taking
-                elif self._suspicious:
+                elif self._checks_agents:
                     # An agent with non-finite values in a delayed step takes no further step of this update.
                     active = [h if own is None else own * h for own, h in zip(active, self._healthy, strict=True)]
-            self._count += 1
-            self._partial += not batch.all_due
-            if self._phase is not None:
-                self._phase = self._phase + 1 if batch.all_due else None
+            self._calls += 1
+            self._partial_calls += not batch.all_due
+            if self._delay_phase is not None:
+                self._delay_phase = self._delay_phase + 1 if batch.all_due else None
             self.policy.version += 1
             known = [each for each in errors if each is not None]
             joined_errors = self.policy.joined(known) if len(known) == len(stacks) else None
             if all(each is None for each in active):
-                self._common += 1
+                self._common_updates += 1
                 return UpdateResult(None, joined_errors)
             joined = self.policy.joined(
                 [health if own is None else own for own, health in zip(active, self._healthy, strict=True)]
@@ -292,7 +292,7 @@ class Learner:
                 for name, row in zip(given, rows, strict=True):
                     sums[names.get((network, name), name)][places] += row
                     counts[names.get((network, name), name)][places] += counted
-        return UpdateMetrics(self._common + self._updates.cpu().numpy(), sums, counts)
+        return UpdateMetrics(self._common_updates + self._updates.cpu().numpy(), sums, counts)
 
     def _reported(self, network: str, name: str) -> str:
         return name if len(self._algorithm.objectives) == 1 else f"{network}_{name}"
@@ -330,14 +330,15 @@ class Learner:
         for index, stack in enumerate(self.networks):
             for name, network in stack.items():
                 network.adam.load_state_dict(part_of(f"{index}/{name}/adam/", tensors))
-        self._count, self._partial, self._common, suspicious, phase = (int(tensors[name]) for name in NUMBERS)
-        self._suspicious = bool(suspicious)
-        self._phase = None if phase < 0 else phase
+        numbers = (int(tensors[name]) for name in NUMBERS)
+        self._calls, self._partial_calls, self._common_updates, checks, phase = numbers
+        self._checks_agents = bool(checks)
+        self._delay_phase = None if phase < 0 else phase
 
     def _changing(self) -> Tensors:
         """The state without the metrics, whose names the losses decide."""
-        phase = -1 if self._phase is None else self._phase
-        numbers = self._count, self._partial, self._common, int(self._suspicious), phase
+        phase = -1 if self._delay_phase is None else self._delay_phase
+        numbers = self._calls, self._partial_calls, self._common_updates, int(self._checks_agents), phase
         tensors = {"updates": self._updates, **numbers_to_tensors(**dict(zip(NUMBERS, numbers, strict=True)))}
         for index, stack in enumerate(self.networks):
             tensors |= {f"{index}/healthy": self._healthy[index], f"{index}/faults": self._faults[index]}
@@ -365,8 +366,8 @@ class Learner:
 
         An agent takes it in the first of every `every` of its own updates, as counted by the first objective.
         """
-        if self._phase is not None:
-            return active if self._phase % objective.every == 0 else None
+        if self._delay_phase is not None:
+            return active if self._delay_phase % objective.every == 0 else None
         taking: list[Tensor | None] = []
         for networks, own, health in zip(self.networks, active, self._healthy, strict=True):
             turn = torch.remainder(networks[self._counter].adam.updates - 1, objective.every) == 0
@@ -395,13 +396,13 @@ class Learner:
         with self._stopwatch("communication"):
             self._average(flat)
         # On a CPU the sum of squares reveals non-finite values and norms in 4 us, where all norms take 25 to 60.
-        self._suspicious = self._suspicious or flat.device.type != "cpu" or not math.isfinite(flat.dot(flat))
+        self._checks_agents = self._checks_agents or flat.device.type != "cpu" or not math.isfinite(flat.dot(flat))
         took: list[Tensor | None] = []
         for index, (stack, network, own) in enumerate(zip(stacks, networks, active, strict=True)):
             mean_loss, limit = self._losses[name][index], objective.max_grad_norm
             # Norms cost 25 to 60 us; where nothing reads them, any tensor stands in.
-            norms = network.norms() if self._suspicious or limit is not None or reported else mean_loss
-            if self._suspicious:
+            norms = network.norms() if self._checks_agents or limit is not None or reported else mean_loss
+            if self._checks_agents:
                 own = self._quarantine(index, own, torch.stack((mean_loss, norms)))
             clip = None if limit is None else _share_within(limit(stack), norms)
             network.step(stack, objective.learning_rate(stack), own, clip)
@@ -434,7 +435,7 @@ class Learner:
         health, faults = self._healthy[index], self._faults[index]
         due = health if active is None else active * health
         wrong = (due > 0) & ~numbers.isfinite()
-        updates = self._common + self._updates[self.policy.stacks[index].members]
+        updates = self._common_updates + self._updates[self.policy.stacks[index].members]
         faults.copy_(torch.where(wrong, updates + 1, faults))
         bad = wrong.any(0)
         health.masked_fill_(bad, 0.0)

@@ -35,23 +35,23 @@ def specs_of(algorithm, member, network):
     return algorithm.networks[network].network.specs(member.architectures[network])
 
 
-def places(spec, name, group, unit, stream, reading):
-    """The places in a parameter at which a unit of a stream is read, or produced."""
+def places(spec, name, group, unit, branch, reading):
+    """The places in a parameter at which a unit of a branch is read, or produced."""
     index = [slice(None)] * len(spec.axes)
     ends = spec.reads if reading else spec.produces
     first = len(spec.axes) - len(spec.produces) - (len(spec.reads) if reading else 0)
-    if group not in ends or (stream is not None and spec.stream not in (None, stream)):
+    if group not in ends or (branch is not None and spec.branch not in (None, branch)):
         return None
     index[first + ends.index(group)] = unit
-    if spec.streams and stream is not None:
-        index[0] = stream
+    if spec.branches and branch is not None:
+        index[0] = branch
     return tuple(index)
 
 
-def silence(algorithm, member, network, group, unit, stream=None):
+def silence(algorithm, member, network, group, unit, branch=None):
     """Let a unit output zero and have no gradients."""
     for name, spec in specs_of(algorithm, member, network).items():
-        if spec.trained and (at := places(spec, name, group, unit, stream, False)):
+        if spec.trained and (at := places(spec, name, group, unit, branch, False)):
             for role in member.tensors[network].keys() - {"buffers"}:
                 member.tensors[network][role][name][at] = 0
 
@@ -64,7 +64,7 @@ def reset(algorithm, member, threshold=0.025, seed=0):
 
 
 def check(algorithm, before, after, network, units):
-    """Check that these units (group, unit, stream) are as new, and that nothing else has changed."""
+    """Check that these units (group, unit, branch) are as new, and that nothing else has changed."""
     check_tensors(after, algorithm)
     for name, spec in specs_of(algorithm, before, network).items():
         if not spec.trained:
@@ -75,9 +75,9 @@ def check(algorithm, before, after, network, units):
             for each in (before, after)
         )
         read, produced = (torch.zeros_like(old["mean"], dtype=torch.bool) for _ in range(2))
-        for group, unit, stream in units:
+        for group, unit, branch in units:
             for found, reading in ((read, True), (produced, False)):
-                if at := places(spec, name, group, unit, stream, reading):
+                if at := places(spec, name, group, unit, branch, reading):
                     found[at] = True
         for role in old:
             assert torch.equal(old[role][~(read | produced)], new[role][~(read | produced)]), (name, role)
@@ -135,10 +135,10 @@ def test_dormant_units_of_several_layers_are_found_before_the_first_reset():
 @pytest.mark.parametrize(("noisy", "layer_norm"), [*itertools.product((False, True), (False, True))])
 def test_a_unit_is_reset_in_its_own_stream_only(noisy, layer_norm):
     dqn = algorithm("algorithm.dueling=true", *(["algorithm.noisy={}"] if noisy else []))
-    member = trained(dqn, replace(SHAPE, streams="last", layer_norm=layer_norm))
+    member = trained(dqn, replace(SHAPE, branches="last", layer_norm=layer_norm))
     units = [("hidden.1", 5, 1), ("hidden.1", 6, 0), ("hidden.1", 9, 0), ("hidden.1", 9, 1)]
-    for group, unit, stream in units:
-        silence(dqn, member, "q", group, unit, stream)
+    for group, unit, branch in units:
+        silence(dqn, member, "q", group, unit, branch)
     before = member.child(0)
     assert reset(dqn, member).after == 4
     check(dqn, before, member, "q", units)
@@ -172,28 +172,28 @@ def test_channels_and_recurrent_units_are_reset_too(cell, critic, group):
     shape = first_architecture(ppo)
     convolutions = tuple(replace(layer, residual_layers=1) for layer in shape.convolutions)
     member = trained(ppo, replace(shape, convolutions=convolutions))
-    stream = 1 if critic == "separate" and group == "recurrent" else None
-    silence(ppo, member, "policy", group, 2, stream)
+    branch = 1 if critic == "separate" and group == "recurrent" else None
+    silence(ppo, member, "policy", group, 2, branch)
     before = member.child(0)
     assert str(reset(ppo, member)) == f"dormant (units reset in {group}: 1)"
-    check(ppo, before, member, "policy", [(group, 2, stream)])
+    check(ppo, before, member, "policy", [(group, 2, branch)])
     torch.testing.assert_close(answers(ppo, member), answers(ppo, before), rtol=1e-4, atol=1e-5)
 
 
 def test_activity_is_the_root_mean_square_gradient_relative_to_the_mean():
     dqn = algorithm("algorithm.dueling=true")
-    member = trained(dqn, replace(SHAPE, streams="last"))
+    member = trained(dqn, replace(SHAPE, branches="last"))
     square, specs = member.tensors["q"]["square"], specs_of(dqn, member, "q")
     for group, width in (("hidden.0", 20), ("hidden.1", 24)):
-        streams = 2 if group == "hidden.1" else 1
-        expected = np.zeros((streams, width))
-        for stream, unit in itertools.product(range(streams), range(width)):
+        branches = 2 if group == "hidden.1" else 1
+        expected = np.zeros((branches, width))
+        for branch, unit in itertools.product(range(branches), range(width)):
             incoming = [
-                value.reshape(streams, -1, width)[stream, :, unit]
+                value.reshape(branches, -1, width)[branch, :, unit]
                 for name, value in square.items()
                 if name.startswith(f"{group}.") and "weight" in name
             ]
-            expected[stream, unit] = np.sqrt(np.mean([float(value) for one in incoming for value in one]))
+            expected[branch, unit] = np.sqrt(np.mean([float(value) for one in incoming for value in one]))
         expected /= expected.mean(1, keepdims=True)
         np.testing.assert_allclose(activity(specs, square, group).numpy(), expected, rtol=1e-5)
     assert activity(specs, square, "kernel.0") is None

@@ -27,8 +27,8 @@ def made(dueling):
     return algorithm(f"algorithm.dueling={dueling}"), "last" if dueling else "shared"
 
 
-def trained(activation, layer_norm, streams, dqn):
-    group = population([agent(Architecture((20, 24), (1, 0), activation, layer_norm, streams), dqn=dqn)], dqn)
+def trained(activation, layer_norm, branches, dqn):
+    group = population([agent(Architecture((20, 24), (1, 0), activation, layer_norm, branches), dqn=dqn)], dqn)
     for seed in range(3):
         group.update(batch(group.policy.agents, seed=seed))
     return group.to_agents()[0]
@@ -36,8 +36,8 @@ def trained(activation, layer_norm, streams, dqn):
 
 @pytest.mark.parametrize(("activation", "layer_norm", "dueling"), KINDS)
 def test_growth_preserves_the_function(activation, layer_norm, dueling):
-    (dqn, streams), rng = made(dueling), np.random.default_rng(3)
-    member = trained(activation, layer_norm, streams, dqn)
+    (dqn, branches), rng = made(dueling), np.random.default_rng(3)
+    member = trained(activation, layer_norm, branches, dqn)
     before = outputs(member, dqn)
     for grow in (
         lambda: operations.enlarge(member, dqn.networks, "q", "hidden.0", 37, rng),
@@ -55,8 +55,8 @@ def test_growth_preserves_the_function(activation, layer_norm, dueling):
 
 @pytest.mark.parametrize(("activation", "layer_norm", "dueling"), KINDS)
 def test_what_has_grown_learns(activation, layer_norm, dueling):
-    (dqn, streams), rng = made(dueling), np.random.default_rng(3)
-    member = trained(activation, layer_norm, streams, dqn)
+    (dqn, branches), rng = made(dueling), np.random.default_rng(3)
+    member = trained(activation, layer_norm, branches, dqn)
     operations.enlarge(member, dqn.networks, "q", "hidden.1", 30, rng)
     operations.add_layer(member, dqn.networks, "q", "hidden.1", rng)
     born = {name: value.clone() for name, value in member.tensors["q"]["parameters"].items()}
@@ -64,9 +64,9 @@ def test_what_has_grown_learns(activation, layer_norm, dueling):
     for seed in range(3):
         group.update(batch(group.policy.agents, seed=seed))
     after = group.to_agents()[0].tensors["q"]["parameters"]
-    read = (after["advantage.weight" if streams == "last" else "q_values.weight"][24:] != 0).all(1)
+    read = (after["advantage.weight" if branches == "last" else "q_values.weight"][24:] != 0).all(1)
     assert read.sum() >= 4, "new units are read after a few steps, but for those whose ReLU is off for the whole batch"
-    assert (after["hidden.1.residual.0.scale"] != 0).any(-1).all(), "so is the new layer, in every stream"
+    assert (after["hidden.1.residual.0.scale"] != 0).any(-1).all(), "so is the new layer, in every branch"
     moved = after["hidden.1.weight"][..., 24:] != born["hidden.1.weight"][..., 24:]
     assert moved.flatten(-2).any(-1).all()
 
@@ -149,8 +149,8 @@ def test_a_merged_layer_takes_over_how_far_the_next_one_steps(veteran):
 
 def test_streams_take_their_own_steps():
     """The gradients of a policy and of a value may differ by orders of magnitude."""
-    dqn, streams = made(dueling=True)
-    member = trained("relu", False, streams, dqn)
+    dqn, branches = made(dueling=True)
+    member = trained("relu", False, branches, dqn)
     square = member.tensors["q"]["square"]
     for name in ("hidden.1.weight", "hidden.1.bias"):
         square[name][1] = 1e6
@@ -188,8 +188,8 @@ def test_the_units_that_are_read_least_go_first():
 @pytest.mark.parametrize("dueling", [False, True])
 def test_merging_layers_multiplies_them(dueling):
     """Where the activation between two layers changes nothing, neither does the merge."""
-    dqn, streams = made(dueling)
-    member = agent(Architecture((16, 12, 10), (0, 1, 0), "relu", False, streams), dqn=dqn)
+    dqn, branches = made(dueling)
+    member = agent(Architecture((16, 12, 10), (0, 1, 0), "relu", False, branches), dqn=dqn)
     for role in ("parameters", "target"):
         member.tensors["q"][role]["hidden.0.bias"] += 100.0  # Far from zero ReLU is the identity.
     before = outputs(member, dqn)
@@ -202,9 +202,9 @@ def test_merging_layers_multiplies_them(dueling):
 @pytest.mark.parametrize("dueling", [False, True])
 @pytest.mark.parametrize("layer_norm", [False, True])
 def test_a_long_chain_of_mutations_stays_inside_the_limits_and_consistent(layer_norm, dueling):
-    (dqn, streams), rng = made(dueling), np.random.default_rng(5)
+    (dqn, branches), rng = made(dueling), np.random.default_rng(5)
     limits = ArchitectureLimits(min_layers=1, max_layers=4, min_units=3, max_units=40, unit_steps=(1, 9))
-    member = agent(Architecture((16, 16), (0, 0), "silu", layer_norm, streams), dqn=dqn)
+    member = agent(Architecture((16, 16), (0, 0), "silu", layer_norm, branches), dqn=dqn)
     seen = set()
     for _ in range(150):
         mutate = operations.mutate_layers if rng.random() < 0.5 else operations.mutate_units

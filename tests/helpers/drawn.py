@@ -6,7 +6,7 @@ import yaml
 
 SHAPE = {
     "hidden_sizes": [16, 16], "residual_layers": [0, 0], "activation": "relu", "layer_norm": False,
-    "streams": "shared", "convolutions": [], "recurrent": None, "recurrent_size": 0,
+    "branches": "shared", "convolutions": [], "recurrent": None, "recurrent_size": 0,
 }  # fmt: skip
 LIVES = [
     # generation, agent, parent, its generation, kind, target, before, after, fitness

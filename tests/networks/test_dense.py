@@ -50,7 +50,7 @@ def plainly(plan, p, sources):
     outputs = []
     for agent in range(P):
         activation = next(ACTIVATIONS[name] for name, start, stop in plan.spans if start <= agent < stop)
-        streams = []
+        branches = []
         for head in range(2):
             x = torch.cat([source[agent] for source in sources], -1)
             for layer in plan.layers:
@@ -68,8 +68,8 @@ def plainly(plan, p, sources):
                 y = activation(y)
                 x = x + p[f"{layer.name}.scale"][row] * y if layer.residual else y
             name = plan.heads[head]
-            streams.append(x @ p[f"{name}.weight"][agent] + p[f"{name}.bias"][agent])
-        outputs.append(streams)
+            branches.append(x @ p[f"{name}.weight"][agent] + p[f"{name}.bias"][agent])
+        outputs.append(branches)
     return [torch.stack(each) for each in zip(*outputs, strict=True)]
 
 

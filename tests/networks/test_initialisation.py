@@ -46,7 +46,7 @@ def test_actor_critics_begin_orthogonal(name, cell, critic):
             expected = GAINS[key.split(".")[0]] ** 2 * torch.eye(len(rows))
             torch.testing.assert_close(rows @ rows.T, expected, rtol=1e-4, atol=1e-6)
             count += 1
-        assert len(copies) == 1 or not torch.equal(copies[0], copies[1]), "streams are drawn apart"
+        assert len(copies) == 1 or not torch.equal(copies[0], copies[1]), "branches are drawn apart"
     assert count >= 8
     assert not any(value.any() for key, value in values.items() if key.endswith("bias") and key != "recurrent.bias")
 

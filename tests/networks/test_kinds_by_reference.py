@@ -78,7 +78,7 @@ def by_torch(member, algorithm, seen, started, cell):
 
         def own(name, place=place):
             """The head's copy of what may be parted; biases and the like are [1, N], or [copies, 1, N]."""
-            return p[name][place] if shape.streams == "all" else p[name]
+            return p[name][place] if shape.branches == "all" else p[name]
 
         x = None
         for index in range(len(shape.hidden_sizes)):

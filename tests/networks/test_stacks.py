@@ -24,13 +24,13 @@ MIXED = [
 
 def variants():
     return [
-        [replace(a, layer_norm=layer_norm, streams=streams) for a in MIXED]
-        for layer_norm, streams in itertools.product((False, True), ("shared", "last"))
+        [replace(a, layer_norm=layer_norm, branches=branches) for a in MIXED]
+        for layer_norm, branches in itertools.product((False, True), ("shared", "last"))
     ]
 
 
 def dqn_for(architectures, *overrides):
-    return algorithm(f"algorithm.dueling={architectures[0].streams == 'last'}", *overrides)
+    return algorithm(f"algorithm.dueling={architectures[0].branches == 'last'}", *overrides)
 
 
 def family(architectures, dqn):
@@ -196,14 +196,14 @@ CONVOLVED = Architecture((16, 16), (0, 0), "relu", convolutions=(Convolution(8, 
     ("one", "other"),
     [
         (MIXED[0], replace(MIXED[0], layer_norm=True)),
-        (MIXED[0], replace(MIXED[0], streams="last")),
+        (MIXED[0], replace(MIXED[0], branches="last")),
         (MIXED[0], replace(MIXED[0], hidden_sizes=(16,), residual_layers=(0,))),
         (MIXED[0], replace(MIXED[0], recurrent="gru", recurrent_size=8)),
         (replace(MIXED[0], recurrent="lstm", recurrent_size=8), replace(MIXED[0], recurrent="gru", recurrent_size=8)),
         (CONVOLVED, replace(CONVOLVED, convolutions=(Convolution(8, 3, 2),))),
         (CONVOLVED, replace(CONVOLVED, convolutions=(Convolution(8, 4, 1),))),
     ],
-    ids=["norm", "streams", "depth", "memory", "cell", "kernel", "stride"],
+    ids=["norm", "branches", "depth", "memory", "cell", "kernel", "stride"],
 )
 def test_agents_of_different_kinds_do_not_share_a_stack(one, other):
     stacks = plan_stacks([{"q": each} for each in (one, other, one, other)], lambda own: 1.0, CPU)

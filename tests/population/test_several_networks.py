@@ -261,7 +261,7 @@ WRONG = {
         temperature=Architecture((4,), (0,))
     ),
     "critics differs from the configuration": lambda member: member.architectures.update(
-        critics=replace(member.architectures["critics"], streams="shared")
+        critics=replace(member.architectures["critics"], branches="shared")
     ),
     "parameters of actor": lambda member: member.architectures.update(
         actor=replace(member.architectures["actor"], hidden_sizes=(16, 17))
