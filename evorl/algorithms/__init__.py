@@ -37,7 +37,7 @@ SETTINGS: Mapping[str, type[AlgorithmSettings]] = {name: each.Settings for name,
 
 def make_algorithm(config: AnyConfig, interface: EnvSpec) -> Algorithm:
     """Build the configured algorithm for an environment. Raises UserError if it does not support it."""
-    return ALGORITHMS[config.algorithm.name](config, interface)
+    return ALGORITHMS[config.algorithm.name].variant(interface)(config, interface)
 
 
 __all__ = ["ALGORITHMS", "SETTINGS", "Algorithm", "Objective", "make_algorithm"]

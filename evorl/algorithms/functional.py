@@ -3,8 +3,8 @@
 Functions raise ValueError for tensors whose shapes differ where they must not, since broadcasting [P, B] against
 [P, B, 1] would silently compute something else.
 
-Axes: T time, P agents, B batch, A actions, N atoms of a return distribution, M samples of one, K actions of an
-expectation. In functions of rollouts, B stands for environments or sequences.
+Axes: T time, P agents, B batch, A actions, N atoms of a return distribution, M samples of one. In
+functions of rollouts, B stands for environments or sequences.
 """
 
 from __future__ import annotations
@@ -74,16 +74,6 @@ def impact_log_ratio(log_prob: Tensor, worker_log_prob: Tensor, target_log_ratio
     `log_prob` is the policy's, and `target_log_ratio` the target network's log-probability minus the worker's.
     """
     return log_prob - worker_log_prob + (-target_log_ratio).clamp(max=math.log(MAX_WORKER_RATIO))
-
-
-def soft_value(probability: Tensor, log_prob: Tensor, q_values: Tensor, temperature: Tensor) -> Tensor:
-    """Soft value E[Q(s, a) - alpha log pi(a|s)] [P, B] over K actions (arXiv 1812.05905, eq. 3; discrete: 1910.07207).
-
-    `probability` (weights of the expectation), `log_prob` and `q_values` are [P, B, K], `temperature` alpha [P, 1, 1].
-    The policy maximises it (1812.05905, eq. 7).
-    """
-    _same_shape("soft_value", probability=probability, log_prob=log_prob, q_values=q_values)
-    return (probability * (q_values - temperature * log_prob)).sum(-1)
 
 
 def temperature_loss(log_temperature: Tensor, entropy: Tensor, target_entropy: Tensor) -> Tensor:

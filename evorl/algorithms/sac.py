@@ -1,23 +1,24 @@
 """Soft actor-critic, SAC (arXiv 1801.01290), with a learned temperature (1812.05905).
 
 Discrete actions are supported as well (1910.07207).
-Axes: P agents, E environments, B batch, A action dimensions or choices, C critics, K actions of an expectation.
+Axes: P agents, E environments, B batch, A action dimensions or choices, C critics.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal, NamedTuple
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 import gymnasium as gym
 import torch
 from torch import Tensor
 
-from evorl.algorithms.base import ActInput, ActOutput, hyperparameter
+from evorl.algorithms.base import ActInput, ActOutput, Algorithm, hyperparameter
+from evorl.algorithms.ddpg import q_values
 from evorl.algorithms.exploration import ActionNoise, random_choices, random_numbers
-from evorl.algorithms.functional import bootstrapped_return, soft_value, temperature_loss
+from evorl.algorithms.functional import bootstrapped_return, temperature_loss
 from evorl.algorithms.off_policy import (
     CRITIC_RANGES,
     TWIN_CRITICS,
@@ -26,19 +27,13 @@ from evorl.algorithms.off_policy import (
     actor_learning_rate,
     critic_loss,
 )
-from evorl.algorithms.state_dependent import (
-    StateDependentNoise,
-    StateDependentNoiseSettings,
-    keep_scales,
-    state_dependent_noise,
-)
+from evorl.algorithms.state_dependent import StateDependentNoiseSettings, keep_scales, state_dependent_noise
 from evorl.config import Config
 from evorl.config.fields import Finite, HyperparameterRange, Positive, Rate
-from evorl.envs.spaces import ACTION, EnvSpec, ObservationSpecs, choices, known_kind, with_action, wrong_actions
+from evorl.envs.spaces import EnvSpec, ObservationSpecs, choices, known_kind, with_action, wrong_actions
 from evorl.networks.distributions import Categorical, SquashedGaussian
 from evorl.networks.stack import Architectures, NetworkSpec, Polyak, Stack, StackedNetwork
 from evorl.networks.standard import StandardNetwork
-from evorl.replay.storage import Field as StoredField
 from evorl.types import Agent, Architecture, Batch, Head, Loss, Observation, RecurrentInput, Tensors, UserError
 
 TAKES = "a Box between bounds, Discrete"
@@ -86,205 +81,34 @@ class SACSettings(OffPolicySettings):
         return "because `target_entropy` is set" if replaced else super().ineffective(name)
 
 
-class Expectation(NamedTuple):
-    """An expectation under the policy: over one sampled action (K = 1) or over all K discrete actions.
-
-    `probability` and `log_prob` are [P, B, K]; `action` [P, B, A] is the sample, between -1 and 1.
-    """
-
-    probability: Tensor
-    log_prob: Tensor
-    action: Tensor | None
-
-    def of(self, values: Tensor) -> Tensor:
-        """The expectation [P, B] of values [P, B, K]."""
-        return (self.probability * values).sum(-1)
-
-    def entropy(self) -> Tensor:
-        """Entropy -E[log pi(a|s)] [P, B], as sampled or exact."""
-        return -self.of(self.log_prob)
-
-
-class Actions(ABC):
-    """SAC's policy and critics for one kind of action space."""
-
-    heads: tuple[Head, ...]
-    """The actor's heads."""
-    reads: ObservationSpecs
-    """Inputs of the critics: the observation, and a continuous action."""
-    values: int
-    """The outputs of each critic: one, or one for each choice."""
-    stored: StoredField
-    """The shape and type of an action in the replay."""
-
-    def noise_shape(self, architecture: Architecture) -> tuple[int, int]:
-        """See `Algorithm`; `architecture` is the actor's."""
-        return 0, 0
-
-    @abstractmethod
-    def best(self, outputs: Tensors, mask: Tensor | None) -> Tensor:
-        """The actor's most likely actions [P, E, ...], in the environment's action space."""
-
-    @abstractmethod
-    def explored(
-        self, outputs: Tensors, mask: Tensor | None, recurrent: RecurrentInput | None, generator: torch.Generator
-    ) -> tuple[Tensor, Tensor | None]:
-        """Sampled actions [P, E, ...] with noise, and the noise if it carries over from step to step."""
-
-    @abstractmethod
-    def random(self, action: Tensor, mask: Tensor | None, generator: torch.Generator) -> Tensor:
-        """Uniformly random actions in the shape of `action` [P, E, ...]."""
-
-    @abstractmethod
-    def expectation(self, outputs: Tensors, mask: Tensor | None, generator: torch.Generator | None) -> Expectation:
-        """An expectation under the policy; without a generator, the mean before tanh replaces the sample."""
-
-    @abstractmethod
-    def q_values(self, critics: StackedNetwork, observation: Observation, action: Tensor | None) -> Tensor:
-        """Critics' values Q(s, a) [C, P, B, K] of the K actions of an expectation."""
-
-    @abstractmethod
-    def q_of_action(self, critics: StackedNetwork, observation: Observation, action: Tensor) -> Tensor:
-        """Critics' values Q(s, a) [C, P, B] of actions [P, B, ...] in the environment's action space."""
-
-    @abstractmethod
-    def target_entropy(self, given: Tensor | None, share: Tensor, mask: Tensor | None) -> Tensor:
-        """The target entropy [P, 1], or [P, B] if `mask` [P, B, A] forbids actions.
-
-        `given` [P] is the configured target, if any, and `share` [P] the configured share of the maximum entropy.
-        """
-
-
-class SampledActions(Actions):
-    """Bounded continuous actions from a squashed Gaussian; an expectation is over one sample.
-
-    With state-dependent noise the Gaussian's scale is that of this noise, and gradients flow through the features that
-    it depends on. Actions reuse the noise matrices that environments hold; expectations use independent samples.
-    """
-
-    values = 1
-
-    def __init__(self, interface: EnvSpec, exploration: ActionNoise, noise: StateDependentNoise | None) -> None:
-        self.reads = with_action(interface, "sac", TAKES)
-        self.distribution = SquashedGaussian(interface.action)
-        self.noise = noise
-        self.heads = self.distribution.heads if noise is None else (self.distribution.heads[0], *noise.heads)
-        self.stored = (interface.action.shape or (), torch.float32)
-        self.exploration = exploration
-
-    def noise_shape(self, architecture: Architecture) -> tuple[int, int]:
-        if self.noise is not None:
-            return self.noise.shape(architecture)
-        return (1, self.distribution.bounds.size) if self.exploration.kept else (0, 0)
-
-    def best(self, outputs: Tensors, mask: Tensor | None) -> Tensor:
-        return self.distribution.bounds.to_environment(torch.tanh(outputs["action"]))
-
-    def explored(
-        self, outputs: Tensors, mask: Tensor | None, recurrent: RecurrentInput | None, generator: torch.Generator
-    ) -> tuple[Tensor, Tensor | None]:
-        if self.noise is not None:
-            held, state = self.noise.draw(outputs, recurrent, generator)
-            return self.distribution.to_environment(self.distribution.moved(self.noise.gaussian(outputs), held)), state
-        sampled = torch.tanh(self.distribution.sample(outputs, None, generator))
-        noise, state = self.exploration.draw(sampled, recurrent, generator)
-        return self.distribution.bounds.to_environment((sampled + noise).clamp(-1.0, 1.0)), state
-
-    def random(self, action: Tensor, mask: Tensor | None, generator: torch.Generator) -> Tensor:
-        numbers = random_numbers(action.view(*action.shape[:2], -1), generator)
-        return self.distribution.bounds.to_environment(numbers)
-
-    def expectation(self, outputs: Tensors, mask: Tensor | None, generator: torch.Generator | None) -> Expectation:
-        outputs = self.distribution.bounded(outputs if self.noise is None else self.noise.gaussian(outputs))
-        unclipped = outputs["action"] if generator is None else self.distribution.sample(outputs, None, generator)
-        log_prob = self.distribution.log_prob(outputs, None, unclipped).unsqueeze(-1)
-        return Expectation(torch.ones_like(log_prob), log_prob, torch.tanh(unclipped))
-
-    def q_values(self, critics: StackedNetwork, observation: Observation, action: Tensor | None) -> Tensor:
-        assert action is not None
-        return torch.stack(list(critics({**observation, ACTION: action}).values()))
-
-    def q_of_action(self, critics: StackedNetwork, observation: Observation, action: Tensor) -> Tensor:
-        return self.q_values(critics, observation, self.distribution.bounds.from_environment(action)).squeeze(-1)
-
-    def target_entropy(self, given: Tensor | None, share: Tensor, mask: Tensor | None) -> Tensor:
-        target = torch.full_like(share, -self.distribution.bounds.size) if given is None else given
-        return target.unsqueeze(-1)
-
-
-class AllActions(Actions):
-    """Discrete actions (arXiv 1910.07207); an expectation is over all actions, exactly."""
-
-    stored = (), torch.int64
-
-    def __init__(self, interface: EnvSpec, exploration: ActionNoise, noise: StateDependentNoise | None) -> None:
-        """Raises UserError if action noise is configured, which discrete actions do not support."""
-        if exploration.noise != "none":
-            raise UserError(
-                f"algorithm.exploration.noise: {exploration.noise} noise is for a Box, and {interface.environment} has "
-                f"{interface.action}; leave it out"
-            )
-        self.reads = interface.parts
-        (self.values,) = choices(interface.action)
-        self.distribution = Categorical((self.values,))
-        self.heads = self.distribution.heads
-
-    def best(self, outputs: Tensors, mask: Tensor | None) -> Tensor:
-        return self.distribution.mode(outputs, mask)
-
-    def explored(
-        self, outputs: Tensors, mask: Tensor | None, recurrent: RecurrentInput | None, generator: torch.Generator
-    ) -> tuple[Tensor, Tensor | None]:
-        return self.distribution.sample(outputs, mask, generator), None
-
-    def random(self, action: Tensor, mask: Tensor | None, generator: torch.Generator) -> Tensor:
-        return random_choices(self.values, action.shape, mask, generator)
-
-    def expectation(self, outputs: Tensors, mask: Tensor | None, generator: torch.Generator | None) -> Expectation:
-        log_prob = self.distribution.logits(outputs, mask).log_softmax(-1)
-        return Expectation(log_prob.exp(), log_prob, None)
-
-    def q_values(self, critics: StackedNetwork, observation: Observation, action: Tensor | None) -> Tensor:
-        return torch.stack(list(critics(observation).values()))
-
-    def q_of_action(self, critics: StackedNetwork, observation: Observation, action: Tensor) -> Tensor:
-        values = self.q_values(critics, observation, None)
-        return values.gather(-1, action.expand(len(values), *action.shape).unsqueeze(-1)).squeeze(-1)
-
-    def target_entropy(self, given: Tensor | None, share: Tensor, mask: Tensor | None) -> Tensor:
-        # Masked actions do not count: a target that no policy can reach would raise the temperature for ever.
-        most = share.new_tensor(math.log(self.values)) if mask is None else mask.sum(-1).clamp(min=1).log()
-        if given is None:
-            return share.unsqueeze(-1) * most
-        return torch.minimum(given.unsqueeze(-1), REACHABLE * most)
-
-
-ACTIONS: Mapping[type, Callable[[EnvSpec, ActionNoise, StateDependentNoise | None], Actions]] = {
-    gym.spaces.Box: SampledActions,
-    gym.spaces.Discrete: AllActions,
-}
-
-
 class SAC(OffPolicy):
-    """SAC for a stack of agents: an actor, two critics with target networks, and a temperature."""
+    """SAC for a stack of agents: an actor, two critics with target networks, and a temperature.
+
+    `ContinuousSAC` and `DiscreteSAC` say what the policy, its entropy and the critics' values are.
+    """
 
     Settings = SACSettings
     metrics = ("td_error", "q_values", "entropy", "temperature")
 
+    @classmethod
+    def variant(cls, interface: EnvSpec) -> type[Algorithm]:
+        kind = known_kind(interface.action, VARIANTS)
+        if kind is None:
+            raise wrong_actions("sac", interface, TAKES)
+        return VARIANTS[kind]
+
     def __init__(self, config: Config[SACSettings], interface: EnvSpec) -> None:
         super().__init__(config, interface)
-        kind = known_kind(interface.action, ACTIONS)
-        if kind is None:
-            raise wrong_actions(self.settings.name, interface, TAKES)
-        noise = state_dependent_noise(config, interface, learned=True)
-        self.actions = ACTIONS[kind](interface, self.settings.exploration, noise)
+        self.noise = state_dependent_noise(config, interface, learned=True)
         self.explores_by_noise = self.settings.exploration.noise != "none"
-        self.stored_action = self.actions.stored
+
+    def set_networks(self, heads: Sequence[Head], reads: ObservationSpecs, outputs: int) -> None:
+        """Set the networks from the actor's heads, and the critics' inputs and the number of their outputs."""
         temperature = StandardNetwork({}, [Head("log_temperature", 1, constant=True)], (), "uniform")
-        critics = [Head(name, self.actions.values) for name in TWIN_CRITICS]
+        critics = [Head(name, outputs) for name in TWIN_CRITICS]
         self.networks = {
-            "actor": self.network(interface.parts, self.actions.heads, "shared"),
-            "critics": self.network(self.actions.reads, critics, "all", Polyak("tau")),
+            "actor": self.network(self.interface.parts, heads, "shared"),
+            "critics": self.network(reads, critics, "all", Polyak("tau")),
             "temperature": NetworkSpec(temperature, Architecture()),
         }
         rate = hyperparameter("learning_rate")
@@ -305,71 +129,181 @@ class SAC(OffPolicy):
         keep_scales(agent, "actor", origin.state_dependent_noise, self.settings.state_dependent_noise)
         return super().adopt(agent, origin)
 
+    @abstractmethod
+    def policy(
+        self, stack: Stack, observation: Observation, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
+        """Each agent's policy in an observation, as `expected_q` reads it, and its entropy [P, B]."""
+
+    @abstractmethod
+    def expected_q(self, critics: StackedNetwork, observation: Observation, policy: Tensor) -> Tensor:
+        """The expectation [P, B] under the policy of the minimum over critics of Q(s, a)."""
+
+    @abstractmethod
+    def q_of_action(self, critics: StackedNetwork, observation: Observation, action: Tensor) -> Tensor:
+        """Critics' values Q(s, a) [C, P, B] of actions [P, B, ...] in the environment's action space."""
+
+    @abstractmethod
+    def target_entropy(self, stack: Stack, mask: Tensor | None) -> Tensor:
+        """The target entropy [P, 1], or [P, B] if `mask` [P, B, A] forbids actions."""
+
+    def temperature(self, stack: Stack) -> Tensor:
+        """The temperature alpha [P, 1] of each agent."""
+        return self.log_temperature(stack).exp()
+
+    def log_temperature(self, stack: Stack) -> Tensor:
+        """The log-temperature [P, 1] of each agent."""
+        log_temperature = stack.networks["temperature"]({})["log_temperature"].squeeze(-1)
+        return log_temperature + math.log(self.settings.initial_temperature)
+
+    def value(self, stack: Stack, observation: Observation, recurrent: RecurrentInput | None) -> Tensor:
+        """State values E[min Q(s, a)] [P, E], without entropy; for a Box, at the policy's mean action."""
+        policy, _ = self.policy(stack, observation, None)
+        return self.expected_q(stack.networks["critics"], observation, policy)
+
+    def critic_loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
+        """Squared td_error of the critics from targets with soft next values (1812.05905, eq. 3, 5 and 6)."""
+        with torch.no_grad():
+            policy, entropy = self.policy(stack, batch.next_observation, generator)
+            next_q = self.expected_q(stack.target_networks["critics"], batch.next_observation, policy)
+            discount = self.discount(stack.hyperparameters["gamma"])
+            target = bootstrapped_return(batch.columns, discount, next_q + self.temperature(stack) * entropy)
+        q_values = self.q_of_action(stack.networks["critics"], batch.observation, batch.columns["action"])
+        return critic_loss(q_values, target)
+
+    def actor_loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
+        """Policy loss E[alpha log pi(a|s) - min Q(s, a)] [P, B], the negative soft value (1812.05905, eq. 7)."""
+        policy, entropy = self.policy(stack, batch.observation, generator)
+        temperature = self.temperature(stack).detach()
+        per_sample = -self.expected_q(stack.networks["critics"], batch.observation, policy) - temperature * entropy
+        return Loss(per_sample, lambda: {"entropy": entropy, "temperature": temperature.expand_as(entropy)})
+
+    def temperature_loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
+        """Temperature loss, which raises the temperature where the entropy is below its target."""
+        with torch.no_grad():
+            _, entropy = self.policy(stack, batch.observation, generator)
+            target_entropy = self.target_entropy(stack, batch.observation.get("action_mask"))
+        return Loss(temperature_loss(self.log_temperature(stack), entropy, target_entropy))
+
+
+class ContinuousSAC(SAC):
+    """Bounded continuous actions from a squashed Gaussian; an expectation is over one sample.
+
+    With state-dependent noise the Gaussian's scale is that of this noise, and gradients flow through the features that
+    it depends on. Actions reuse the noise matrices that environments hold; losses use independent samples.
+    """
+
+    def __init__(self, config: Config[SACSettings], interface: EnvSpec) -> None:
+        super().__init__(config, interface)
+        reads = with_action(interface, "sac", TAKES)
+        self.distribution = SquashedGaussian(interface.action)
+        self.bounds = self.distribution.bounds
+        self.stored_action = interface.action.shape or (), torch.float32
+        heads = self.distribution.heads
+        self.set_networks(heads if self.noise is None else (heads[0], *self.noise.heads), reads, 1)
+
     def noise_shape(self, architectures: Architectures) -> tuple[int, int]:
-        return self.actions.noise_shape(architectures["actor"])
+        if self.noise is not None:
+            return self.noise.shape(architectures["actor"])
+        return (1, self.bounds.size) if self.settings.exploration.kept else (0, 0)
+
+    def act(self, stack: Stack, inputs: ActInput) -> ActOutput:
+        """Sample actions, with noise if configured, or take the mean before tanh if `deterministic`."""
+        outputs, generator = self.outputs(stack, inputs.observation), inputs.generator
+        exploration = self.settings.exploration
+        if inputs.deterministic:
+            return ActOutput(self.distribution.to_environment(self.distribution.mode(outputs, None)))
+        if self.noise is not None:
+            held, state = self.noise.draw(outputs, inputs.recurrent, generator)
+            action = torch.tanh(self.distribution.moved(outputs, held))
+        else:
+            action = torch.tanh(self.distribution.sample(outputs, None, generator))
+            noise, state = exploration.draw(action, inputs.recurrent, generator)
+            action = (action + noise).clamp(-1.0, 1.0)
+        steps = stack.state["steps"]
+        action = exploration.random_at_first(action, steps, lambda: random_numbers(action, generator))
+        return ActOutput(self.bounds.to_environment(action), recurrent_state=state)
+
+    def outputs(self, stack: Stack, observation: Observation) -> Tensors:
+        """The actor's outputs, with the `log_scale` [P, B, A] of state-dependent noise if there is such noise."""
+        outputs = stack.networks["actor"](observation)
+        return outputs if self.noise is None else self.noise.gaussian(outputs)
+
+    def policy(
+        self, stack: Stack, observation: Observation, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
+        """A sampled action [P, B, A] in (-1, 1), or without a generator tanh of the mean, and its -log pi(a|s)."""
+        outputs = self.distribution.bounded(self.outputs(stack, observation))
+        unclipped = outputs["action"] if generator is None else self.distribution.sample(outputs, None, generator)
+        return torch.tanh(unclipped), -self.distribution.log_prob(outputs, None, unclipped)
+
+    def expected_q(self, critics: StackedNetwork, observation: Observation, policy: Tensor) -> Tensor:
+        return q_values(critics, observation, policy).amin(0)
+
+    def q_of_action(self, critics: StackedNetwork, observation: Observation, action: Tensor) -> Tensor:
+        return q_values(critics, observation, self.bounds.from_environment(action))
+
+    def target_entropy(self, stack: Stack, mask: Tensor | None) -> Tensor:
+        hparams = stack.hyperparameters
+        if "target_entropy" in hparams:
+            return hparams["target_entropy"].unsqueeze(-1)
+        return torch.full_like(hparams["gamma"], -self.bounds.size).unsqueeze(-1)
+
+
+class DiscreteSAC(SAC):
+    """Discrete actions (arXiv 1910.07207); an expectation is over all actions, exactly."""
+
+    stored_action = (), torch.int64
+
+    def __init__(self, config: Config[SACSettings], interface: EnvSpec) -> None:
+        """Raises UserError if action noise is configured, which discrete actions do not support."""
+        super().__init__(config, interface)
+        if self.explores_by_noise:
+            raise UserError(
+                f"algorithm.exploration.noise: {self.settings.exploration.noise} noise is for a Box, and "
+                f"{interface.environment} has {interface.action}; leave it out"
+            )
+        (self.actions,) = choices(interface.action)
+        self.distribution = Categorical((self.actions,))
+        self.set_networks(self.distribution.heads, interface.parts, self.actions)
 
     def act(self, stack: Stack, inputs: ActInput) -> ActOutput:
         """Sample actions, or take the most likely ones if `deterministic`."""
         mask, generator = inputs.action_mask, inputs.generator
         outputs = stack.networks["actor"](inputs.observation)
         if inputs.deterministic:
-            return ActOutput(self.actions.best(outputs, mask))
-        action, noise = self.actions.explored(outputs, mask, inputs.recurrent, generator)
-        action = self.settings.exploration.random_at_first(
-            action, stack.state["steps"], lambda: self.actions.random(action, mask, generator)
+            return ActOutput(self.distribution.mode(outputs, mask))
+        action = self.distribution.sample(outputs, mask, generator)
+        return ActOutput(
+            self.settings.exploration.random_at_first(
+                action, stack.state["steps"], lambda: random_choices(self.actions, action.shape, mask, generator)
+            )
         )
-        return ActOutput(action, recurrent_state=noise)
 
-    def value(self, stack: Stack, observation: Observation, recurrent: RecurrentInput | None) -> Tensor:
-        """State values E[min Q(s, a)] [P, E], without entropy; for a Box, at the policy's mean action."""
-        policy = self.expectation(stack, observation, None)
-        return policy.of(self.actions.q_values(stack.networks["critics"], observation, policy.action).amin(0))
+    def policy(
+        self, stack: Stack, observation: Observation, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
+        """The probabilities [P, B, A] of all actions."""
+        logits = self.distribution.logits(stack.networks["actor"](observation), observation.get("action_mask"))
+        log_prob = logits.log_softmax(-1)
+        probability = log_prob.exp()
+        return probability, -(probability * log_prob).sum(-1)
 
-    def critic_loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
-        """Squared td_error of the critics from targets with soft next values (1812.05905, eq. 5 and 6)."""
-        with torch.no_grad():
-            next_observation = batch.next_observation
-            policy = self.expectation(stack, next_observation, generator)
-            next_q_values = self.actions.q_values(
-                stack.target_networks["critics"], next_observation, policy.action
-            ).amin(0)
-            temperature = self.log_temperature(stack).exp()
-            next_value = soft_value(policy.probability, policy.log_prob, next_q_values, temperature)
-            discount = self.discount(stack.hyperparameters["gamma"])
-            target = bootstrapped_return(batch.columns, discount, next_value)
-        q_values = self.actions.q_of_action(stack.networks["critics"], batch.observation, batch.columns["action"])
-        return critic_loss(q_values, target)
+    def expected_q(self, critics: StackedNetwork, observation: Observation, policy: Tensor) -> Tensor:
+        return (policy * torch.stack(list(critics(observation).values())).amin(0)).sum(-1)
 
-    def actor_loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
-        """Policy loss E[alpha log pi(a|s) - min Q(s, a)] [P, B], the negative soft value (1812.05905, eq. 7)."""
-        policy = self.expectation(stack, batch.observation, generator)
-        q_values = self.actions.q_values(stack.networks["critics"], batch.observation, policy.action).amin(0)
-        temperature = self.log_temperature(stack).exp()
-        loss = -soft_value(policy.probability, policy.log_prob, q_values, temperature)
-
-        @torch.no_grad()
-        def metrics() -> Tensors:
-            return {"entropy": policy.entropy(), "temperature": temperature.squeeze(-1).expand_as(loss)}
-
-        return Loss(loss, metrics)
-
-    def temperature_loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
-        """Temperature loss, which raises the temperature where the entropy is below its target."""
-        with torch.no_grad():
-            policy = self.expectation(stack, batch.observation, generator)
-            target_entropy = self.target_entropy(stack, batch.observation.get("action_mask"))
-        return Loss(temperature_loss(self.log_temperature(stack).squeeze(-1), policy.entropy(), target_entropy))
-
-    def expectation(self, stack: Stack, observation: Observation, generator: torch.Generator | None) -> Expectation:
-        """Expectation under each agent's policy in an observation."""
-        outputs = stack.networks["actor"](observation)
-        return self.actions.expectation(outputs, observation.get("action_mask"), generator)
-
-    def log_temperature(self, stack: Stack) -> Tensor:
-        """The log-temperature [P, 1, 1] of each agent."""
-        return stack.networks["temperature"]({})["log_temperature"] + math.log(self.settings.initial_temperature)
+    def q_of_action(self, critics: StackedNetwork, observation: Observation, action: Tensor) -> Tensor:
+        index = action.unsqueeze(-1)
+        return torch.stack([values.gather(-1, index).squeeze(-1) for values in critics(observation).values()])
 
     def target_entropy(self, stack: Stack, mask: Tensor | None) -> Tensor:
-        """The target entropy [P, 1], or [P, B] if `mask` [P, B, A] forbids actions."""
+        # Masked actions do not count: a target that no policy can reach would raise the temperature for ever.
         hparams = stack.hyperparameters
-        return self.actions.target_entropy(hparams.get("target_entropy"), hparams["target_entropy_share"], mask)
+        share = hparams["target_entropy_share"].unsqueeze(-1)
+        most = share.new_tensor(math.log(self.actions)) if mask is None else mask.sum(-1).clamp(min=1).log()
+        if "target_entropy" in hparams:
+            return torch.minimum(hparams["target_entropy"].unsqueeze(-1), REACHABLE * most)
+        return share * most
+
+
+VARIANTS: Mapping[type, type[SAC]] = {gym.spaces.Box: ContinuousSAC, gym.spaces.Discrete: DiscreteSAC}

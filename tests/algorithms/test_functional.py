@@ -22,7 +22,6 @@ from evorl.algorithms.functional import (
     of_action,
     policy_gradient,
     quantile_huber,
-    soft_value,
     td_target,
     temperature_loss,
     without_gaps,
@@ -53,11 +52,7 @@ def test_dueling_by_hand():
     assert found.flatten().tolist() == [3.0, 4.0, 8.0]
 
 
-def test_the_soft_value_and_the_temperature_loss_by_hand():
-    """Q of 3 and 1, each with probability 1/2 and a temperature of 0.2: 2 + 0.2 log 2."""
-    half = torch.full((1, 1, 2), 0.5)
-    found = soft_value(half, half.log(), torch.tensor([[[3.0, 1.0]]]), torch.tensor([[[0.2]]]))
-    assert found.item() == pytest.approx(2 + 0.2 * math.log(2))
+def test_the_temperature_loss_by_hand():
     # An entropy below its target makes descent raise the logarithm of the temperature.
     log_temperature = torch.zeros(1, 1, requires_grad=True)
     loss = temperature_loss(log_temperature, torch.tensor([[0.5]]), torch.tensor([[0.7]]))
