@@ -29,7 +29,7 @@ ALGORITHMS: Mapping[str, type[Algorithm]] = {
     "dqn": DQN,
     "impala": IMPALA,
     "ppo": PPO,
-    "sac": SAC,
+    "sac": SAC,  # type: ignore[type-abstract]
     "td3": TD3,
 }
 SETTINGS: Mapping[str, type[AlgorithmSettings]] = {name: each.Settings for name, each in ALGORITHMS.items()}

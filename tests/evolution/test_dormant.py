@@ -244,7 +244,7 @@ def test_layer_norm_statistics_never_run_out_of_units():
     for unit in range(30):
         silence(dqn, member, "q", "hidden.1", unit)
         assert reset(dqn, member, seed=unit).after == 1
-    counted = member.tensors["q"]["buffers"]["hidden.1.counted"].flatten()
+    counted = member.tensors["q"]["buffers"]["hidden.1.active_units"].flatten()
     assert counted[:24].all(), "those that counted still do"
     assert not counted[24:].any()
     assert all(value.isfinite().all() for value in q_values(member, dqn))

@@ -136,7 +136,7 @@ def test_a_long_chain_of_mutations_stays_inside_the_limits_and_consistent(critic
 @CRITICS
 @pytest.mark.parametrize("index", [0, 1])
 def test_two_layers_with_the_identity_between_them_become_their_product(index, critic, monkeypatch):
-    monkeypatch.setitem(dense.ACTIVATIONS, "relu", dense.Activation(lambda x: x, lambda g, x, y: g))
+    monkeypatch.setitem(dense.ACTIVATIONS, "relu", lambda x: x)
     algorithm = made("ppo", f"algorithm.critic={critic}", observations=OBSERVATIONS["dict"])
     shape = replace(
         first_architecture(algorithm), hidden_sizes=(16, 12, 10), residual_layers=(index, 0, 1), activation="relu"
@@ -169,7 +169,7 @@ def test_only_the_product_forgets_its_moments(critic):
 
 def test_a_layer_norm_counts_all_units_that_are_left():
     algorithm, member = trained("network.layer_norm=true")
-    counted = "hidden.1.counted"
+    counted = "hidden.1.active_units"
     operations.enlarge(member, algorithm.networks, "policy", "hidden.1", 20, np.random.default_rng(0))
     assert member.tensors["policy"]["buffers"][counted].sum(-1).unique() == 12, "what has grown does not count yet"
     member.tensors["policy"]["parameters"]["action.weight"][12:] = 5.0
@@ -177,7 +177,7 @@ def test_a_layer_norm_counts_all_units_that_are_left():
     buffers = member.tensors["policy"]["buffers"]
     assert buffers[counted].shape[-1] == 15
     assert (buffers[counted] == 1).all()
-    assert (buffers["hidden.0.counted"] == 1).all()
+    assert (buffers["hidden.0.active_units"] == 1).all()
 
 
 @CRITICS
