@@ -70,7 +70,7 @@ class Trainer:
         with self.stopwatch("sampling"):
             self.experience.add(transition, output)
         updates = 0
-        for batch in self.experience.batches():
+        for batch in self.experience.take_batches():
             self.experience.observe(batch, self.learner.update(batch))
             updates += 1
         return updates

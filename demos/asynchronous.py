@@ -69,7 +69,7 @@ def main(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Run:
                     slot = actors.receive(policy)
                 experience.extend(slot)
                 actors.release(slot)
-                for batch in experience.batches():
+                for batch in experience.take_batches():
                     experience.observe(batch, learner.update(batch))
                 actors.publish(policy)
 

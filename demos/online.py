@@ -71,7 +71,7 @@ def main(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Run:
                     transition = environments.step(output.action)
                 with stopwatch("sampling"):
                     experience.add(transition, output)
-                for batch in experience.batches():
+                for batch in experience.take_batches():
                     experience.observe(batch, learner.update(batch))
 
             experience.end(policy.agents)

@@ -55,7 +55,9 @@ def test_an_evaluation_that_may_never_end_says_so_once(max_steps, count, monkeyp
 def replay(lockstep=True, rows=2, gather=lambda numbers: numbers[None]):
     storage = replay_of(rows, 4, vector(1))
     experience = replay_experience(storage, learning_starts=1, gather=gather, lockstep=lockstep, part=0, rank=0)
-    experience._new_steps = np.zeros(2)
+    experience.counted = []
+    agents = [agent(id=index, learn_step=1e9, batch_size=1.0) for index in range(2)]
+    experience.begin(SimpleNamespace(agents=agents, acted=experience.counted.append), 1)
     return experience
 
 
@@ -93,7 +95,8 @@ def test_in_lockstep_nothing_stands_in_for_a_step_that_was_dropped_also_after_a_
     for each in (experience, resumed):
         add(each, 2, NOTHING, before=DROPS)
         assert rows(each) == [4, 6, 7]
-    assert experience._new_steps.tolist() == [6.0, 6.0], "other ranks count on as many steps as they make"
+    assert not list(experience.take_batches())
+    assert experience.counted[0].tolist() == [6.0, 6.0], "other ranks count on as many steps as they make"
 
 
 def test_in_lockstep_there_must_be_something_to_draw():
@@ -115,7 +118,7 @@ def test_in_lockstep_ranks_share_draws_as_if_nothing_had_been_dropped_and_draw_o
     batches, before = [], [[True, True], [True, True]]
     for step, valid in enumerate((DROPS, NOTHING, [[True, True], [True, True]], [[True, True], [True, True]])):
         add(experience, step, valid, before)
-        batches += experience.batches()
+        batches += experience.take_batches()
         before = valid
     assert [steps.tolist() for steps in told] == [[4.0, 4.0]] * 4
     assert [batch.due.tolist() for batch in batches] == [[1.0, 1.0]] * 4
@@ -130,7 +133,8 @@ def test_without_lockstep_dropped_steps_are_left_out():
     add(experience, 0, NOTHING)
     add(experience, 1, [[True, False], [False, True]], before=NOTHING)
     assert rows(experience) == [4, 7]
-    assert experience._new_steps.tolist() == [1.0, 1.0]
+    assert not list(experience.take_batches())
+    assert experience.counted[0].tolist() == [1.0, 1.0]
 
 
 def test_a_part_from_which_nothing_can_be_drawn_gives_batches_that_weigh_nothing():
@@ -139,7 +143,7 @@ def test_a_part_from_which_nothing_can_be_drawn_gives_batches_that_weigh_nothing
     members = [agent(id=index, learn_step=1.0, batch_size=4.0) for index in range(2)]
     experience.begin(SimpleNamespace(agents=members, acted=lambda steps: None), 1)
     add(experience, 0, NOTHING)
-    batches = list(experience.batches())
+    batches = list(experience.take_batches())
     assert batches
     for batch in batches:
         assert not batch.weight.any()

@@ -20,7 +20,7 @@ from torch import Tensor
 from evorl.actors.actor import NUMBER
 from evorl.actors.memory import PAGE, Arena, SharedMemory
 from evorl.envs.spaces import ObservationSpec
-from evorl.replay.rollouts import RolloutLayout, RolloutMemory
+from evorl.replay.rollout_buffer import RolloutLayout, RolloutMemory
 from evorl.replay.storage import Field
 
 SLOTS = 2

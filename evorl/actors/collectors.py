@@ -19,11 +19,11 @@ from evorl.envs import Environments
 from evorl.envs.spaces import ObservationSpec
 from evorl.population import Learner, Policy
 from evorl.population.learner import COMMON, compute_gradients, read_state, split_states, write_state
+from evorl.replay.batches import BatchBuilder
 from evorl.replay.received import GradientMemory, ReceivedRollouts
-from evorl.replay.rollouts import RolloutLayout, RolloutMemory
+from evorl.replay.replay import ERROR
+from evorl.replay.rollout_buffer import RolloutLayout, RolloutMemory
 from evorl.replay.storage import Empty, Field
-from evorl.replay.transitions import ERROR
-from evorl.replay.windows import make_windows
 from evorl.system.stopwatch import Stopwatch
 from evorl.types import Batch, PolicyOutput, Tensors
 
@@ -94,13 +94,13 @@ class TransitionCollector(RolloutCollector):
     def collect(self, slot: RolloutMemory, beat: Callable[[], None]) -> None:
         """Fill a slot with a rollout and the errors of its transitions."""
         super().collect(slot, beat)
-        windows = make_windows(slot.storage, self._n_step, n_step_return)
-        windows.begin(self._policy.agents)
-        found = windows.gather(slot.slots.flatten(1, 2).unsqueeze(0))
-        seen, following, columns = ({name: value[0] for name, value in group.items()} for group in found)
+        builder = BatchBuilder(slot.storage, self._n_step, n_step_return)
+        builder.begin(self._policy.agents)
+        transitions = builder.gather(slot.index.flatten(1, 2).unsqueeze(0))
+        seen, following, columns = ({name: value[0] for name, value in tensors.items()} for tensors in transitions)
         ones = torch.ones_like(columns["reward"])
         batch = Batch(seen, following, columns, ones, ones[:, 0], all_due=True)
-        slot.column(ERROR).copy_(self._errors(batch).view(slot.slots.shape).transpose(0, 1))
+        slot.column(ERROR).copy_(self._errors(batch).view(slot.index.shape).transpose(0, 1))
 
     @torch.no_grad()
     def _errors(self, batch: Batch) -> Tensor:
@@ -141,7 +141,7 @@ class GradientCollector:
         """Collect a rollout and return its gradient as a batch."""
         self._rollouts.collect(self._memory, beat)
         self._received.extend(self._memory)
-        (batch,) = self._received.batches()
+        (batch,) = self._received.take_batches()
         return compute_gradients(self._learner, batch)
 
 

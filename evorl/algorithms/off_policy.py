@@ -19,8 +19,8 @@ from evorl.distributed import Placement
 from evorl.envs.spaces import EnvSpec
 from evorl.networks.stack import Stack
 from evorl.replay import Experience, Pace
+from evorl.replay.factory import replay_experience
 from evorl.replay.storage import Field as StoredField
-from evorl.replay.transitions import replay_experience
 from evorl.system.stopwatch import Stopwatch
 from evorl.types import Loss, UserError
 

@@ -16,7 +16,6 @@ from torch import Tensor
 from evorl.algorithms import Algorithm
 from evorl.algorithms.base import ActInput
 from evorl.networks.stack import Architectures, Layout, Shapes, Stack, StackedNetwork, plan_stacks
-from evorl.replay import Population
 from evorl.replay.statistics import Moments
 from evorl.system.formats import load_like, part_of, set_generator, with_prefix
 from evorl.types import Agent, Batch, Observation, PolicyOutput, RecurrentInput, Tensors
@@ -26,7 +25,7 @@ ACTING, RECURRENT, GENERATOR = "acting.", "recurrent", "generator"
 """Tensor names, or prefixes of names, in a state."""
 
 
-class Policy(Population):
+class Policy:
     """The agents of this rank in one generation, for acting.
 
     `flat` holds all parameters and observation statistics in one buffer that can be sent as is; `version` counts the

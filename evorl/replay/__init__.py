@@ -1,6 +1,6 @@
 """Rollouts and replay buffers: storage, sampling and the update schedule."""
 
-from evorl.replay.experience import Experience, Pace, Population
+from evorl.replay.experience import Experience, Pace
 from evorl.replay.statistics import Gather
 
-__all__ = ["Experience", "Gather", "Pace", "Population"]
+__all__ = ["Experience", "Gather", "Pace"]

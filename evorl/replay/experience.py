@@ -5,10 +5,9 @@ Axes: P agents, E environments; recurrent states have K numbers for each of N un
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,24 +19,20 @@ from evorl.system.stopwatch import Stopwatch
 from evorl.types import Agent, Batch, Observation, PolicyOutput, Tensors, Transition, UpdateResult
 
 
-class Population(ABC):
-    """The acting agents of a generation, as their experience sees them."""
+class ActingAgents(Protocol):
+    """The policy that acts in a generation, as its experience sees it."""
 
     agents: list[Agent]
 
-    @abstractmethod
     def acted(self, steps: NDArray[np.float64]) -> None:
         """Record `steps` [P] new transitions of each agent, summed over all ranks that hold it."""
 
-    @abstractmethod
     def value(self, observation: Observation, state: Tensor | None) -> Tensor:
         """State values V(s) [P, E] of observations [P, E, ...] with recurrent state [P, E, K, N]."""
 
-    @abstractmethod
     def batch_targets(self, batch: Batch) -> Tensors:
         """The targets [P, B] of a batch that stay fixed during its updates, by name."""
 
-    @abstractmethod
     def update_observation_stats(self, part: str, moments: Moments) -> None:
         """Merge `moments` into the running statistics with which each agent normalises an observation part."""
 
@@ -45,8 +40,8 @@ class Population(ABC):
 class Experience:
     """A buffer of experience: environments or actor processes feed it, and it yields the batches that are due.
 
-    Environments `add` every step, actor processes `extend` it by a message at a time. `batches` follows either, and
-    `observe` each update. A subclass that has a state overrides `state_dict` and `load_state_dict`.
+    Environments `add` every step, actor processes `extend` it by a message at a time. `take_batches` follows either,
+    and `observe` each update. A subclass that has a state overrides `state_dict` and `load_state_dict`.
     """
 
     def __init__(self, period: int, *, gather: Gather, device: torch.device, stopwatch: Stopwatch) -> None:
@@ -56,10 +51,10 @@ class Experience:
         self._gather = gather
         self._device = device
         self._stopwatch = stopwatch
-        self._policy: Population
+        self._policy: ActingAgents
         self._has_begun = False
 
-    def begin(self, policy: Population, generation: int) -> None:
+    def begin(self, policy: ActingAgents, generation: int) -> None:
         """Start a generation with the agents of `policy`."""
         self._policy, self._has_begun = policy, True
 
@@ -67,15 +62,16 @@ class Experience:
         """Store one step of all of this process's environments."""
         raise NotImplementedError(f"{type(self).__name__} is fed by actor processes: use extend")
 
-    def extend(self, slot: Any) -> None:
-        """Copy an actor's message from a slot of shared memory, which the actor overwrites afterwards."""
+    def extend(self, message: Any) -> None:
+        """Copy an actor's message from shared memory, which the actor overwrites afterwards."""
         raise NotImplementedError(f"{type(self).__name__} is fed by environments: use add")
 
-    def batches(self) -> Iterator[Batch]:
-        """Yield the batches that are due; every rank that holds the same agents yields equally many.
+    def take_batches(self) -> Iterator[Batch]:
+        """Count the new transitions over the ranks that hold the agents (collective), and yield the batches now due.
 
-        `Population.acted` is told the number of new transitions on all those ranks: before the first batch of a replay,
-        but after the last of a rollout, so that learning rates stay constant while agents learn from a rollout.
+        Every rank yields equally many. `ActingAgents.acted` is told the number of new transitions on all those ranks:
+        before the first batch of a replay, but after the last of a rollout, so that learning rates stay constant while
+        agents learn from a rollout.
         """
         raise NotImplementedError
 

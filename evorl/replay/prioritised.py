@@ -1,6 +1,6 @@
-"""Prioritised replay over all ranks (arXiv 1511.05952): sum trees, and the sampler that keeps each slot's priorities.
+"""Prioritised replay over all ranks (arXiv 1511.05952): sum trees, and the sampler that keeps each step's priorities.
 
-Axes: U updates, P agents, B batch, R ranks; N leaves of a tree or streams, S slots of some rows, K slots at once.
+Axes: U updates, P agents, B batch, R ranks; N leaves of a tree or lanes, S steps of some rows, K steps at once.
 """
 
 from __future__ import annotations
@@ -156,13 +156,13 @@ class PrioritySettings:
 
 @dataclass
 class Draw:
-    """One draw: `slots` [P, U, B], the mask `counted`, and the `newest` and `oldest` row at the time.
+    """One draw: `index` [P, U, B], which of them are `in_share`, and the `newest` and `oldest` row at the time.
 
     It buffers the td_errors [U, P, B] of the `observed` updates and which agents were `active` [U, P].
     """
 
-    slots: Integers
-    counted: NDArray[np.bool_]
+    index: Integers
+    in_share: NDArray[np.bool_]
     newest: int
     oldest: int
     errors: Tensor
@@ -177,7 +177,7 @@ FIRST_PRIORITY = 1.0
 class PrioritisedSampler(Sampler):
     """Each agent draws in proportion to its own priorities, as if all ranks held one buffer.
 
-    Every agent has a priority for each slot that it may draw; all others have 0. A new transition gets the largest
+    Every agent has a priority for each step that it may draw; all others have 0. A new transition gets the largest
     priority that its agent has set so far. Rows gain and lose priorities at an exchange, not when the storage changes,
     so that earlier draws can still be updated.
 
@@ -191,14 +191,14 @@ class PrioritisedSampler(Sampler):
     def __init__(self, storage: Storage, agents: int, priorities: PrioritySettings, settings: SamplerSettings) -> None:
         super().__init__(storage, settings)
         self._priorities = priorities
-        self.tree = PriorityTree(agents, storage.slots)
+        self.tree = PriorityTree(agents, storage.size)
         self.maximum = np.full(agents, FIRST_PRIORITY)
         """The largest priority [P] ever set."""
         self._oldest = 0
         """Number of the first row with priorities."""
         self._newest = 0
         """Number of the first row without priorities yet."""
-        owner = np.arange(storage.streams) * agents // storage.streams
+        owner = np.arange(storage.lanes) * agents // storage.lanes
         self._may_draw = (owner == np.arange(agents)[:, None]) | priorities.shared
         self._ids: list[int] = []
         """The agents that the priorities belong to."""
@@ -221,9 +221,9 @@ class PrioritisedSampler(Sampler):
             self._settings.seed, generation=generation, rank=self._settings.rank, purpose="draws"
         )
         self._generators["own"] = self._own
-        places = {id: place for place, id in enumerate(self._ids)}
-        known = (agent.id if agent.id in places else agent.parent for agent in agents)
-        sources = np.array([-1 if id is None else places.get(id, -1) for id in known])
+        owners = {id: index for index, id in enumerate(self._ids)}
+        ancestors = (agent.id if agent.id in owners else agent.parent for agent in agents)
+        sources = np.array([-1 if id is None else owners.get(id, -1) for id in ancestors])
         new = sources < 0
         if not self._ids:
             self._oldest, self._newest = self._storage.oldest, self._storage.written
@@ -270,28 +270,28 @@ class PrioritisedSampler(Sampler):
         self._beta = self._priorities.importance(self._generation, totals.steps)
 
     def draw(self, updates: int) -> Draws:
-        """Draw slots for `updates` updates, with importance weights."""
+        """Draw indices for `updates` updates, with importance weights."""
         agents = len(self._draws)
         offset = self._shared.random((updates, agents))
         counts = share_of_draws(self._draws, self._mass, self._settings.part, offset).T[..., None]
         # A rank without a draw still takes part, with a weight of zero.
-        place = np.arange(max(1, int(counts.max())))
-        shape = (agents, updates, len(place))
-        fraction = (place + self._own.random(shape)) / np.maximum(counts, place + 1)
-        found = self.tree.find(fraction.reshape(agents, -1))
-        slots, priority = found[0].reshape(shape), found[1].reshape(shape)
-        counted = place < counts
-        if not counted.all():
-            # An agent with nothing to draw here gets arbitrary slots of weight zero.
-            slots, priority = np.where(priority > 0, slots, 0), np.where(counted, priority, 1.0)
-        share = counted * (self._ranks / self._draws)[:, None, None]
+        number = np.arange(max(1, int(counts.max())))
+        shape = (agents, updates, len(number))
+        fraction = (number + self._own.random(shape)) / np.maximum(counts, number + 1)
+        index, priority = self.tree.find(fraction.reshape(agents, -1))
+        index, priority = index.reshape(shape), priority.reshape(shape)
+        in_share = number < counts
+        if not in_share.all():
+            # An agent with nothing to draw here gets arbitrary steps of weight zero.
+            index, priority = np.where(priority > 0, index, 0), np.where(in_share, priority, 1.0)
+        share = in_share * (self._ranks / self._draws)[:, None, None]
         weight = share * (self._minimum[:, None, None] / priority) ** self._beta[:, None, None]
         device, newest = self._storage.device, self._storage.written - 1
-        td_errors = torch.zeros(updates, agents, len(place), device=device)
+        td_errors = torch.zeros(updates, agents, len(number), device=device)
         active = torch.zeros(updates, agents, device=device)
-        self._drawn = Draw(slots, counted, newest, self._oldest, td_errors, active)
-        each = [_by_update(values.astype(np.float32), device) for values in (weight, share)]
-        return Draws(_by_update(slots, device), *each)
+        self._drawn = Draw(index, in_share, newest, self._oldest, td_errors, active)
+        weights = [_by_update(values.astype(np.float32), device) for values in (weight, share)]
+        return Draws(_by_update(index, device), *weights)
 
     def observe(self, update: int, result: UpdateResult) -> None:
         """Buffer the td_errors of an update of the last draw; they become priorities before the next draw.
@@ -307,17 +307,17 @@ class PrioritisedSampler(Sampler):
         drawn.active[update] = 1.0 if result.active is None else result.active
         drawn.observed.append(update)
 
-    def set(self, slots: Integers, priority: Floats, where: NDArray[np.bool_]) -> None:
-        """Set `slots` [P, K] to priorities [P, K] `where` [P, K]; the last of duplicate slots counts."""
+    def set(self, index: Integers, priority: Floats, where: NDArray[np.bool_]) -> None:
+        """Set `index` [P, K] to priorities [P, K] `where` [P, K]; the last of duplicates counts."""
         self.maximum = np.maximum(self.maximum, np.max(priority, 1, where=where, initial=0.0))
-        self.tree.set(slots, priority, where)
+        self.tree.set(index, priority, where)
 
     def state_dict(self) -> Tensors:
         """The priorities [P, S] of the written rows of the ring, the maxima [P], and the agents' ids [P]."""
         self._set_priorities()
         self._drop()
         self._add_rows()
-        held = rows_held(self._storage.written, self._storage.ring) * self._storage.streams
+        held = rows_held(self._storage.written, self._storage.ring) * self._storage.lanes
         return {
             "priorities": torch.from_numpy(self.tree.leaves[:, :held].copy()),
             "priorities.maximum": torch.from_numpy(self.maximum.copy()),
@@ -326,7 +326,7 @@ class PrioritisedSampler(Sampler):
 
     def load_state_dict(self, state: Tensors) -> None:
         storage, agents = self._storage, len(self.maximum)
-        held = rows_held(storage.written, storage.ring) * storage.streams
+        held = rows_held(storage.written, storage.ring) * storage.lanes
         expected = {
             "priorities": ((agents, held), torch.float64),
             "priorities.maximum": ((agents,), torch.float64),
@@ -351,18 +351,18 @@ class PrioritisedSampler(Sampler):
         chosen = slice(None) if updates == list(range(len(drawn.errors))) else updates
         errors = drawn.errors[chosen].abs().double().cpu().numpy().swapaxes(0, 1)
         active = drawn.active[chosen].cpu().numpy().T > 0
-        where = drawn.counted[:, chosen]
+        where = drawn.in_share[:, chosen]
         where = where if active.all() else where & active[..., None]
         if not np.isfinite(errors).all():
             self._refuse((~np.isfinite(errors) & where).any((1, 2)))
             errors = np.where(where, errors, 0.0)
         priority = (errors + self._priorities.epsilon) ** self._priorities.exponent
-        slots, flat = drawn.slots[:, chosen], (len(self._ids), -1)
+        index, flat = drawn.index[:, chosen], (len(self._ids), -1)
         if self._oldest > drawn.oldest:
-            # Slots whose rows were overwritten since the draw belong to other transitions now.
-            row = drawn.newest - (drawn.newest - slots // self._storage.streams) % self._storage.ring
+            # Steps whose rows were overwritten since the draw belong to other transitions now.
+            row = drawn.newest - (drawn.newest - index // self._storage.lanes) % self._storage.ring
             where = where & (row >= self._oldest)
-        self.set(slots.reshape(flat), priority.reshape(flat), where.reshape(flat))
+        self.set(index.reshape(flat), priority.reshape(flat), where.reshape(flat))
 
     def _refuse(self, lost: NDArray[np.bool_]) -> None:
         """Raise RunFailed naming the agents whose td_errors are not finite (`lost` [P])."""
@@ -383,7 +383,7 @@ class PrioritisedSampler(Sampler):
         if priority is not None:
             # A ring with fewer rows has kept only the last of them.
             priority = priority[-(storage.written - self._newest) :]
-            before = np.zeros((storage.written - self._newest - len(priority), storage.streams))
+            before = np.zeros((storage.written - self._newest - len(priority), storage.lanes))
             flat = np.concatenate([before, priority]).reshape(-1)
             known = np.isfinite(flat)
             place = 0
@@ -403,22 +403,22 @@ class PrioritisedSampler(Sampler):
         self._newest = storage.written
 
     def _rows(self, first: int, last: int) -> Iterator[tuple[int, int, NDArray[np.bool_]]]:
-        """Yield slot ranges of the rows `first` to `last`, with the mask [P, S] of slots that each agent may draw."""
+        """Yield index ranges of the rows `first` to `last`, with the mask [P, S] of steps that each agent may draw."""
         storage = self._storage
         for start, stop in self._pieces(first, last):
-            mask = np.tile(self._may_draw, (stop - start) // storage.streams)
+            mask = np.tile(self._may_draw, (stop - start) // storage.lanes)
             if storage.gaps:
                 mask &= storage.flags["valid"].view(-1)[start:stop].cpu().numpy()
             yield start, stop, mask
 
     def _pieces(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """Yield contiguous slot ranges of the rows `first` to `last` (excluded)."""
-        ring, streams = self._storage.ring, self._storage.streams
+        """Yield contiguous index ranges of the rows `first` to `last` (excluded)."""
+        ring, lanes = self._storage.ring, self._storage.lanes
         first = max(first, last - ring)
         while first < last:
             row = first % ring
             count = min(last - first, ring - row)
-            yield row * streams, (row + count) * streams
+            yield row * lanes, (row + count) * lanes
             first += count
 
 

@@ -15,10 +15,12 @@ from torch import Tensor
 
 from evorl.config import AnyConfig
 from evorl.envs.episodes import Collected
-from evorl.envs.spaces import ObservationSpecs, as_numbers
-from evorl.replay.experience import Experience, Population
-from evorl.replay.rollouts import Minibatches, RolloutMemory
-from evorl.replay.statistics import Gather, RolloutStatistics
+from evorl.envs.spaces import ObservationSpecs
+from evorl.replay.experience import ActingAgents, Experience
+from evorl.replay.observations import ObservationStatistics
+from evorl.replay.rollout_buffer import RolloutMemory
+from evorl.replay.rollouts import Minibatches
+from evorl.replay.statistics import Gather
 from evorl.replay.storage import Empty
 from evorl.seeding import torch_generator
 from evorl.system.stopwatch import Stopwatch
@@ -67,13 +69,11 @@ class ReceivedRollouts(Experience):
         super().__init__(steps, gather=gather, device=device, stopwatch=stopwatch)
         self._settings, self._minibatches = settings, minibatches
         self._seed, self._rank = config.seed, rank
-        self._parts = parts
-        self._normalized = normalized
-        self._statistics = RolloutStatistics(gather, stopwatch)
+        self._observations = ObservationStatistics({name: parts[name] for name in normalized}, gather, stopwatch)
         self._waiting: list[Received] = []
         self._generator: torch.Generator
 
-    def begin(self, policy: Population, generation: int) -> None:
+    def begin(self, policy: ActingAgents, generation: int) -> None:
         """Start a generation with the agents of `policy`, discarding other agents' rollouts."""
         super().begin(policy, generation)
         self._waiting = []
@@ -81,23 +81,23 @@ class ReceivedRollouts(Experience):
             self._seed, generation=generation, rank=self._rank, purpose="minibatches", device=self._device
         )
 
-    def extend(self, slot: RolloutMemory) -> None:
+    def extend(self, message: RolloutMemory) -> None:
         """Copy an actor's rollout to the device."""
         with self._stopwatch("receiving"):
-            names = [name for name in slot.layout.fields if name not in (*LEARNED, "action", "started")]
-            state = self._on_device(slot.state(0))
-            more = () if state is None else ("started",)
-            columns = {name: value.to(self._device) for name, value in slot.columns([*names, *LEARNED, *more]).items()}
-            columns["next_value"] = self._next_values(slot, columns["reward"])
-            observation = {name: value.to(self._device) for name, value in slot.observation().items()}
+            names = [name for name in message.layout.fields if name not in (*LEARNED, "action", "started")]
+            state = self._on_device(message.state(0))
+            names += [*LEARNED, *(() if state is None else ("started",))]
+            columns = {name: value.to(self._device) for name, value in message.columns(names).items()}
+            columns["next_value"] = self._next_values(message, columns["reward"])
+            observation = {name: value.to(self._device) for name, value in message.observation().items()}
             self._waiting.append(Received(observation, columns, state))
 
-    def batches(self) -> Iterator[Batch]:
+    def take_batches(self) -> Iterator[Batch]:
         """Yield a batch once enough rollouts have arrived; every rank of the same agents yields equally many."""
         if len(self._waiting) < self._settings.rollouts:
             return
         waiting, self._waiting = self._waiting, []
-        steps = sum(each.columns["valid"].sum((1, 2)).cpu().numpy().astype(np.float64) for each in waiting)
+        steps = sum(rollout.columns["valid"].sum((1, 2)).cpu().numpy().astype(np.float64) for rollout in waiting)
         with self._stopwatch("communication"):
             steps = np.asarray(self._gather(np.asarray(steps)).sum(0))
         with self._stopwatch("sampling"):
@@ -113,7 +113,7 @@ class ReceivedRollouts(Experience):
             batch = replace(batch, columns={**batch.columns, **self._policy.batch_targets(batch)})
         yield from self._parts_of(batch)
         self._policy.acted(steps)
-        self._update_observation_stats(observation, valid)
+        self._observations.merge(self._policy, observation, valid)
 
     def _parts_of(self, batch: Batch) -> Iterator[Batch]:
         """The batch in each pass, or its minibatches."""
@@ -124,32 +124,25 @@ class ReceivedRollouts(Experience):
         agents, rows = batch.weight.shape
         sequences = rows if batch.recurrent is None else batch.recurrent.state.shape[1]
         minibatches = Minibatches(np.full(agents, passes), np.full(agents, parts), sequences, self._device)
-        for index, counted in zip(minibatches.draw(self._generator), minibatches.counted, strict=True):
+        for index, in_batch in zip(minibatches.draw(self._generator), minibatches.in_batch, strict=True):
             with self._stopwatch("sampling"):
-                part = minibatch(batch, index, counted)
+                part = minibatch(batch, index, in_batch)
             yield part
 
-    def _next_values(self, slot: RolloutMemory, like: Tensor) -> Tensor:
+    def _next_values(self, message: RolloutMemory, like: Tensor) -> Tensor:
         """Bootstrap values [P, T, E] of next observations at truncated and last steps; others are unused."""
         values = torch.zeros_like(like)
-        for step in slot.ends():
-            following = {name: part.to(self._device) for name, part in slot.next_observation(step).items()}
-            values[:, step] = self._policy.value(following, self._on_device(slot.state(step + 1)))
+        for step in message.ends():
+            following = {name: part.to(self._device) for name, part in message.next_observation(step).items()}
+            values[:, step] = self._policy.value(following, self._on_device(message.state(step + 1)))
         return values
-
-    def _update_observation_stats(self, observation: Tensors, valid: Tensor) -> None:
-        """Update the observation statistics with the observations just learned from."""
-        for part in self._normalized:
-            seen = as_numbers(observation[part], self._parts[part]).transpose(0, 1)
-            samples = seen.reshape(*seen.shape[:3], -1)
-            self._policy.update_observation_stats(part, self._statistics.moments(samples, valid.transpose(0, 1)))
 
     def _on_device(self, state: Tensor | None) -> Tensor | None:
         return None if state is None else state.to(self._device)
 
 
-def minibatch(batch: Batch, index: Tensor, counted: Tensor) -> Batch:
-    """The sequences at `index` [P, S'] of each agent's S, or steps if it is not recurrent; those `counted` have weight.
+def minibatch(batch: Batch, index: Tensor, in_batch: Tensor) -> Batch:
+    """The sequences `index` [P, S'] of each agent's S, or steps if it is not recurrent; those `in_batch` have weight.
 
     A batch of sequences is time-major in B.
     """
@@ -157,12 +150,12 @@ def minibatch(batch: Batch, index: Tensor, counted: Tensor) -> Batch:
     recurrent, sequences = batch.recurrent, rows if batch.recurrent is None else batch.recurrent.state.shape[1]
     agent = torch.arange(agents, device=index.device)
     within = torch.arange(0, rows, sequences, device=index.device).view(-1, 1) + index.unsqueeze(1)
-    place = (within + agent.view(-1, 1, 1) * rows).flatten()
+    position = (within + agent.view(-1, 1, 1) * rows).flatten()
 
     def drawn(values: Tensor) -> Tensor:
-        return values.flatten(0, 1).index_select(0, place).view(agents, -1, *values.shape[2:])
+        return values.flatten(0, 1).index_select(0, position).view(agents, -1, *values.shape[2:])
 
-    weight = drawn(batch.weight) * counted.unsqueeze(1).expand_as(within).flatten(1)
+    weight = drawn(batch.weight) * in_batch.unsqueeze(1).expand_as(within).flatten(1)
     if recurrent is not None:
         among = agent.unsqueeze(-1)
         recurrent = RecurrentInput(recurrent.state[among, index], drawn(recurrent.started.flatten(1)).view_as(within))
@@ -219,20 +212,20 @@ class ReceivedGradients(Experience):
         self._waiting: list[Batch] = []
         self._steps = np.zeros(0)
 
-    def begin(self, policy: Population, generation: int) -> None:
+    def begin(self, policy: ActingAgents, generation: int) -> None:
         """Start a generation with the agents of `policy`, discarding pending gradients."""
         super().begin(policy, generation)
         self._waiting, self._steps = [], np.zeros(len(policy.agents))
 
-    def extend(self, slot: GradientMemory) -> None:
+    def extend(self, message: GradientMemory) -> None:
         """Copy an actor's gradients to the device."""
         with self._stopwatch("receiving"):
-            gradients = {name: values.to(self._device, copy=True) for name, values in slot.gradients.items()}
-            columns = {name: values.to(self._device, copy=True) for name, values in slot.metrics.items()}
-            self._steps = self._steps + slot.counts[0].numpy()
+            gradients = {name: values.to(self._device, copy=True) for name, values in message.gradients.items()}
+            columns = {name: values.to(self._device, copy=True) for name, values in message.metrics.items()}
+            self._steps = self._steps + message.counts[0].numpy()
             self._waiting.append(gradient_batch(gradients, columns))
 
-    def batches(self) -> Iterator[Batch]:
+    def take_batches(self) -> Iterator[Batch]:
         """Yield the mean gradient once enough have arrived; every rank of the agents contributes equally many."""
         if len(self._waiting) < self._gradients:
             return
@@ -256,4 +249,4 @@ def gradient_batch(gradients: Tensors, metrics: Mapping[str, Tensor]) -> Batch:
 def _mean(values: Sequence[Tensors]) -> Tensors:
     if len(values) == 1:
         return values[0]
-    return {name: torch.stack([each[name] for each in values]).mean(0) for name in values[0]}
+    return {name: torch.stack([tensors[name] for tensors in values]).mean(0) for name in values[0]}

@@ -7,7 +7,7 @@ a rollout, U updates; recurrent states have K numbers for each of their units, [
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,11 +15,12 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from evorl.envs.episodes import Collected
-from evorl.envs.spaces import ObservationSpec, ObservationSpecs, as_numbers
-from evorl.replay.experience import Experience, Population
+from evorl.envs.spaces import ObservationSpec, ObservationSpecs
+from evorl.replay.experience import ActingAgents, Experience
+from evorl.replay.observations import ObservationStatistics
+from evorl.replay.rollout_buffer import WHERE, RolloutBuffer, RolloutLayout
 from evorl.replay.statistics import Gather, RolloutStatistics, normalized
-from evorl.replay.storage import Empty, Field, Found, Storage
+from evorl.replay.storage import Field
 from evorl.seeding import torch_generator
 from evorl.system.formats import load_like, numbers_to_tensors, part_of, set_generator, with_prefix
 from evorl.system.stopwatch import Stopwatch
@@ -33,175 +34,6 @@ from evorl.types import (
     Transition,
     UserError,
 )
-
-WHERE = "the rollout"
-STATES, FIRST = "states", "first"
-"""Tensors in a state, besides those of the storage."""
-
-
-@dataclass(frozen=True)
-class RolloutLayout:
-    """Shapes of a rollout: observation `parts`, per-step columns (`fields`), and the recurrent `state` [K, N].
-
-    Recurrent states are stored before every `sequence`-th step and after the last one.
-    """
-
-    steps: int
-    agents: int
-    num_envs: int
-    parts: ObservationSpecs
-    fields: Mapping[str, Field]
-    state: tuple[int, int]
-    sequence: int = 1
-
-    @property
-    def streams(self) -> int:
-        return self.agents * self.num_envs
-
-
-class RolloutBuffer:
-    """T steps of all environments with their recurrent states, overwritten by the next rollout.
-
-    With memory from `empty`, two buffers of one layout on the same memory show the same rollout: an actor writes to
-    one, and a learner reads the other.
-    """
-
-    def __init__(
-        self, layout: RolloutLayout, device: torch.device, store_next: bool = False, empty: Empty | None = None
-    ) -> None:
-        """Without `store_next` the buffer has no next observations."""
-        self.layout = layout
-        steps, streams = layout.steps, layout.streams
-        # Every step may leave final observations; pages never written take no memory.
-        last = (steps + 1) * streams if store_next else None
-        self.storage = Storage(steps, streams, layout.parts, layout.fields, device, store_next, empty=empty, last=last)
-        shape = (steps // layout.sequence + 1, layout.agents, layout.num_envs, *layout.state)
-        self._states = torch.zeros(shape, device=device) if empty is None else empty(shape, torch.float32)
-        # The row of the first step, after any rows with older frames of stacks. On the CPU, because the host reads it.
-        self._first = torch.zeros(1, dtype=torch.int64) if empty is None else empty((1,), torch.int64)
-
-    def write(self, step: int, transition: Transition, output: PolicyOutput) -> None:
-        """Store a step of all environments, in order from step 0, which clears the previous rollout.
-
-        Of the transition and the policy's extras, the columns in the layout are stored.
-        """
-        layout, storage = self.layout, self.storage
-        if step == 0:
-            storage.clear()
-        columns = {
-            **output.extras,
-            "action": output.action,
-            "reward": transition.reward,
-            "terminated": transition.terminated,
-            "truncated": transition.truncated,
-            "started": transition.started,
-        }
-        storage.write_step(transition, {name: columns[name] for name in layout.fields if name in columns})
-        if step == 0:
-            self._first[0] = storage.newest_row
-        if self._states.numel():
-            if step % layout.sequence == 0:
-                self._states[step // layout.sequence] = output.state
-            if step == layout.steps - 1:
-                self._states[-1] = output.next_state
-
-    def column(self, name: str) -> Tensor:
-        """View [T, P, E, ...] of a column, the flag `valid`, or an unstacked `observation.` part.
-
-        Columns of the layout that are no part of a step are written through it.
-        """
-        layout = self.layout
-        rows = self.storage.window(int(self._first[0]), layout.steps)[name]
-        return rows.view(layout.steps, layout.agents, layout.num_envs, *rows.shape[2:])
-
-    @property
-    def slots(self) -> Tensor:
-        """The slots [P, T, E] of the steps."""
-        layout, device = self.layout, self.storage.device
-        step, agent, env = (torch.arange(n, device=device) for n in (layout.steps, layout.agents, layout.num_envs))
-        return self._slots(step.view(1, -1, 1), agent.view(-1, 1, 1), env)
-
-    def sequence_slots(self, index: Tensor) -> Tensor:
-        """Slots [U, P, L, B] of the sequences at `index` [U, P, B] of each agent."""
-        layout, device = self.layout, index.device
-        step = (index // layout.num_envs).unsqueeze(2) * layout.sequence
-        along = torch.arange(layout.sequence, device=device)[:, None]
-        agent = torch.arange(layout.agents, device=device)[:, None, None]
-        return self._slots(step + along, agent, (index % layout.num_envs).unsqueeze(2))
-
-    def _slots(self, step: Tensor | int, agent: Tensor, env: Tensor) -> Tensor:
-        return ((int(self._first[0]) + step) * self.layout.agents + agent) * self.layout.num_envs + env
-
-    def gather(self, slots: Tensor, names: Iterable[str]) -> Found:
-        """Copies of the transitions at `slots` [...], with the columns and flags in `names`."""
-        return self.storage.gather(slots, names)
-
-    def observation(self) -> Tensors:
-        """Copies of all observation parts [P, T, E, ...]."""
-        return self.storage.observation(self.slots)
-
-    def next_observation(self, step: int) -> Tensors:
-        """Copies of the next-observation parts [P, E, ...] of a step, including final observations."""
-        agent, env = (torch.arange(n, device=self.storage.device) for n in (self.layout.agents, self.layout.num_envs))
-        return self.storage.next_observation(self._slots(step, agent[:, None], env))
-
-    def columns(self, names: Iterable[str]) -> Tensors:
-        """Copies of columns and of the flag `valid`, each [P, T, E, ...]."""
-        return self.storage.gather_columns(self.slots, names)
-
-    def ends(self) -> list[int]:
-        """Steps whose next observation needs its own bootstrap value: truncated ones and the last."""
-        truncated = self.column("truncated").flatten(1).any(1)
-        truncated[-1] = True
-        steps: list[int] = truncated.nonzero()[:, 0].tolist()
-        return steps
-
-    def state(self, steps: int) -> Tensor | None:
-        """Copy of the recurrent state [P, E, K, N] after `steps` steps, a multiple of the sequence length, or None."""
-        return self._states[steps // self.layout.sequence].clone() if self._states.numel() else None
-
-    def states(self, index: Tensor) -> Tensor | None:
-        """Recurrent states [U, P, B, K, N] before the sequences at `index` [U, P, B], or None."""
-        if not self._states.numel():
-            return None
-        agents, envs = self.layout.agents, self.layout.num_envs
-        agent = torch.arange(agents, device=index.device)[:, None]
-        place = (index // envs * agents + agent) * envs + index % envs
-        found = self._states.flatten(0, 2).index_select(0, place.flatten())
-        return found.view(*index.shape, *found.shape[1:])
-
-    @property
-    def steps_held(self) -> int:
-        """The number of steps that are stored."""
-        return self.storage.written - int(self._first[0])
-
-    def state_dict(self) -> Tensors:
-        """The steps of the rollout so far, at least one."""
-        return self.storage.state_dict() | self._tensors()
-
-    def load_state_dict(self, state: Tensors) -> None:
-        """Load the output of `state_dict` of a buffer of the same layout. Raises UserError for another one."""
-        tensors = self._tensors()
-        load_like({name: state[name] for name in (FIRST, STATES) if name in state}, tensors, WHERE)
-        try:
-            self.storage.load_state_dict({name: values for name, values in state.items() if name not in tensors})
-        except UserError as error:
-            raise UserError(f"{WHERE} of an interim checkpoint: {error}") from error
-        # The rows before the first step hold the older frames of its stacks.
-        if self.storage.broken or not 0 <= int(self._first[0]) < self.storage.depth:
-            raise UserError(f"{WHERE}: its first step is in row {int(self._first[0])}")
-
-    def _tensors(self) -> Tensors:
-        return {FIRST: self._first} | ({STATES: self._states} if self._states.numel() else {})
-
-
-class RolloutMemory(RolloutBuffer):
-    """A rollout in memory that an actor shares with its learner, with the actor's counters."""
-
-    def __init__(self, layout: RolloutLayout, empty: Empty) -> None:
-        super().__init__(layout, torch.device("cpu"), store_next=True, empty=empty)
-        self.counts = empty((len(Collected._fields), layout.agents), torch.float64)
-        self.number = 0
 
 
 def parts_of(steps: int, batch_size: ArrayLike, sequences: int) -> NDArray[np.int64]:
@@ -225,18 +57,18 @@ class Minibatches:
         """Each agent cuts `sequences` sequences into `parts` [P] minibatches in each of its `epochs` [P]."""
         agents, self._sequences = len(parts), sequences
         updates = np.arange(int((epochs * parts).max()))[:, None]
-        place = updates % parts
-        first, last = (place * self._sequences // parts, (place + 1) * self._sequences // parts)
+        number = updates % parts
+        first, last = (number * self._sequences // parts, (number + 1) * self._sequences // parts)
         width = int((last - first).max())
         self.updates = len(updates)
         self._epochs = int(epochs.max())
         within = first[..., None] + np.arange(width)
-        counted = within < last[..., None]
+        in_batch = within < last[..., None]
         epoch = np.minimum(updates // parts, self._epochs - 1)
         rows = epoch * agents + np.arange(agents)
         position = rows[..., None] * self._sequences + np.minimum(within, self._sequences - 1)
         self._position = torch.from_numpy(position).to(device)
-        self.counted: Tensor = torch.from_numpy(counted).to(device)
+        self.in_batch: Tensor = torch.from_numpy(in_batch).to(device)
         """Mask [U, P, B] of the drawn sequences that count; the rest is padding."""
         self.all_due: list[bool] = np.all(updates < epochs * parts, axis=1).tolist()
         """For each update, whether it applies to all agents."""
@@ -355,6 +187,8 @@ class RolloutExperience(Experience):
         self._seed = seed
         self._rank = rank
         self._statistics = RolloutStatistics(gather, stopwatch)
+        self._normalized = {name: parts[name] for name in settings.normalized}
+        self._observations = ObservationStatistics(self._normalized, gather, stopwatch)
         self._row_bytes = sum(math.prod(part.shape) * part.dtype.itemsize for part in parts.values()) + 32
         self._rollout: RolloutBuffer
         self._layout: RolloutLayout | None = None
@@ -365,7 +199,7 @@ class RolloutExperience(Experience):
         self._generator: torch.Generator
         self._hparams: Tensors
 
-    def begin(self, policy: Population, generation: int) -> None:
+    def begin(self, policy: ActingAgents, generation: int) -> None:
         super().begin(policy, generation)
         agents, settings = policy.agents, self._settings
         self._step, self._resumed = 0, None
@@ -427,12 +261,12 @@ class RolloutExperience(Experience):
             if self._rollout.steps_held != self._step:
                 raise UserError(f"{WHERE}: it does not hold the {self._step} steps that the interim checkpoint records")
 
-    def batches(self) -> Iterator[Batch]:
+    def take_batches(self) -> Iterator[Batch]:
         """Yield the minibatches of a complete rollout; every rank of the same agents yields equally many."""
         if self._step < self.period:
             return
         self._step = 0
-        steps = self._agree_on_steps()
+        steps = self._count_steps()
         with self._stopwatch("sampling"):
             self._compute_targets()
             index = self._minibatches.draw(self._generator)
@@ -468,7 +302,7 @@ class RolloutExperience(Experience):
         # The shapes of a step are not known before the next `add`.
         self._step, self._resumed = step, stored or None
 
-    def _agree_on_steps(self) -> NDArray[np.float64]:
+    def _count_steps(self) -> NDArray[np.float64]:
         """Each agent's valid transitions [P] in the rollout, summed over its ranks."""
         steps = self._rollout.column("valid").sum((0, 2)).cpu().numpy().astype(np.float64)
         with self._stopwatch("communication"):
@@ -490,12 +324,8 @@ class RolloutExperience(Experience):
 
         Earlier, new log-probabilities would be compared with old ones under a different normalisation.
         """
-        valid = self._rollout.column("valid")
-        for part in self._settings.normalized:
-            seen = as_numbers(self._rollout.column(f"observation.{part}"), self._parts[part])
-            self._policy.update_observation_stats(
-                part, self._statistics.moments(seen.reshape(*seen.shape[:3], -1), valid)
-            )
+        rollout = {name: self._rollout.column(f"observation.{name}").transpose(0, 1) for name in self._normalized}
+        self._observations.merge(self._policy, rollout, self._rollout.column("valid").transpose(0, 1))
 
     def _minibatch_batches(self, index: Tensor) -> Iterator[Batch]:
         """Yield the batches of all updates from sequence indices [U, P, B], gathered in groups."""
@@ -508,10 +338,10 @@ class RolloutExperience(Experience):
 
     def _gathered(self, index: Tensor, updates: slice) -> list[Batch]:
         """Gather the batches of some updates, from all updates' sequence indices [U, P, B]."""
-        index, counted = index[updates], self._minibatches.counted[updates]
-        slots = self._rollout.sequence_slots(index)
-        seen, _, columns = self._rollout.gather(slots.flatten(2), self._learned)
-        weight = columns.pop("valid") * counted.unsqueeze(2).expand_as(slots).flatten(2)
+        index, in_batch = index[updates], self._minibatches.in_batch[updates]
+        steps = self._rollout.sequence_index(index)
+        seen, _, columns = self._rollout.gather(steps.flatten(2), self._learned)
+        weight = columns.pop("valid") * in_batch.unsqueeze(2).expand_as(steps).flatten(2)
         if self._settings.copies > 1:
             weight, mean, scale = self._statistics.united(weight, columns["advantage"], self._settings.copies)
             if self._settings.normalize_advantage:
@@ -523,7 +353,7 @@ class RolloutExperience(Experience):
         inputs: list[RecurrentInput | None] = [None] * len(index)
         state = self._rollout.states(index)
         if state is not None:
-            started = columns.pop("started").view(slots.shape)
+            started = columns.pop("started").view(steps.shape)
             inputs = [RecurrentInput(*pair) for pair in zip(state, started, strict=True)]
         due, all_due = self._minibatches.due[updates], self._minibatches.all_due[updates]
         return [

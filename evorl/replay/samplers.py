@@ -1,6 +1,6 @@
 """Sampling from the replay of all ranks as one buffer: the base class, and uniform sampling.
 
-Axes: U updates, P agents, B batch, R ranks; T rows and N streams of a replay.
+Axes: U updates, P agents, B batch, R ranks; T rows and N lanes of a replay.
 """
 
 from __future__ import annotations
@@ -62,18 +62,18 @@ class RankTotals:
 
 
 class Draws(NamedTuple):
-    """Draws for U updates, each [U, P, B]: `slots`, their `weight` in the loss, and their `share` of the batch.
+    """Draws for U updates, each [U, P, B]: their `indices`, `weight` in the loss, and `share` of the batch.
 
     Weights are shares times importance weights. Without importance weights both are equal and `share` is None.
     """
 
-    slots: Tensor
+    indices: Tensor
     weight: Tensor
     share: Tensor | None
 
     def of(self, updates: slice) -> Draws:
         """The draws for some of the updates."""
-        return Draws(self.slots[updates], self.weight[updates], None if self.share is None else self.share[updates])
+        return Draws(self.indices[updates], self.weight[updates], None if self.share is None else self.share[updates])
 
 
 class Sampler:
@@ -112,7 +112,7 @@ class Sampler:
         raise NotImplementedError
 
     def draw(self, updates: int) -> Draws:
-        """Draw slots for `updates` updates."""
+        """Draw indices for `updates` updates."""
         raise NotImplementedError
 
     def observe(self, update: int, result: UpdateResult) -> None:
@@ -187,8 +187,8 @@ class UniformSampler(Sampler):
         counts = share_of_draws(self._draws, self._sizes, self._settings.part, offset)
         # A rank without a draw still takes part, with a weight of zero.
         width = max(1, int(counts.max()))
-        slots = self._storage.draw((updates, agents, width), self._own)
-        return Draws(slots, self._weight(counts, width), None)
+        index = self._storage.draw((updates, agents, width), self._own)
+        return Draws(index, self._weight(counts, width), None)
 
     def _weight(self, counts: NDArray[np.int64], width: int) -> Tensor:
         """Weights [U, P, B] of draws of which `counts` [U, P] count; those of the last call are reused."""

@@ -23,7 +23,7 @@ from evorl.distributed import Placement
 from evorl.envs.continuation import ResumableEnvironments
 from evorl.population import check_agents, check_environment_hyperparameters
 from evorl.replay import Experience
-from evorl.replay.transitions import ReplayExperience
+from evorl.replay.replay import ReplayExperience
 from evorl.runs.directory import (
     AGENTS,
     ARCHIVE,

@@ -105,7 +105,7 @@ def test_minibatches_are_shown_in_the_size_that_they_are_cut_to(size, recurrent,
         "environment.num_envs=4",
     )  # fmt: skip
     agent = members(batch_size=(size,) * P, epochs=(1.0,) * P)[0]
-    cut = Minibatches.of([agent], 64 * 4, sequence, torch.device("cpu")).counted.sum(2) * sequence
+    cut = Minibatches.of([agent], 64 * 4, sequence, torch.device("cpu")).in_batch.sum(2) * sequence
     assert cut.sum() == 64 * 4
     assert settings.as_used("batch_size", size) == round(float(cut.float().mean()))
 

@@ -14,7 +14,7 @@ from evorl.envs.spaces import Copies, ObservationReader
 from evorl.envs.vector import for_evaluation, stacked_frames
 from evorl.population import initial_population
 from evorl.population.evaluation import evaluate
-from evorl.replay.transitions import make_replay
+from evorl.replay.factory import make_replay
 from evorl.runs.loaded import LoadedAgent
 from evorl.runs.video import play as film_of
 from evorl.types import UserError
@@ -62,7 +62,7 @@ def test_frames_are_kept_once_and_stacks_come_back_as_they_were_seen(game, carri
     memory = replay(made, 400)
     truth = play(made, memory, 130, generator)
     made.begin(9, [agent(), agent(id=1)], carries)
-    memory.break_streams()
+    memory.break_lanes()
     truth |= play(made, memory, 60, generator, first=130)
     resets = sum(int((~valid).sum()) for _, _, valid in truth.values())
     assert resets > 10, "episodes are meant to end"
@@ -78,7 +78,7 @@ def test_frames_are_kept_once_and_stacks_come_back_as_they_were_seen(game, carri
         assert torch.equal(drawn["observation.observation"][rows], before[valid])
         assert torch.equal(drawn["next_observation.observation"][rows], after[valid])
     assert memory.seen["observation"].shape == (400 // (P * E) + 4, P * E, 84, 84)
-    assert memory.memory < memory.slots * (84 * 84 + 24) + 84 * 84
+    assert memory.memory < memory.size * (84 * 84 + 24) + 84 * 84
 
 
 def test_a_restored_replay_goes_on_where_it_was():
@@ -87,7 +87,7 @@ def test_a_restored_replay_goes_on_where_it_was():
     play(made, memory, 40, generator)
     again.load_state_dict(memory.state_dict())
     for store in (memory, again):
-        store.break_streams()
+        store.break_lanes()
     state, there = generator.get_state(), environments("Pong")
     play(environments("Pong"), memory, 10, generator)
     play(there, again, 10, generator.set_state(state))

@@ -2,4 +2,4 @@
 
 import pytest
 
-pytest.register_assert_rewrite("helpers.streams", "helpers.support", "helpers.worlds")
+pytest.register_assert_rewrite("helpers.lanes", "helpers.support", "helpers.worlds")

@@ -49,7 +49,7 @@ class Learning:
             slot = self.actors.receive(self.policy)
             self.experience.extend(slot)
             self.actors.release(slot)
-            for batch in self.experience.batches():
+            for batch in self.experience.take_batches():
                 self.experience.observe(batch, self.learner.update(batch))
             self.actors.publish(self.policy)
 

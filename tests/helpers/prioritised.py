@@ -42,7 +42,7 @@ class Part:
         self.storage.write(shown, columns, next_observation=shown, valid=own, started=never, ended=never)
 
     def drawable(self):
-        return set(self.storage.valid_slots().tolist())
+        return set(self.storage.valid_index().tolist())
 
 
 def sync(parts, steps=0.0):

@@ -33,10 +33,11 @@ from evorl.evolution import Context
 from evorl.networks.stack import new_tensors
 from evorl.population import Learner, Policy, initial_population
 from evorl.population.evaluation import evaluate
+from evorl.replay.batches import BatchBuilder
+from evorl.replay.observations import ObservationBuffer, ObservationStatistics
+from evorl.replay.replay import ReplayExperience
 from evorl.replay.samplers import RankTotals, SamplerSettings, UniformSampler
 from evorl.replay.storage import Storage
-from evorl.replay.transitions import ObservationStatistics, ReplayExperience, ReplaySettings
-from evorl.replay.windows import OneStep
 from evorl.runs.launch import read_config
 from evorl.runs.program import run_program
 from evorl.runs.trust import note_trained
@@ -157,7 +158,7 @@ def play(learner, experience, environments, steps, generation=0, over=lambda ste
     for step in range(1, steps + 1):
         output, state = policy.act(environments.observation, environments.started, state)
         experience.add(environments.step(output.action), output)
-        for batch in experience.batches():
+        for batch in experience.take_batches():
             experience.observe(batch, learner.update(batch))
         if over(step):
             break
@@ -175,7 +176,7 @@ def play_as_actor(learner, experience, environments, steps):
         collector.collect(slot, lambda: None)
         note_counts(slot, environments)
         experience.extend(slot)
-        for batch in experience.batches():
+        for batch in experience.take_batches():
             experience.observe(batch, learner.update(batch))
 
 
@@ -251,23 +252,22 @@ def replay_of(rows, streams, part):
 
 def replay_experience(
     storage,
-    windows=None,
+    builder=None,
     sampler=None,
     part=0,
     rank=0,
     split_batches=False,
-    period=1,
     kind=ReplayExperience,
     **settings,
 ):
-    """The experience of this storage: single transitions, drawn alike, unless `windows` or `sampler` say otherwise."""
-    gather = settings.pop("gather", lambda numbers: numbers[None])
+    """The experience of this storage: single transitions, drawn alike, unless `builder` or `sampler` say otherwise."""
+    settings = {"gather": lambda numbers: numbers[None], "reward_clip": None, "period": 1} | settings
     place = SamplerSettings(seed=0, rank=rank, part=part, split_batches=split_batches)
-    chosen = ReplaySettings(**{"reward_clip": None, "split_batches": split_batches} | settings)
-    sampler, stopwatch = sampler or UniformSampler(storage, place), Stopwatch()
+    stopwatch = Stopwatch()
+    nothing = ObservationBuffer({}, ObservationStatistics({}, settings["gather"], stopwatch))
     return kind(
-        storage, windows or OneStep(storage), sampler, chosen, gather=gather, stopwatch=stopwatch, period=period,
-        statistics=ObservationStatistics({}, gather, True, stopwatch),
+        storage, builder or BatchBuilder(storage), sampler or UniformSampler(storage, place), nothing,
+        stopwatch=stopwatch, split_batches=split_batches, **settings,
     )  # fmt: skip
 
 
@@ -296,7 +296,7 @@ def vector(size):
 
 def kept(storage):
     """The fields of all that can be drawn, oldest first."""
-    return fields_of(storage.gather(storage.valid_slots()))
+    return fields_of(storage.gather(storage.valid_index()))
 
 
 def batch(agents, size=8, seed=0):

@@ -144,7 +144,7 @@ def play(experience, world, first=0, last=2 * T):
     rollouts = []
     for transition, output in world.steps[first:last]:
         experience.add(transition, output)
-        batches = list(experience.batches())
+        batches = list(experience.take_batches())
         if batches:
             rollouts.append(batches)
     return rollouts

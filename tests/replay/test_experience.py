@@ -8,7 +8,7 @@ import torch
 from helpers.support import agent, fields_of, kept, output_of, replay_experience, replay_of, seen, vector
 
 from evorl.envs.spaces import ObservationSpec
-from evorl.replay.windows import OneStep, Sequences
+from evorl.replay.batches import BatchBuilder, SequenceBuilder
 from evorl.types import Transition
 
 P, E = 2, 3
@@ -44,7 +44,7 @@ def test_reset_steps_are_neither_stored_nor_counted():
     valid = torch.tensor([[True, False, True], [True, True, True]])
     experience.add(transition(valid), output_of(torch.zeros(P, E, dtype=torch.int64)))
     assert kept(experience.storage)["reward"].tolist() == [1.0] * 5
-    batches = list(experience.batches())
+    batches = list(experience.take_batches())
     assert [due.due.tolist() for due in batches] == [[1, 1], [1, 1], [0, 1]]
     assert [steps.tolist() for steps in group.counted] == [[2.0, 3.0]]
 
@@ -57,7 +57,7 @@ def test_ranks_learn_when_their_steps_are_earned_on_average():
     experience.begin(group, 1)
     everywhere = torch.ones(P, E, dtype=torch.bool)
     experience.add(transition(everywhere), output_of(torch.zeros(P, E, dtype=torch.int64)))
-    batches = list(experience.batches())
+    batches = list(experience.take_batches())
     assert [due.due.tolist() for due in batches] == [[1, 1], [1, 1], [0, 1]]
     assert experience._schedule.debt() == pytest.approx([0.5, 0.0])
     assert [steps.tolist() for steps in group.counted] == [[5.0, 6.0]], "exploration falls alike on both ranks"
@@ -70,17 +70,17 @@ def test_learning_may_cut_rewards():
     assert kept(experience.storage)["reward"].tolist() == [-0.5] * 6
 
 
-@pytest.mark.parametrize("windows", [OneStep, lambda storage: Sequences(storage, 2, 1)], ids=["steps", "sequences"])
-def test_batches_are_the_same_however_many_are_gathered_at_once(windows, monkeypatch):
+@pytest.mark.parametrize("builder", [BatchBuilder, lambda storage: SequenceBuilder(storage, 2, 1)])
+def test_batches_are_the_same_however_many_are_gathered_at_once(builder, monkeypatch):
     found = []
     for limit in (2**28, 1, 700):
-        monkeypatch.setattr("evorl.replay.transitions.GATHERED_BYTES", limit)
+        monkeypatch.setattr("evorl.replay.replay.GATHERED_BYTES", limit)
         storage = replay_of(16, P * E, vector(2))
-        experience = replay_experience(storage, windows(storage), learning_starts=1, gather=alone, lockstep=False)
+        experience = replay_experience(storage, builder(storage), learning_starts=1, gather=alone, lockstep=False)
         experience.begin(members(learn_step=0.5, gamma=0.9), 1)
         for _ in range(3):
             experience.add(transition(torch.ones(P, E, dtype=torch.bool)), output_of(torch.zeros(P, E).long()))
-        found.append(list(experience.batches()))
+        found.append(list(experience.take_batches()))
     whole, *others = found
     assert len(whole) > 6
     for other in others:
@@ -97,7 +97,7 @@ def test_nothing_is_learned_before_the_union_holds_enough():
     due = []
     for _ in range(4):
         experience.add(transition(everywhere), output_of(torch.zeros(P, E, dtype=torch.int64)))
-        due.append(len(list(experience.batches())))
+        due.append(len(list(experience.take_batches())))
     assert due == [0, 1, 1, 1]
 
 
@@ -116,7 +116,7 @@ def test_learning_starts_once_all_rings_are_full_though_resets_take_some_of_thei
         never = torch.zeros(P, E, dtype=torch.bool)
         step_made = Transition(shows, ~valid, torch.zeros(P, E), shows, never, never, valid, bool(valid.all()))
         experience.add(step_made, output_of(torch.zeros(P, E, dtype=torch.int64)))
-        updates.append(len(list(experience.batches())))
+        updates.append(len(list(experience.take_batches())))
     assert ring.drawable < 24
     assert not any(updates[:2]), "four rows, one of which holds the first stack's older frame"
     assert (updates[-1] > 0) == learns
@@ -128,7 +128,7 @@ def test_agents_keep_the_share_of_an_update_that_they_have_earned():
     for generation in range(4):
         experience.begin(group, generation)
         experience.add(transition(torch.ones(P, E, dtype=torch.bool)), output_of(torch.zeros(P, E, dtype=torch.int64)))
-        updates += len(list(experience.batches()))
+        updates += len(list(experience.take_batches()))
         experience.end(group.agents)
     assert updates == 6, "12 steps at a learn step of 2"
     assert group.agents[0].state.update_debt == 0.0

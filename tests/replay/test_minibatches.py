@@ -23,7 +23,7 @@ def test_each_pass_divides_the_sequences_into_parts_of_the_wanted_size(seed):
         members(batch_size=tuple(sizes), epochs=tuple(passes)), steps, length, torch.device("cpu")
     )
     index = minibatches.draw(torch.Generator().manual_seed(seed))
-    assert index.shape == minibatches.counted.shape
+    assert index.shape == minibatches.in_batch.shape
     lasts = []
     for p, (size, epochs) in enumerate(zip(sizes, passes, strict=True)):
         parts = min(steps // length, max(1, round(steps / size)))
@@ -31,7 +31,7 @@ def test_each_pass_divides_the_sequences_into_parts_of_the_wanted_size(seed):
         lasts.append(parts * passes_made)
         assert minibatches.due[:, p].tolist() == [1] * lasts[-1] + [0] * (len(index) - lasts[-1])
         for epoch in range(passes_made):
-            drawn = [index[u, p][minibatches.counted[u, p]] for u in range(epoch * parts, (epoch + 1) * parts)]
+            drawn = [index[u, p][minibatches.in_batch[u, p]] for u in range(epoch * parts, (epoch + 1) * parts)]
             assert sorted(torch.cat(drawn).tolist()) == list(range(steps // length))
             widths = [len(part) for part in drawn]
             assert max(widths) - min(widths) <= 1

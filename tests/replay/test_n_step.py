@@ -6,7 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from helpers.streams import HISTORIES, World, everything, part
+from helpers.lanes import HISTORIES, World, everything, part
 from helpers.support import (
     agent,
     algorithm,
@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 from evorl.algorithms import make_algorithm
 from evorl.algorithms.functional import bootstrapped_return, n_step_return
 from evorl.distributed import Placement, Ranks
+from evorl.replay.batches import BatchBuilder
 from evorl.replay.storage import Storage
-from evorl.replay.windows import NStep, OneStep, make_windows
 from evorl.system.stopwatch import Stopwatch
 from evorl.types import Transition, UserError
 
@@ -37,11 +37,11 @@ def agents(gammas=GAMMAS):
     return [SimpleNamespace(hyperparameters={"gamma": gamma}) for gamma in gammas]
 
 
-def storage(rows, streams, frames=0):
-    """The parts and columns of `streams.storage`, and a reward of each step."""
+def storage(rows, lanes, frames=0):
+    """The parts and columns of `lanes.storage`, and a reward of each step."""
     parts = {"position": part()} | ({"picture": part((frames, 2), torch.int32, frames)} if frames else {})
     columns = {"number": torch.int64, "reward": torch.float32, "terminated": torch.bool}
-    return Storage(rows, streams, parts, {name: ((), dtype) for name, dtype in columns.items()}, CPU)
+    return Storage(rows, lanes, parts, {name: ((), dtype) for name, dtype in columns.items()}, CPU)
 
 
 class Rewarded:
@@ -59,11 +59,11 @@ class Rewarded:
         self.store.write(observation, columns | {"reward": reward}, valid=valid, **flags)
 
 
-def by_hand(steps, row, stream, n, gamma):
-    """Follow the stream from a step on: its return, the discount of what follows, and the last step."""
+def by_hand(steps, row, lane, n, gamma):
+    """Follow the lane from a step on: its return, the discount of what follows, and the last step."""
     total, factor = 0.0, 1.0
     for k in range(n):
-        step = steps[row + k][stream]
+        step = steps[row + k][lane]
         total, factor = total + factor * step.number, factor * gamma
         if step.last or row + k + 1 == len(steps):
             break
@@ -72,22 +72,23 @@ def by_hand(steps, row, stream, n, gamma):
 
 @given(n=st.integers(2, 12), **HISTORIES)
 @settings(max_examples=120, deadline=None)
-def test_windows_are_what_happened(seed, streams, rows, frames, n, resets_in_step, plan):
-    """In episodes that terminate, are truncated or dropped, over breaks of the streams and ends of the ring."""
+def test_windows_are_what_happened(seed, lanes, rows, frames, n, resets_in_step, plan):
+    """In episodes that terminate, are truncated or dropped, over breaks of the lanes and ends of the ring."""
+    rows = max(2, rows)
     n = min(n, rows)
-    world, store = World(streams, frames, seed, resets_in_step), storage(rows, streams, frames)
-    windows = NStep(store, n, n_step_return)
-    windows.begin(agents())
+    world, store = World(lanes, frames, seed, resets_in_step), storage(rows, lanes, frames)
+    builder = BatchBuilder(store, n, n_step_return)
+    builder.begin(agents())
     for steps, then in plan:
         world.play(Rewarded(store), steps)
         place = {step.number: (row, at) for row, own in enumerate(world.steps) for at, step in enumerate(own)}
-        slots = store.valid_slots()
-        found = windows.gather(slots.expand(2, len(GAMMAS), -1))
-        for index in np.ndindex(found.columns["number"].shape):
-            fields = {name: value[index] for name, value in fields_of(found).items()}
-            row, at = place[int(fields["number"])]
-            first = world.steps[row][at]
-            total, factor, last = by_hand(world.steps, row, at, n, GAMMAS[index[1]])
+        index = store.valid_index()
+        found = builder.gather(index.expand(2, len(GAMMAS), -1))
+        for at in np.ndindex(found.columns["number"].shape):
+            fields = {name: value[at] for name, value in fields_of(found).items()}
+            row, lane = place[int(fields["number"])]
+            first = world.steps[row][lane]
+            total, factor, last = by_hand(world.steps, row, lane, n, GAMMAS[at[1]])
             assert float(fields["reward"]) == pytest.approx(total, rel=1e-5)
             assert float(fields["discount"]) == pytest.approx(factor, rel=1e-5)
             assert bool(fields["terminated"]) == last.terminated
@@ -98,21 +99,12 @@ def test_windows_are_what_happened(seed, streams, rows, frames, n, resets_in_ste
             world.end(store, fresh=then == "anew")
 
 
-def test_a_window_of_one_step_is_the_transition():
+def test_a_window_of_one_step_is_the_stored_transition():
     world, store = World(3, 2, 5, True), storage(8, 3, 2)
     world.play(Rewarded(store), 20)
-    slots = everything(store)[0].expand(1, 4, -1)
-    one, windows = OneStep(store).gather(slots), NStep(store, 1, n_step_return)
-    windows.begin(agents())
-    found = windows.gather(slots)
-    assert found.columns.pop("discount")[0, :, 0].tolist() == pytest.approx(GAMMAS)
-    torch.testing.assert_close(fields_of(found), fields_of(one), rtol=0, atol=0)
-
-
-def test_single_steps_are_gathered_without_windows():
-    store = storage(8, 3)
-    assert isinstance(make_windows(store, 1, n_step_return), OneStep)
-    assert isinstance(make_windows(store, 2, n_step_return), NStep)
+    index = everything(store)[0].expand(1, 4, -1)
+    one = BatchBuilder(store, 1, n_step_return).gather(index)
+    torch.testing.assert_close(fields_of(one), fields_of(store.gather(index)), rtol=0, atol=0)
 
 
 def test_targets_of_several_steps_worked_by_hand():
@@ -144,7 +136,7 @@ def test_an_experience_gives_windows_by_each_agents_own_discount():
         {"action": ((), torch.int64), "reward": ((), torch.float32), "terminated": ((), torch.bool)}, CPU,
     )  # fmt: skip
     experience = replay_experience(
-        store, NStep(store, 3, n_step_return), learning_starts=1, gather=lambda numbers: numbers[None],
+        store, BatchBuilder(store, 3, n_step_return), learning_starts=1, gather=lambda numbers: numbers[None],
         lockstep=True, part=0, rank=0,
     )  # fmt: skip
     members = [agent(id=id, gamma=gamma, batch_size=64.0, learn_step=2.0) for id, gamma in enumerate((0.5, 0.1))]
@@ -156,7 +148,7 @@ def test_an_experience_gives_windows_by_each_agents_own_discount():
         started = everywhere if step == 0 else never
         made = Transition(shown, started, torch.full((2, 2), 2.0**step), after, never, never, everywhere)
         experience.add(made, output_of(torch.zeros(2, 2, dtype=torch.int64)))
-        batches = list(experience.batches())
+        batches = list(experience.take_batches())
     (due,) = batches
     first, reached = (seen["position"][..., 0] for seen in (due.observation, due.next_observation))
     steps = (5 - first).clamp(max=3)

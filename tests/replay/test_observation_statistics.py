@@ -8,8 +8,8 @@ import torch
 from helpers.ranks import Exchange
 from helpers.support import agent, algorithm, lines, population, seen, train, vector
 
+from evorl.replay.observations import EVERY, ObservationBuffer, ObservationStatistics
 from evorl.replay.statistics import Moments
-from evorl.replay.transitions import EVERY, ObservationStatistics
 from evorl.system.formats import decode_agents
 from evorl.system.stopwatch import Stopwatch
 from evorl.types import Transition
@@ -34,14 +34,15 @@ def watching(gather, shared, count, rank=0):
     def take(part, moments):
         heard.append((now, part, moments))
 
-    statistics = ObservationStatistics({"observation": vector(D)}, gather, shared, Stopwatch())
-    statistics.begin(SimpleNamespace(update_observation_stats=take))
+    parts = {"observation": vector(D)}
+    buffer = ObservationBuffer(parts, ObservationStatistics(parts, gather, Stopwatch(), shared))
+    buffer.begin(SimpleNamespace(update_observation_stats=take))
     for now, transition in enumerate(steps_of(rank, count), 1):  # noqa: B007
-        statistics.add(transition)
+        buffer.add(transition)
         transition.observation["observation"].fill_(torch.nan)
         transition.valid.fill_(True)
-    statistics.update()
-    statistics.update()
+    buffer.merge()
+    buffer.merge()
     return heard
 
 

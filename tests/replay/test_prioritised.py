@@ -215,8 +215,8 @@ def test_importance_goes_to_its_end_with_the_steps_of_a_run():
     assert SETTINGS.importance(40, steps).tolist() == [1.0, 1.0]
 
 
-def streams_of(slots):
-    """Whose streams [0, P) slots are of."""
+def lanes_of(slots):
+    """Whose lanes [0, P) slots are of."""
     return set((slots % (P * E) // E).unique().tolist())
 
 
@@ -227,27 +227,27 @@ def test_agents_draw_only_what_they_or_their_ancestors_did(settings):
         part.write()
     sync([part])
     slots, weight, _ = part.sampler.draw(20)
-    assert [streams_of(slots[:, agent]) for agent in range(P)] == [{0}, {1}]
+    assert [lanes_of(slots[:, agent]) for agent in range(P)] == [{0}, {1}]
     if settings is UNIFORM:
         assert (weight * torch.tensor([40, 24])[:, None]).unique().tolist() == [0.0, 1.0]
     # Agent 1 moves to the first place, and its child takes the second one.
-    part.storage.break_streams()
+    part.storage.break_lanes()
     part.sampler.begin(members(1, (2, 1)), 2, 1)
     sync([part])
     slots, *_ = part.sampler.draw(20)
-    assert [streams_of(slots[:, agent]) for agent in range(P)] == [{1}, {1}]
+    assert [lanes_of(slots[:, agent]) for agent in range(P)] == [{1}, {1}]
     part.write()
     sync([part])
     slots, *_ = part.sampler.draw(200)
     for agent in range(P):
         old = slots[:, agent] < 3 * P * E
-        assert streams_of(slots[:, agent][old]) == {1}
-        assert streams_of(slots[:, agent][~old]) == {agent}
+        assert lanes_of(slots[:, agent][old]) == {1}
+        assert lanes_of(slots[:, agent][~old]) == {agent}
     # To an agent whose parent was not here all is new that its place has seen.
     part.sampler.begin(members((7, 5), 2), 3, 1)
     sync([part])
     slots, *_ = part.sampler.draw(200)
-    assert streams_of(slots[:, 0]) == {0}
+    assert lanes_of(slots[:, 0]) == {0}
     assert set(slots[:, 0].unique().tolist()) == {slot for slot in part.drawable() if slot % 6 < 3}
 
 
@@ -258,7 +258,7 @@ def test_uniform_draws_from_a_replay_of_ones_own_are_uniform():
     sync([part])
     slots, weight, _ = part.sampler.draw(3000)
     own = sorted(slot for slot in part.drawable() if slot % 6 < 3)
-    hits = np.bincount(slots[:, 0][weight[:, 0] > 0].numpy(), minlength=part.storage.slots)
+    hits = np.bincount(slots[:, 0][weight[:, 0] > 0].numpy(), minlength=part.storage.size)
     assert hits.sum() == hits[own].sum() == 3000 * 40
     expected = hits.sum() / len(own)
     assert ((hits[own] - expected) ** 2 / expected).sum() < 50
@@ -271,7 +271,7 @@ def test_children_go_on_with_the_priorities_of_their_parents():
     sync([part])
     part.sampler.draw(1)
     part.sampler.observe(0, UpdateResult(ONES, torch.arange(P)[:, None] + torch.rand(P, 40)))
-    part.storage.break_streams()
+    part.storage.break_lanes()
     part.sampler.begin(members((5, 1), 1), 2, 1)
     before = part.sampler
     assert np.array_equal(before.tree.leaves[0], before.tree.leaves[1])

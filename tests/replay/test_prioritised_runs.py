@@ -25,7 +25,7 @@ def played(experience, policy, generation, steps, seed):
         started = torch.full((P, E), step == 0)
         made = Transition(seen(shown), started, shown[..., 0], seen(shown), never, never, ~never)
         experience.add(made, output_of(torch.zeros(P, E, dtype=torch.int64)))
-        for batch in experience.batches():
+        for batch in experience.take_batches():
             found.append((batch.observation["observation"].clone(), batch.weight.clone()))
             errors = batch.observation["observation"][..., 0] * torch.tensor([[1.0], [3.0]])
             experience.observe(batch, UpdateResult(batch.due, errors))
@@ -163,7 +163,7 @@ def test_results_belong_to_their_batches_in_whatever_order_they_are_known():
             started = torch.full((P, E), step == 0)
             made = Transition(seen(shown), started, shown[..., 0], seen(shown), never, never, ~never)
             experience.add(made, output_of(torch.zeros(P, E, dtype=torch.int64)))
-            batches = list(experience.batches())
+            batches = list(experience.take_batches())
             # Each draw has errors of its own, and no row is drawn twice with different ones.
             for batch in batches[::order]:
                 errors = batch.observation["observation"][..., 0]

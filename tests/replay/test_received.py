@@ -75,7 +75,7 @@ def learned(experience, policy, pairs=40, generation=1):
     found = []
     for number in range(2 * pairs):
         experience.extend(Rollout(number))
-        for batch in experience.batches():
+        for batch in experience.take_batches():
             rewards = batch.columns["reward"].unflatten(1, (T, -1))[0, 0, ::E]
             assert torch.equal(batch.observation["x"].squeeze(-1), batch.columns["reward"])
             torch.testing.assert_close(
@@ -115,7 +115,7 @@ def test_each_pass_learns_once_from_every_step_in_shuffled_minibatches(parts):
     experience.begin(policy, 1)
     for number in range(2):
         experience.extend(Numbered(number))
-    batches = list(experience.batches())
+    batches = list(experience.take_batches())
     assert len(batches) == 3 * parts
     orders = set()
     for start in range(0, 3 * parts, parts):
@@ -140,7 +140,7 @@ def test_minibatches_of_recurrent_agents_are_whole_rollouts_with_their_states():
     experience.begin(policy, 1)
     for number in range(2):
         experience.extend(Numbered(number, recurrent=True))
-    batches = list(experience.batches())
+    batches = list(experience.take_batches())
     assert len(batches) == 2
     firsts = []
     for batch in batches:

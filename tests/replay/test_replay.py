@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evorl.replay.experience import UpdateSchedule
+from evorl.replay.factory import make_replay
 from evorl.replay.samplers import share_of_draws
 from evorl.replay.storage import Storage
-from evorl.replay.transitions import make_replay
 
 COLUMNS = {"x": ((), torch.int64), "y": ((2,), torch.float32)}
 
 
 def ring(capacity):
-    """Of one stream, so that a row is one step."""
+    """Of one lane, so that a row is one step."""
     return Storage(capacity, 1, {}, COLUMNS, torch.device("cpu"), store_next=False)
 
 
@@ -28,7 +28,7 @@ def add(storage, start, stop):
 
 
 def held(storage):
-    return storage.gather(storage.valid_slots()).columns
+    return storage.gather(storage.valid_index()).columns
 
 
 @given(st.lists(st.integers(0, 17), max_size=12), st.integers(1, 11))
@@ -137,7 +137,7 @@ def test_what_a_part_lacks_is_drawn_from_the_rest_of_it():
 @pytest.mark.parametrize(("capacity", "rows"), [(1, 1), (7, 1), (8, 2), (500, 125)])
 def test_a_replay_never_keeps_more_than_it_is_asked_for_but_one_step_of_all(capacity, rows):
     made = make_replay(capacity, 4, interface(), ((), torch.int64), torch.device("cpu"))
-    assert (made.rows, made.streams) == (rows, 4)
+    assert (made.rows, made.lanes) == (rows, 4)
 
 
 def test_forbidden_actions_are_kept_with_what_was_seen():

@@ -166,11 +166,11 @@ def test_observation_statistics_stay_as_they_are_while_batches_are_still_due():
     experience.begin(group, 1)
     for step in world.steps[: T - 1]:
         experience.add(*step)
-        assert next(experience.batches(), None) is None
+        assert next(experience.take_batches(), None) is None
     experience.add(*world.steps[T - 1])
-    assert [group.events.copy() for _ in experience.batches()] == [[]] * 8
+    assert [group.events.copy() for _ in experience.take_batches()] == [[]] * 8
     assert [part for part, _ in group.events] == ["observation"]
-    assert list(experience.batches()) == [], "a rollout is due once"
+    assert list(experience.take_batches()) == [], "a rollout is due once"
     assert len(group.events) == 1
 
 

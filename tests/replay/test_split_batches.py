@@ -60,7 +60,7 @@ def test_replay_gives_as_many_updates_and_draws_for_each_global_step_on_any_numb
         generator, batches = torch.Generator().manual_seed(rank), []
         for _ in range(steps):
             experience.add(transition(generator), output_of(torch.zeros(2, 3, dtype=torch.int64)))
-            batches += list(experience.batches())
+            batches += list(experience.take_batches())
         return batches
 
     everyones = exchange.run(work)
@@ -193,7 +193,7 @@ def test_rollouts_give_as_many_updates_for_each_global_step_on_any_number_of_ran
     whole = Minibatches.of(agents, 64 * E, 2, torch.device("cpu"))
     part = Minibatches.of(agents, 64 * E // ranks, 2, torch.device("cpu"), copies=ranks)
     assert part.due.tolist() == whole.due.tolist()
-    assert (part.counted.sum(-1) * ranks)[whole.due > 0].tolist() == whole.counted.sum(-1)[whole.due > 0].tolist()
+    assert (part.in_batch.sum(-1) * ranks)[whole.due > 0].tolist() == whole.in_batch.sum(-1)[whole.due > 0].tolist()
 
 
 @pytest.mark.parametrize("copies", [1, 2, 3, 8])

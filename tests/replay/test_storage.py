@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers.streams import COLUMNS, CPU, HISTORIES, World, check, check_ends, everything, newest, part, storage
+from helpers.lanes import COLUMNS, CPU, HISTORIES, World, check, check_ends, everything, newest, part, storage
 from hypothesis import given, settings
 
 from evorl.replay.storage import Storage, link_type, memory_at_first
@@ -11,9 +11,9 @@ from evorl.replay.storage import Storage, link_type, memory_at_first
 
 @given(**HISTORIES)
 @settings(max_examples=120, deadline=None)
-def test_what_is_drawn_is_what_happened(seed, streams, rows, frames, resets_in_step, plan):
-    world = World(streams, frames, seed, resets_in_step)
-    store = storage(rows, streams, frames)
+def test_what_is_drawn_is_what_happened(seed, lanes, rows, frames, resets_in_step, plan):
+    world = World(lanes, frames, seed, resets_in_step)
+    store = storage(rows, lanes, frames)
     for steps, then in plan:
         world.play(store, steps)
         found = check(store, world.steps)
@@ -39,7 +39,7 @@ def test_slots_keep_what_they_hold_until_they_are_written_again(frames):
 
 @pytest.mark.parametrize("rounds", [0, 1, 16])
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.9, 1.0])
-def test_all_valid_slots_are_equally_likely_however_many_are_invalid(share, rounds, monkeypatch):
+def test_all_valid_index_are_equally_likely_however_many_are_invalid(share, rounds, monkeypatch):
     """With fewer rounds of rejection the list of valid slots decides more of the draws, all of them without any."""
     monkeypatch.setattr("evorl.replay.storage.ROUNDS", rounds)
     random, store, valid = np.random.default_rng(0), storage(9, 4), []
@@ -52,11 +52,11 @@ def test_all_valid_slots_are_equally_likely_however_many_are_invalid(share, roun
         valid.append((store.newest_row * 4 + np.flatnonzero(own)).tolist())
         expected = [slot for row in valid[-9:] for slot in row]
         assert store.drawable == len(expected)
-        assert store.valid_slots().tolist() == expected
+        assert store.valid_index().tolist() == expected
         one, again = (store.draw((3, 2, 5), torch.Generator().manual_seed(1)) for _ in range(2))
         assert torch.equal(one, again)
         assert not expected or set(one.flatten().tolist()) <= set(expected)
-    counts = torch.bincount(store.draw((40, 500), torch.Generator().manual_seed(2)).flatten(), minlength=store.slots)
+    counts = torch.bincount(store.draw((40, 500), torch.Generator().manual_seed(2)).flatten(), minlength=store.size)
     counts = counts[expected] if expected else torch.zeros(1)
     mean = 20_000 / max(1, len(expected))
     # Chi-square with at most 35 degrees of freedom exceeds 77 once in 20,000 times.
@@ -152,12 +152,12 @@ def test_a_device_is_never_waited_for(frames):
 
 def filled(store, steps, shown, resets):
     """Write steps in which every 50th ends an episode, which starts anew within the step or after another one."""
-    streams, at = store.streams, torch.arange(store.streams)
-    columns = {name: torch.zeros((streams, *shape), dtype=dtype) for name, (shape, dtype) in store.fields.items()}
+    lanes, at = store.lanes, torch.arange(store.lanes)
+    columns = {name: torch.zeros((lanes, *shape), dtype=dtype) for name, (shape, dtype) in store.fields.items()}
     for step in range(steps):
         ended, resetting = ((step - ago + at) % 50 == 0 for ago in (0, 1))
         started = (step - 2 + at) % 50 == 0 if resets else resetting
-        valid = ~resetting if resets else torch.ones(streams, dtype=torch.bool)
+        valid = ~resetting if resets else torch.ones(lanes, dtype=torch.bool)
         store.write(shown, columns, next_observation=shown, valid=valid, started=started | (step == 0), ended=ended)
 
 
@@ -181,7 +181,7 @@ def test_frames_are_kept_once():
     store = Storage(250, 8, {"x": part(shape, torch.uint8, 4)}, fields, CPU)
     shown = {"x": torch.zeros(8, *shape, dtype=torch.uint8)}
     for _ in range(2):
-        store.break_streams()
+        store.break_lanes()
         filled(store, steps, shown, resets=True)
     assert store.memory < (250 + 4 + 1) * 8 * (20 * 20 + 21)
 
@@ -196,10 +196,10 @@ def test_only_the_columns_that_are_asked_for_are_gathered_and_flags_too():
 
 
 @pytest.mark.parametrize("frames", [0, 1, 3])
-@pytest.mark.parametrize(("rows", "streams"), [(1, 1), (9, 4), (2000, 7)])
-def test_how_much_memory_there_must_be_is_known_before_it_is_taken(rows, streams, frames):
-    store = storage(rows, streams, frames)
-    assert memory_at_first(rows, streams, store.parts, store.fields) == store.memory
+@pytest.mark.parametrize(("rows", "lanes"), [(1, 1), (9, 4), (2000, 7)])
+def test_how_much_memory_there_must_be_is_known_before_it_is_taken(rows, lanes, frames):
+    store = storage(rows, lanes, frames)
+    assert memory_at_first(rows, lanes, store.parts, store.fields) == store.memory
 
 
 def test_links_take_four_bytes_while_these_can_count_all_slots_and_last_observations():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.streams import World, check, storage, write
+from helpers.lanes import World, check, storage, write
 from helpers.support import fields_of
 
 from evorl.types import UserError
@@ -44,7 +44,7 @@ def lying(change):
     world, store = World(3, 0, 4, True), storage(8, 3)
     world.play(store, 30)
     tensors = copied(store.state_dict())
-    assert len(tensors["last_slots"]) > 2
+    assert len(tensors["last_index"]) > 2
     change(tensors)
     return tensors
 
@@ -68,15 +68,15 @@ def with_first(value):
 
 LIES = {
     "another capacity": of_number("rows", 7),
-    "other streams": of_number("streams", 4),
+    "other lanes": of_number("lanes", 4),
     "rows that were never written": of_number("oldest", 31),
     "neither broken nor not": of_number("broken", 2),
     "another shape": of_tensor("observation.position", lambda x: x[..., :1]),
     "another type": of_tensor("valid", lambda x: x.long()),
-    "slots past the last": of_tensor("last_slots", with_first(27)),
+    "slots past the last": of_tensor("last_index", with_first(27)),
     "too few last observations": of_tensor("last.position", lambda x: x[:-1]),
     "a tensor missing": lambda tensors: tensors.pop("boundary"),
-    "a number missing": lambda tensors: tensors.pop("streams"),
+    "a number missing": lambda tensors: tensors.pop("lanes"),
 }
 
 

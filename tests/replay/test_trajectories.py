@@ -6,7 +6,7 @@ import torch
 from helpers import worlds
 
 from evorl.envs.spaces import ObservationSpec
-from evorl.replay.rollouts import RolloutBuffer, RolloutLayout
+from evorl.replay.rollout_buffer import RolloutBuffer, RolloutLayout
 from evorl.types import PolicyOutput, Transition
 
 P, E = 2, 3
@@ -29,7 +29,7 @@ def test_stacked_frames_are_put_together_as_they_were_seen():
             output = PolicyOutput(never, {}, none, none)
             kept.write(step, Transition(seen, started, number, {}, never, never, ~never), output)
             shown.append(stack)
-        found = kept.gather(kept.sequence_slots(index), ("reward",))
+        found = kept.gather(kept.sequence_index(index), ("reward",))
         expected = torch.stack(shown[-20:]).movedim(1, 0)
         assert torch.equal(found.observation["picture"][0, :, 0].unflatten(1, (20, E)), expected)
         numbers = torch.arange(20.0) + 20 * rollout
@@ -57,5 +57,5 @@ def test_recurrent_states_may_grow_between_generations():
         for transition, output in worlds.World(recurrent=True).steps[: worlds.T]:
             wide = (each.expand(-1, -1, -1, units) for each in (output.state, output.next_state))
             experience.add(transition, PolicyOutput(output.action, output.extras, *wide))
-        (batch,) = experience.batches()
+        (batch,) = experience.take_batches()
         assert batch.recurrent.state.shape == (worlds.P, worlds.T // 2 * worlds.E, 1, units)

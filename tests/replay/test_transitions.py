@@ -13,9 +13,8 @@ from evorl.config import read_yaml, validate
 from evorl.envs import Environments
 from evorl.population import Policy, initial_population
 from evorl.replay.prioritised import PrioritisedSampler, PrioritySettings
+from evorl.replay.replay import ReceivedTransitions
 from evorl.replay.samplers import SamplerSettings
-from evorl.replay.transitions import ReceivedTransitions
-from evorl.replay.windows import NStep
 from evorl.seeding import torch_generator
 from evorl.types import UserError
 
@@ -60,14 +59,13 @@ def test_an_actor_gives_the_errors_of_its_own_parameters(collecting):
             torch.testing.assert_close(columns["error"][:, step].abs(), error.abs(), rtol=1e-4, atol=1e-5)
 
 
-def receiving(rows=64, n=1):
-    """A replay for the streams of an actor, and the sampler of its priorities."""
+def receiving(rows):
+    """A replay for the lanes of an actor, and the sampler of its priorities."""
     storage = replay_of(rows, P * E, vector(4))
     settings = PrioritySettings(0.5, 0.01, 0.4, 1.0, 100, 100, True)
     sampler = PrioritisedSampler(storage, P, settings, SamplerSettings(0, 0, 0, False))
-    windows = NStep(storage, n, None) if n > 1 else None
     kind = {"kind": ReceivedTransitions, "period": T}
-    return replay_experience(storage, windows, sampler, learning_starts=1, lockstep=False, **kind), sampler
+    return replay_experience(storage, sampler=sampler, learning_starts=1, lockstep=False, **kind), sampler
 
 
 def learner():
@@ -79,12 +77,12 @@ def learner():
 def test_rollouts_are_stored_as_they_were_and_drawn_first_by_the_actors_errors(collecting, rows):
     collector, slot, _ = collecting
     received, sampler = receiving(rows)
-    received.begin(learner().policy, 1)
+    policy = learner().policy
+    received.begin(policy, 1)
     expected, errors = [], []
-    for rollouts in range(1, 6):
+    for _ in range(5):
         collector.collect(slot, lambda: None)
         received.extend(slot)
-        assert (received._new_steps == rollouts * T * E).all()
         columns = slot.columns(["reward", "error"])
         expected.append(columns["reward"].transpose(0, 1).flatten())
         errors.append(columns["error"].transpose(0, 1).flatten())
@@ -92,13 +90,17 @@ def test_rollouts_are_stored_as_they_were_and_drawn_first_by_the_actors_errors(c
     assert count == min(5 * T, rows) * P * E
     fields = kept(received.storage)
     torch.testing.assert_close(fields["reward"], torch.cat(expected)[-count:], rtol=0, atol=0)
-    slots = received.storage.valid_slots().numpy()
+    slots = received.storage.valid_index().numpy()
     priority = (torch.cat(errors)[-count:].abs().double() + 0.01).sqrt().numpy()
     tree = sampler.tree
     for leaves in tree.leaves:
         np.testing.assert_allclose(leaves[slots], priority)
     np.testing.assert_allclose(tree.total, priority.sum())
     assert not sampler.fresh().any()
+    counted = []
+    policy.acted = lambda steps: counted.append(steps.tolist())
+    list(received.take_batches())
+    assert counted == [[5.0 * T * E] * P]
 
 
 def test_ladders_go_from_end_to_end():

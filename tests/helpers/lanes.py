@@ -1,6 +1,6 @@
-"""Streams of random episodes in plain Python, and what a storage that was told of them must hold.
+"""Lanes of random episodes in plain Python, and what a storage that was told of them must hold.
 
-Axes: T rows, N streams, F frames.
+Axes: T rows, N lanes, F frames.
 """
 
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from helpers.support import fields_of
 CPU = torch.device("cpu")
 HISTORIES = {
     "seed": st.integers(0, 2**20),
-    "streams": st.integers(1, 4),
+    "lanes": st.integers(1, 4),
     "rows": st.integers(1, 12),
     "frames": st.integers(0, 4),
     "resets_in_step": st.booleans(),
@@ -30,16 +30,16 @@ def part(shape=(2,), dtype=torch.float32, frames=0):
     return SimpleNamespace(shape=shape, dtype=dtype, frames=frames)
 
 
-def storage(rows=6, streams=3, frames=0, **settings):
+def storage(rows=6, lanes=3, frames=0, **settings):
     parts = {"position": part()}
     if frames:
         parts["picture"] = part((frames, 2), torch.int32, frames)
-    return Storage(rows, streams, parts, COLUMNS, CPU, **settings)
+    return Storage(rows, lanes, parts, COLUMNS, CPU, **settings)
 
 
 @dataclass
 class Step:
-    """What one step of one stream was, in plain Python."""
+    """What one step of one lane was, in plain Python."""
 
     number: int
     before: dict
@@ -47,14 +47,14 @@ class Step:
     valid: bool
     terminated: bool
     last: bool = False
-    """Whether the stream's next step does not go on with this one."""
+    """Whether the lane's next step does not go on with this one."""
 
 
 @dataclass
 class World:
-    """Streams of random episodes that write down everything they do; environments reset within a step or after it."""
+    """Lanes of random episodes that write down everything they do; environments reset within a step or after it."""
 
-    streams: int
+    lanes: int
     frames: int
     seed: int
     resets_in_step: bool
@@ -68,47 +68,47 @@ class World:
     def __post_init__(self):
         self.random = np.random.default_rng(self.seed)
         self.number = 0
-        self.resetting = [False] * self.streams
+        self.resetting = [False] * self.lanes
         self.reset()
 
     def reset(self):
-        self.history = [[] for _ in range(self.streams)]
-        self.started = [True] * self.streams
-        for stream in range(self.streams):
-            self.look(stream)
-        self.resetting = [False] * self.streams
+        self.history = [[] for _ in range(self.lanes)]
+        self.started = [True] * self.lanes
+        for lane in range(self.lanes):
+            self.look(lane)
+        self.resetting = [False] * self.lanes
 
-    def look(self, stream):
+    def look(self, lane):
         """See something that was never seen before."""
         self.number += 1
-        self.history[stream].append(self.number)
+        self.history[lane].append(self.number)
 
-    def shown(self, stream):
-        newest = self.history[stream][-1]
+    def shown(self, lane):
+        newest = self.history[lane][-1]
         seen = {"position": [newest + 0.25, -float(newest)]}
         if self.frames:
-            stack = ([0] * self.frames + self.history[stream])[-self.frames :]
+            stack = ([0] * self.frames + self.history[lane])[-self.frames :]
             seen["picture"] = [[number, number + 1 if number else 0] for number in stack]
         return seen
 
     def step(self, calm=False):
         """Act everywhere, and return the arguments of `write` with the steps."""
         row, started = [], list(self.started)
-        for stream in range(self.streams):
-            before, resets = self.shown(stream), self.resetting[stream]
+        for lane in range(self.lanes):
+            before, resets = self.shown(lane), self.resetting[lane]
             chance = self.random.random(3) if not calm else np.ones(3)
             ends = chance[0] < 0.2 and not resets
             dropped = self.drops and chance[1] < 0.07 and not ends and not resets
             terminated = bool(ends and chance[2] < 0.5)
             if resets or dropped:
-                self.history[stream] = []
-            self.look(stream)
-            after = self.shown(stream)
+                self.history[lane] = []
+            self.look(lane)
+            after = self.shown(lane)
             if ends and self.resets_in_step:
-                self.history[stream] = []
-                self.look(stream)
-            self.started[stream] = resets or dropped or (ends and self.resets_in_step)
-            self.resetting[stream] = ends and not self.resets_in_step
+                self.history[lane] = []
+                self.look(lane)
+            self.started[lane] = resets or dropped or (ends and self.resets_in_step)
+            self.resetting[lane] = ends and not self.resets_in_step
             row.append(Step(self.number, before, after, not (resets or dropped), terminated, last=bool(ends)))
         return row, started
 
@@ -119,12 +119,12 @@ class World:
             row, started = self.step(calm)
             slots.append(write(store, row, started))
             self.append(row, started)
-        return torch.stack(slots) if slots else torch.zeros(0, self.streams)
+        return torch.stack(slots) if slots else torch.zeros(0, self.lanes)
 
     def append(self, row, started):
         if not self.broken:
-            for stream, (step, begins) in enumerate(zip(row, started, strict=True)):
-                self.steps[-1][stream].last |= begins or not step.valid
+            for lane, (step, begins) in enumerate(zip(row, started, strict=True)):
+                self.steps[-1][lane].last |= begins or not step.valid
         elif not all(started):
             self.layout += [[]] * (self.frames - 1)
         self.steps.append(row)
@@ -132,8 +132,8 @@ class World:
         self.broken = False
 
     def end(self, store, fresh):
-        """Break the streams, which then begin anew or go on."""
-        store.break_streams()
+        """Break the lanes, which then begin anew or go on."""
+        store.break_lanes()
         if self.frames > 1 and not self.broken:
             self.layout.append([])
         for step in self.steps[-1] if self.steps else []:
@@ -149,7 +149,7 @@ def batched(seen):
 
 
 def write(store, row, started):
-    """Write a step of each stream; return the slots [N]."""
+    """Write a step of each lane; return the slots [N]."""
     columns = {
         "number": torch.tensor([step.number for step in row]),
         "terminated": torch.tensor([step.terminated for step in row]),
@@ -162,12 +162,12 @@ def write(store, row, started):
         started=torch.tensor(started),
         ended=torch.tensor([step.last for step in row]),
     )
-    return store.newest_row * store.streams + torch.arange(store.streams)
+    return store.newest_row * store.lanes + torch.arange(store.lanes)
 
 
 def everything(store):
     """All slots that can be drawn, and the transitions at them by their number."""
-    slots = store.valid_slots()
+    slots = store.valid_index()
     found = store.gather(slots)
     fields = fields_of(found)
     return slots, {
@@ -188,7 +188,7 @@ def check(store, steps):
     known = {step.number: step for row in steps for step in row}
     assert len(found) == store.drawable == len(slots.unique()), "each is there once"
     assert store.can_draw(slots).all()
-    every = torch.arange(store.slots)
+    every = torch.arange(store.size)
     assert store.can_draw(every).sum() == store.drawable, "and nothing else is"
     for number, transition in found.items():
         assert known[number].valid
@@ -203,19 +203,19 @@ def check(store, steps):
 def check_ends(store, steps, n):
     """Compare how far n-step returns may reach with the steps that happened."""
     slots, _ = everything(store)
-    place = {step.number: (row, stream) for row, own in enumerate(steps) for stream, step in enumerate(own)}
+    place = {step.number: (row, lane) for row, own in enumerate(steps) for lane, step in enumerate(own)}
     numbers = store.gather(slots).columns["number"].tolist()
     for number, slot, end in zip(numbers, slots.tolist(), store.window_end(slots, n).tolist(), strict=True):
-        row, stream = place[number]
+        row, lane = place[number]
         wanted = 1
-        while wanted < n and row + wanted < len(steps) and not steps[row + wanted - 1][stream].last:
+        while wanted < n and row + wanted < len(steps) and not steps[row + wanted - 1][lane].last:
             wanted += 1
         assert end == wanted
         along = store.following(torch.tensor([slot] * end), torch.arange(end))
         there = store.gather(along).columns["number"].tolist()
-        assert there == [steps[row + step][stream].number for step in range(end)]
+        assert there == [steps[row + step][lane].number for step in range(end)]
         last = store.next_observation(along[-1])["position"].tolist()
-        assert last == steps[row + end - 1][stream].after["position"]
+        assert last == steps[row + end - 1][lane].after["position"]
 
 
 def newest(steps, rows):

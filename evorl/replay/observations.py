@@ -1,0 +1,104 @@
+"""The observations by which agents normalise what they see. Axes: T steps, P agents, E environments, D components."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evorl.envs.spaces import ObservationSpecs, as_numbers
+from evorl.replay.experience import ActingAgents
+from evorl.replay.statistics import Gather, Moments
+from evorl.system.formats import check_tensors
+from evorl.system.stopwatch import Stopwatch
+from evorl.types import Tensors, Transition, UserError
+
+EVERY = 64
+"""Steps of each environment between merges of a replay's observations; another takes place at a generation's end."""
+SEEN, VALID = "seen.", "valid"
+"""Tensor names, or prefixes of names, in the state of the buffer."""
+
+
+class ObservationStatistics:
+    """Merges observations of all ranks that hold the agents into the statistics by which agents normalise them.
+
+    If `shared`, every agent normalises by the observations of all agents on this rank; otherwise each by its own.
+    """
+
+    def __init__(self, parts: ObservationSpecs, gather: Gather, stopwatch: Stopwatch, shared: bool = False) -> None:
+        """`parts` are the observation parts to normalise; `gather` reaches all ranks that hold the same agents."""
+        self._parts = parts
+        self._gather = gather
+        self._shared = shared
+        self._stopwatch = stopwatch
+
+    def merge(self, policy: ActingAgents, observation: Tensors, valid: Tensor) -> None:
+        """Merge the `valid` [P, T, E] ones of observations [P, T, E, ...] into the statistics of the policy's agents.
+
+        If there are parts to normalise, all ranks merge together.
+        """
+        weight, agents = valid.flatten(1).double().cpu().numpy(), np.arange(len(valid))
+        if self._shared:
+            weight, agents = weight.reshape(1, -1), np.zeros(len(valid), np.intp)
+        for name, part in self._parts.items():
+            values = as_numbers(observation[name], part).double().cpu().numpy()
+            with self._stopwatch("communication"):
+                moments = Moments.over_ranks(values.reshape(*weight.shape, -1), weight, self._gather)
+            policy.update_observation_stats(name, moments.part(agents))
+
+
+class ObservationBuffer:
+    """The observations of the last steps, which are merged every `EVERY` steps.
+
+    Ranks take equally many steps, so they merge at the same ones.
+    """
+
+    def __init__(self, parts: ObservationSpecs, statistics: ObservationStatistics) -> None:
+        self._parts = parts
+        self._statistics = statistics
+        self._policy: ActingAgents
+        self._seen: list[Tensors] = []
+        self._valid: list[Tensor] = []
+
+    def begin(self, policy: ActingAgents) -> None:
+        """Start a generation with the agents of `policy`."""
+        self._policy = policy
+        self._seen, self._valid = [], []
+
+    def add(self, transition: Transition) -> None:
+        """Buffer the observations of one step of all environments; merge them when the buffer is full."""
+        if not self._parts:
+            return
+        self._seen.append({name: transition.observation[name].clone() for name in self._parts})
+        self._valid.append(transition.valid.clone())
+        if len(self._seen) == EVERY:
+            self.merge()
+
+    def merge(self) -> None:
+        """Merge the buffered observations into the agents' statistics, and empty the buffer."""
+        if self._seen:
+            steps = {name: torch.stack([step[name] for step in self._seen], 1) for name in self._parts}
+            self._statistics.merge(self._policy, steps, torch.stack(self._valid, 1))
+        self._seen, self._valid = [], []
+
+    def state_dict(self) -> Tensors:
+        """The buffered observations [T, P, E, ...] by part, and which of them count; empty if there are none."""
+        if not self._seen:
+            return {}
+        parts = {f"{SEEN}{name}": torch.stack([step[name] for step in self._seen]) for name in self._parts}
+        return parts | {VALID: torch.stack(self._valid)}
+
+    def load_state_dict(self, tensors: Tensors, device: torch.device, where: str) -> None:
+        """Load the output of `state_dict` to the device of the observations. Raises UserError for an invalid one."""
+        if not tensors:
+            return
+        valid = tensors.get(VALID, torch.zeros(0))
+        if valid.dim() != 3 or not 0 < len(valid) < EVERY or valid.shape[1] != len(self._policy.agents):
+            raise UserError(
+                f"{where}: the observations that are not yet in the statistics are of other agents or steps"
+            )
+        expected = {f"{SEEN}{name}": ((*valid.shape, *part.shape), part.dtype) for name, part in self._parts.items()}
+        check_tensors(tensors, {**expected, VALID: (tuple(valid.shape), torch.bool)}, where)
+        seen = {name: tensors[f"{SEEN}{name}"].to(device) for name in self._parts}
+        self._seen = [{name: values[step] for name, values in seen.items()} for step in range(len(valid))]
+        self._valid = list(valid)
