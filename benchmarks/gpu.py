@@ -1,6 +1,6 @@
 """Check training on a GPU in one command of about ten minutes; without a GPU, run the same checks at small sizes.
 
-    python benchmarks/gpu.py [--output gpu.json] [--parts train losses cost compile launches pong] [--jobs 5]
+    python benchmarks/gpu.py [--output gpu.json] [--parts train losses cost launches pong] [--jobs 5]
 
 The parts run in separate processes, so that a failure does not affect the others:
 
@@ -12,7 +12,6 @@ The parts run in separate processes, so that a failure does not affect the other
   update for off-policy algorithms, of three for PPO, of all for A2C), and the largest difference of the parameters.
   Losses that draw random numbers are marked, since each device has its own generator.
 - `cost`: milliseconds per update and per action step for populations of 1 to 256, with vector and image observations.
-- `compile`: the same updates with `training.compile`, which captures CUDA graphs.
 - `launches`: kernels, copies and fills of an eager update of four agents, its wall-clock time, and the time that the
   GPU takes for them. Reports also the time of a CUDA graph of the whole update, which training does not use: what could
   be gained at most.
@@ -47,14 +46,13 @@ from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig
 from evorl.config.yaml import shipped_names
 from evorl.population import Learner, Policy, initial_population
-from evorl.population.compiled import Compiler
 from evorl.runs.launch import load_config
 from evorl.runs.program import run_program
 from evorl.seeding import torch_generator
 from evorl.types import Agent, Batch, RecurrentInput, Tensors
 
 CONFIGS = Path(__file__).parent.parent / "configs" / "training"
-PARTS = ("train", "losses", "cost", "compile", "launches", "pong")
+PARTS = ("train", "losses", "cost", "launches", "pong")
 TWICE = ("dqn", "ppo", "ppo_atari")
 """Configurations that are also repeated with the same seed, and run on two ranks."""
 COSTS = {
@@ -65,7 +63,6 @@ COSTS = {
     "dqn, images": ("dqn_atari", ("replay.learning_starts=256", "replay.capacity=2000", "environment.num_envs=2")),
 }  # fmt: skip
 LAUNCHED = ("dqn", "ppo_atari")
-COMPILED = ("dqn", "ddpg", "ppo", "dqn_atari")
 SMALL_REPLAY = ("environment.num_envs=2", "replay.learning_starts=300", "replay.capacity=4000")
 UPDATES = 18
 Row = dict[str, Any]
@@ -84,7 +81,7 @@ def main(arguments: Sequence[str]) -> None:
     sizes = parsed.sizes or ([1, 4, 16, 64, 256] if torch.cuda.is_available() else [1, 4])
     if parsed.one is not None:
         part, _, name = parsed.one.partition(":")
-        cases = {"losses": losses, "cost": lambda name: cost(name, sizes), "compile": compiled, "launches": launches}
+        cases = {"losses": losses, "cost": lambda name: cost(name, sizes), "launches": launches}
         found = cases[part](name)
         print(json.dumps(found))
         return
@@ -124,7 +121,7 @@ def run_part(part: str, names: Sequence[str], sizes: Sequence[int], jobs: int, s
             return list(pool.map(lambda name: alone(f"losses:{name}", sizes), names))
     if part == "pong":
         return [pong(seconds)]
-    timed: Mapping[str, Iterable[str]] = {"cost": COSTS, "compile": COMPILED, "launches": LAUNCHED}
+    timed: Mapping[str, Iterable[str]] = {"cost": COSTS, "launches": LAUNCHED}
     return [alone(f"{part}:{name}", sizes) for name in timed[part]]
 
 
@@ -205,9 +202,9 @@ def moved(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch
     )
 
 
-def learner_of(agents: Sequence[Agent], algorithm: Algorithm, device: str, compiler: Compiler | None = None) -> Learner:
+def learner_of(agents: Sequence[Agent], algorithm: Algorithm, device: str) -> Learner:
     generator = torch_generator(1, generation=1, rank=0, purpose="acting", device=torch.device(device))
-    return Learner(Policy(agents, algorithm, generator), compiler=compiler)
+    return Learner(Policy(agents, algorithm, generator))
 
 
 def losses(name: str) -> Row:
@@ -324,29 +321,6 @@ def launches(name: str) -> Row:
         eager.update(own)
     row["largest_difference"] = float((eager.policy.flat - captured.policy.flat).abs().max())
     row["replayed_ms"] = round(milliseconds(graph.replay, device), 3)
-    return row
-
-
-def compiled(name: str) -> Row:
-    """Time updates of four agents, eager and compiled, and compare parameters and errors after four updates."""
-    config, algorithm, device, own = four_agents(name)
-    row = Row(case=name)
-    parameters, errors = [], []
-    for label, compiler in (("eager", None), ("compiled", Compiler(True, speaks=False))):
-        learner = learner_of(initial_population(config, algorithm), algorithm, device.type, compiler)
-        began = waited(device)
-        results = [learner.update(own) for _ in range(4)]
-        parameters.append(learner.policy.flat.clone())
-        # They are read after the gradients of later objectives, whose CUDA graphs could overwrite them.
-        errors += [] if results[-1].errors is None else [results[-1].errors.clone()]
-        if compiler is not None:
-            row["compile_s"] = round(waited(device) - began, 1)
-            row["compiled"] = compiler.enabled
-        row[f"{label}_ms"] = round(milliseconds(partial(learner.update, own), device), 3)
-    row["largest_difference"] = float((parameters[0] - parameters[1]).abs().max())
-    if errors:
-        row["largest_difference_of_errors"] = float((errors[0] - errors[1]).abs().max())
-    row["speedup"] = round(row["eager_ms"] / row["compiled_ms"], 2)
     return row
 
 

@@ -23,7 +23,6 @@ from evorl.config import AnyConfig
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
 from evorl.population import Learner, Policy, initial_population
-from evorl.population.compiled import Compiler
 from evorl.runs.launch import load_config
 from evorl.runs.metrics import gather_metrics
 from evorl.runs.program import run_program
@@ -49,9 +48,8 @@ class Trainer:
         generator = torch_generator(
             config.seed, generation=1, rank=self.ranks.rank, purpose="acting", device=self.ranks.device
         )
-        compiler = Compiler.of(config)
         self.policy = Policy(initial_population(config, algorithm)[self.placement.local], algorithm, generator)
-        self.learner = Learner(self.policy, self.placement.average_, self.stopwatch, compiler)
+        self.learner = Learner(self.policy, self.placement.average_, self.stopwatch)
         self.experience.begin(self.policy, 1)
 
     def begin(self) -> None:

@@ -24,7 +24,6 @@ from evorl.algorithms import make_algorithm
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
 from evorl.population import Learner, Policy
-from evorl.population.compiled import Compiler
 from evorl.population.evaluation import Evaluator
 from evorl.runs.callbacks import Callback
 from evorl.runs.console import announce
@@ -50,7 +49,6 @@ def main(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Run:
         algorithm = make_algorithm(config, one.interface)
         experience = algorithm.experience(placement, one.always_valid, stopwatch)
         can_continue = one.can_continue
-    compiler = Compiler.of(config, speaks=ranks.is_main)
 
     with (
         Evaluator(config, placement, algorithm) as evaluator,
@@ -60,7 +58,7 @@ def main(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Run:
         for generation in run.generations():
             # Agents are separate records between generations. Stacking them trains this rank's agents as one batch.
             policy = Policy(run.agents[placement.local], algorithm, run.generator("acting"))
-            learner = Learner(policy, placement.average_, stopwatch, compiler)
+            learner = Learner(policy, placement.average_, stopwatch)
             experience.begin(policy, generation)
             actors.begin(policy, generation, run.carries_over, run.generation_plan.steps)
 

@@ -21,7 +21,6 @@ from evorl.algorithms import make_algorithm
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
 from evorl.population import Learner, Policy
-from evorl.population.compiled import Compiler
 from evorl.population.evaluation import Evaluator
 from evorl.runs.callbacks import Callback
 from evorl.runs.console import announce
@@ -46,7 +45,6 @@ def main(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Run:
     with Environments(config.environment, agents=1, num_envs=1) as one:
         algorithm = make_algorithm(config, one.interface)
         experience = algorithm.experience(placement, one.always_valid, stopwatch)
-    compiler = Compiler.of(config, speaks=ranks.is_main)
 
     with (
         Environments(
@@ -58,7 +56,7 @@ def main(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Run:
         for generation in run.generations():
             # Agents are separate records between generations. Stacking them trains this rank's agents as one batch.
             policy = Policy(run.agents[placement.local], algorithm, run.generator("acting"))
-            learner = Learner(policy, placement.average_, stopwatch, compiler)
+            learner = Learner(policy, placement.average_, stopwatch)
             experience.begin(policy, generation)
             run.set_opponents(environments)  # In a game, the league fills the other seats.
             environments.begin(run.seed("environments"), policy.agents, run.carries_over)

@@ -12,6 +12,7 @@ FLOORS = [
     {"types"},
     {"config"},
     {"system"},
+    {"kernels"},
     {"distributed"},
     {"envs"},
     {"networks"},

@@ -17,6 +17,7 @@ from evorl.config import Config, check_name
 from evorl.config.fields import AlgorithmSettings
 from evorl.distributed import Placement
 from evorl.envs.spaces import EnvSpec, ObservationSpecs
+from evorl.kernels.library import usable_kernel
 from evorl.networks import CELLS, NETWORKS, initial_architecture
 from evorl.networks.stack import Architectures, NetworkSpec, Stack, TargetRule
 from evorl.replay import Experience, Pace
@@ -145,6 +146,7 @@ class Algorithm(ABC):
         if settings.recurrent:
             check_name("network.recurrent", settings.recurrent, CELLS)
         network = NETWORKS[settings.name](settings, parts, heads, normalized, noise)
+        network.kernel = usable_kernel(self.config.run.kernel)
         return NetworkSpec(network, initial_architecture(settings, parts, branches), target)
 
     def objective(self, network: str, loss: LossFunction, rate: PerAgent, every: int = 1) -> Objective:

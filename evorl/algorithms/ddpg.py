@@ -140,7 +140,7 @@ class DDPG(OffPolicy):
     def actor_loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
         """Deterministic policy-gradient loss -Q(s, pi(s)) of the first critic (arXiv 1509.02971, eq. 6)."""
         action = actor_action(stack.networks["actor"], batch.observation)
-        return Loss(-q_values(stack.networks["critics"], batch.observation, action)[0])
+        return Loss(-q_values(stack.networks["critics"].frozen(), batch.observation, action)[0])
 
 
 def actor_action(actor: StackedNetwork, observation: Observation) -> Tensor:

@@ -175,7 +175,8 @@ class SAC(OffPolicy):
         """Policy loss E[alpha log pi(a|s) - min Q(s, a)] [P, B], the negative soft value (1812.05905, eq. 7)."""
         policy, entropy = self.policy(stack, batch.observation, generator)
         temperature = self.temperature(stack).detach()
-        per_sample = -self.expected_q(stack.networks["critics"], batch.observation, policy) - temperature * entropy
+        critics = stack.networks["critics"].frozen()
+        per_sample = -self.expected_q(critics, batch.observation, policy) - temperature * entropy
         return Loss(per_sample, lambda: {"entropy": entropy, "temperature": temperature.expand_as(entropy)})
 
     def temperature_loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:

@@ -366,6 +366,9 @@ class RunSettings(Section):
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Compute threads of each rank; an actor has one. Null is OMP_NUM_THREADS if that is set, else 1 or, if agents see
     images, an equal share of the machine's cores."""
+    kernel: Literal["auto", False] = "auto"
+    """On a CPU, compute hidden layers, heads and optimiser steps by C++ that the machine's compiler builds on first use
+    (some seconds; kept in ~/.cache/evorl). False, or a machine without a C++ compiler: by torch."""
     verbose: bool = False
     """At the start, print also the spaces, the sizes of updates and generations, and whether resuming is exact."""
 
@@ -504,12 +507,6 @@ class Training(Section):
     """The mean fitness at which the run ends, once the elite's is above it (`evaluation.error`); null sets none. The
     target in a file is for its own environment; in another one it is the reward threshold that Gymnasium has there.
     With `evolution.fitness: rating` it is a mean result, above 0 and below 1."""
-    compile: Literal["auto"] | bool = "auto"
-    """Compile the gradients of losses by torch's Inductor, which needs a C++ compiler: 10 to 30 s for each number of
-    agents, batch size and structure of a network, the first time on a machine. On a CPU one function serves all widths
-    of hidden layers where mutations change them. `auto` compiles there once all agents of a stack have made 50,000
-    updates, except for networks with convolutions, which were not measured. A2C, IMPALA, APPO and A3C, which report
-    metrics of every update, are not compiled."""
 
 
 class Tracking(Section):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -85,6 +86,15 @@ class DenseLayer:
     branches: int = 1
     residual: bool = False
 
+    @cached_property
+    def parameters(self) -> tuple[str, ...]:
+        """The tensors that a layer may read: per unit, then a weight for each source."""
+        units = ("bias", "gain", "shift", "active_units", "scale")
+        return (
+            *(f"{self.name}.{part}" for part in units),
+            *(f"{self.name}.weight{suffix}" for suffix in self.suffixes),
+        )
+
 
 @dataclass(frozen=True)
 class DensePlan:
@@ -103,6 +113,12 @@ class DensePlan:
     layer_norm: bool
     bf16: bool = False
     features: bool = False
+
+    @cached_property
+    def parameters(self) -> tuple[str, ...]:
+        """The tensors that a plan may read, in order."""
+        hidden = [name for layer in self.layers for name in layer.parameters]
+        return (*hidden, *(f"{head}.{part}" for head in self.heads for part in ("weight", "bias")))
 
     def to_bfloat16(self, x: Tensor) -> Tensor:
         """Round `x` to the precision in which hidden layers multiply."""

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evorl.kernels.library import Kernel
 from evorl.networks.dense import Span, shares
 from evorl.networks.optimizer import FlatTensors
 from evorl.networks.parameters import Specs, fresh_roles, initialise
@@ -59,6 +60,9 @@ class Network(ABC):
 
     The defaults suit a feed-forward network of fixed shape.
     """
+
+    kernel: Kernel | None = None
+    """Computes hidden layers, heads and optimiser steps on a CPU where it can; None leaves them to torch."""
 
     @abstractmethod
     def specs(self, architecture: Architecture) -> Specs:
@@ -415,6 +419,10 @@ class StackedNetwork:
             return self
         return self.computing_with(noisy_weights(self.tensors, self._noise.draw(generator)))
 
+    def frozen(self) -> StackedNetwork:
+        """This network with parameters that losses are not differentiated by; gradients of its inputs still flow."""
+        return self.computing_with({name: value.detach() for name, value in self.tensors.items()})
+
     def computing_with(self, tensors: Tensors) -> StackedNetwork:
         """This network with other inputs of its forward pass."""
         other = copy.copy(self)
@@ -426,17 +434,6 @@ class StackedNetwork:
         active = self.buffers.matrices(self.shapes.matrices)
         others = {name: tensor.detach() for name, tensor in self.tensors.items() if name not in self.shapes.masks}
         return others | {key: shares(active[key]) for key in self.shapes.masks}
-
-    def shapes_of(self, layout: Layout) -> dict[str, Shape]:
-        """The shapes that `with_all_shares` would have with another layout of the same structure."""
-        matrices, agents = Shapes.of(self.network, layout).matrices, self.parameters.agents
-        shapes: dict[str, Shape] = {}
-        for name in self.with_all_shares():
-            branches, read, produced = matrices[name]
-            # Masks are replaced by unit shares, which are columns.
-            sizes = (produced, read) if name in self.shapes.masks else (read, produced)
-            shapes[name] = agents * branches, *sizes
-        return shapes
 
     def load(self, roles: Sequence[Roles]) -> None:
         """Copy the agents' parameters and buffers into the padded tensors."""

@@ -20,6 +20,7 @@ from evorl.config.fields import Initialisation
 from evorl.envs.spaces import ObservationSpec, ObservationSpecs, as_numbers
 from evorl.networks.dense import DenseLayer, DensePlan, dense
 from evorl.networks.image import ImageEncoder
+from evorl.networks.kernel import fits, kernel_dense
 from evorl.networks.parameters import (
     HIDDEN_GAIN,
     NEAR_ZERO_GAIN,
@@ -126,7 +127,11 @@ class StandardNetwork(Network):
             hidden, state = recur(CELLS[layout.architecture.recurrent], plan.branches, p, hidden, recurrent)
             sources = [hidden]
         names = (*plan.heads, FEATURES) if plan.features else plan.heads
-        return dict(zip(names, dense(plan, p, sources), strict=True)) | self._constants(p), state
+        if self.kernel is not None and fits(plan, sources):
+            outputs = kernel_dense(self.kernel, plan, p, sources)
+        else:
+            outputs = dense(plan, p, sources)
+        return dict(zip(names, outputs, strict=True)) | self._constants(p), state
 
     def without_layer(self, architecture: Architecture, index: int, tensors: Tensors) -> tuple[Tensors, dict[str, str]]:
         """Merge the layer and the next one into their product, a single linear map.

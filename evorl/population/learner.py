@@ -15,7 +15,6 @@ from torch import Tensor
 from evorl.algorithms import Algorithm, Objective
 from evorl.networks.optimizer import StackedAdam
 from evorl.networks.stack import Stack, StackedNetwork, TargetRule
-from evorl.population.compiled import CompiledLoss, Compiler
 from evorl.population.initial import not_finite
 from evorl.population.policy import Policy
 from evorl.replay.received import gradient_batch
@@ -53,16 +52,15 @@ class NetworkLearner:
         rule: TargetRule | None,
         epsilon: float,
         gradient: Tensor,
-        compiler: Compiler | None = None,
     ) -> None:
         """Create an optimiser that uses `gradient` [D] as memory for the flat gradient."""
-        self._compiler = compiler
-        self._compiled: dict[Objective, CompiledLoss] = {}
         self.network = network
         self.rule = rule
         self.target = network.target() if rule is not None else None
         flat = network.parameters
-        self.adam = StackedAdam(dict(network.shapes.trained), flat.agents, epsilon, flat.flat.device)
+        self.adam = StackedAdam(
+            dict(network.shapes.trained), flat.agents, epsilon, flat.flat.device, network.network.kernel
+        )
         self._target_weights = torch.zeros(0)
         self.gradient = gradient
         self._rows = flat.rows(gradient)
@@ -92,16 +90,8 @@ class NetworkLearner:
             agent.tensors[name][role] = flat.unload(index, own)
         agent.state.updates[name] = float(self.adam.updates[index])
 
-    def loss(
-        self, objective: Objective, stack: Stack, batch: Batch, generator: torch.Generator, reported: bool = True
-    ) -> Loss:
-        """Compute an objective's loss, and its gradient into `gradient`; a compiled loss has no metrics."""
-        if self._compiler is not None and not reported:
-            if objective not in self._compiled:
-                self._compiled[objective] = CompiledLoss(self._compiler, objective, stack)
-            loss = self._compiled[objective](batch, self.gradient)
-            if loss is not None:
-                return loss
+    def loss(self, objective: Objective, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
+        """Compute an objective's loss, and its gradient into `gradient`."""
         loss = objective.loss(stack, batch, generator)
         self.network.gradient(loss.per_sample, batch.weight, out=self.gradient)
         return loss
@@ -145,7 +135,6 @@ class Learner:
     """Updates the agents of a policy.
 
     `average` replaces a flat gradient by its mean over the ranks that hold the same agents, in one call for all stacks.
-    A `compiler` may compile the gradient computation.
     """
 
     policy: Policy
@@ -180,13 +169,11 @@ class Learner:
         policy: Policy,
         average: Callable[[Tensor], None] = lambda flat: None,
         stopwatch: Stopwatch | None = None,
-        compiler: Compiler | None = None,
     ) -> None:
         self.policy = policy
         self._algorithm = policy.algorithm
         self._average = average
         self._stopwatch = stopwatch or Stopwatch()
-        self._compiler = compiler
         device, count = policy.generator.device, len(policy.agents)
         sizes = {
             name: [stack.networks[name].parameters.flat.numel() for stack in policy.stacks]
@@ -224,10 +211,7 @@ class Learner:
         agents = [self.policy.agents[place] for place in self.policy.places(stack)]
         epsilon, learners = self._algorithm.settings.adam_epsilon, {}
         for name, spec in self._algorithm.networks.items():
-            network, compiler = stack.networks[name], self._compiler
-            if compiler is not None and not compiler.compiles(network, name, agents):
-                compiler = None
-            learner = NetworkLearner(network, spec.target, epsilon, gradients[name], compiler)
+            learner = NetworkLearner(stack.networks[name], spec.target, epsilon, gradients[name])
             learner.load(name, agents)
             if learner.target is not None:
                 stack.target_networks[name] = learner.target
@@ -387,7 +371,7 @@ class Learner:
         """
         name, stacks = objective.network, self.policy.stacks
         networks = [own[name] for own in self.networks]
-        losses = self.losses(objective, parts, reported)
+        losses = self.losses(objective, parts)
         metrics: list[Tensors] = [{}] * len(stacks)
         for index, (loss, part) in enumerate(zip(losses, parts, strict=True)):
             if reported:
@@ -413,7 +397,7 @@ class Learner:
         return [loss.errors for loss in losses], took
 
     @torch.enable_grad()  # An environment in this process may have disabled gradients.
-    def losses(self, objective: Objective, parts: list[Batch], reported: bool = True) -> list[Loss]:
+    def losses(self, objective: Objective, parts: list[Batch]) -> list[Loss]:
         """Compute an objective's loss for every stack; write it and its gradient into its network's `gradients`."""
         name = objective.network
         if parts[0].gradients:
@@ -421,7 +405,7 @@ class Learner:
             return [_given_loss(part) for part in parts]
         losses = []
         for own, stack, part, mean in zip(self.networks, self.policy.stacks, parts, self._losses[name], strict=True):
-            loss = own[name].loss(objective, stack, part, self.policy.generator, reported)
+            loss = own[name].loss(objective, stack, part, self.policy.generator)
             with torch.no_grad():
                 torch.bmm(loss.per_sample.unsqueeze(1), part.weight.unsqueeze(2), out=mean.view(-1, 1, 1))
             losses.append(loss)

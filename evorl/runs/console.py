@@ -19,6 +19,7 @@ from evorl.distributed import Placement, Ranks
 from evorl.envs.generation import GenerationPlan
 from evorl.envs.spaces import EnvSpec
 from evorl.evolution.selection import TRUSTED_CORRELATION
+from evorl.kernels.library import executor
 from evorl.population.evaluation import RANDOM
 from evorl.replay import Pace
 from evorl.runs.directory import from_here
@@ -108,6 +109,7 @@ def details(
         *([f"fitness: {_sum(config.evolution.fitness)}"] if config.evolution.fitness != {RETURN: 1.0} else []),
         *(["fitness: the mean return of training episodes"] if config.evaluation.fitness == "training" else []),
         length.sentence(),
+        *([executor(config.run.kernel)] if placement.ranks.device.type == "cpu" else []),
     ]
 
 

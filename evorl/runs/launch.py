@@ -19,7 +19,7 @@ import torch
 import yaml
 
 from evorl.actors.actors import max_staleness
-from evorl.algorithms import ALGORITHMS, SETTINGS, Algorithm, make_algorithm
+from evorl.algorithms import SETTINGS, Algorithm, make_algorithm
 from evorl.config import AnyConfig, check_name, validate
 from evorl.config.fields import BENCHMARK, ENVIRONMENT, RATING, RETURN, as_configured
 from evorl.config.schema import LeagueSettings, Network
@@ -218,11 +218,6 @@ def _without_effect(config: AnyConfig) -> Iterator[str]:
         yield (
             f"evolution.hyperparameters: there are no ranges, so that {share:.0%} of all mutations change nothing; "
             f"leave it out to get the ranges of {name}, or set evolution.mutation.hyperparameters=0"
-        )
-    if config.training.compile is True and ALGORITHMS[name].report_every == 1:
-        yield (
-            f"training.compile: changes nothing, since {name} reports metrics of every update, and only updates "
-            "without metrics are compiled"
         )
 
 

@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from evorl.config import AnyConfig
 from evorl.config.errors import on_one_line
 from evorl.distributed import Placement
+from evorl.kernels.library import usable_kernel
 from evorl.league.standings import Standings
 from evorl.runs.elite import Elite
 from evorl.system.processes import made_with
@@ -108,11 +109,12 @@ class Progress:
 
 
 def _made_with(config: AnyConfig, placement: Placement) -> dict[str, str]:
-    """The conditions of bit-exact results, by name: versions, machine, precision, compilation, limit of evaluation."""
+    """The conditions of bit-exact results, by name: versions, machine, precision, executor, limit of evaluation."""
+    kernel = usable_kernel(config.run.kernel) if placement.ranks.device.type == "cpu" else None
     return made_with(placement.ranks.device) | {
         "precision": "bfloat16" if config.network.bf16 else "float32",
-        "training.compile": str(config.training.compile).lower(),
         LIMIT: json.dumps(config.evaluation.max_steps),
+        "run.kernel": "torch" if kernel is None else kernel.digest,
     }
 
 

@@ -461,9 +461,3 @@ def test_a_run_says_that_its_mutations_of_hyperparameters_change_nothing():
 
 def test_defaults_are_those_of_the_models():
     assert validate({}, SETTINGS).to_yaml() == validate(override({}, ["algorithm.name=dqn"]), SETTINGS).to_yaml()
-
-
-def test_a_run_says_that_compiling_changes_nothing_where_every_update_reports():
-    with pytest.warns(EvorlWarning, match="training.compile: changes nothing, since a2c reports"):
-        load_config(["training.compile=true"], DQN.with_name("a2c.yaml"))
-    load_config(["training.compile=true"], DQN)

@@ -226,7 +226,7 @@ ACTS = {
     "evaluation.error": "runs/test_elite.py::test_all_tests_together_spend_the_error",
     "training.max_steps": "runs/test_run.py::test_resumed_run_ends_as_undisturbed",
     "training.target_fitness": "runs/test_run.py::test_run_stops_at_the_target_once_fresh_episodes_confirm_it",
-    "training.compile": "population/test_compiled.py::test_compiled_updates_are_those_that_are_not",
+    "run.kernel": "networks/test_kernel.py::test_a_run_by_torch_and_one_by_the_kernel_are_told_apart",
     "tracking.backends": "tracking/test_trackers.py::test_a_stopped_run_goes_on_in_the_same_curves",
     "tracking.project": "tracking/test_trackers.py::test_wandb_takes_from_its_own_variables_what_organises_runs",
     "tracking.mode": "tracking/test_trackers.py::test_an_online_run_is_told_what_it_lacks_and_nothing_twice",

@@ -339,10 +339,10 @@ def test_resume_warns_of_other_versions_and_settings(in_directory, monkeypatch):
     assert json.loads((newest / "state.json").read_text())["made_with"].keys() >= {"torch", "numpy", "cpu", "threads"}
     from evorl.runs import progress
 
-    with pytest.warns(EvorlWarning, match="not bit-exact: training.compile changed from auto to false"):
-        assert train("run.name=a", "run.resume=auto", "training.max_steps=60", "training.compile=false") == 0
+    with pytest.warns(EvorlWarning, match="not bit-exact: run.kernel changed from .* to torch"):
+        assert train("run.name=a", "run.resume=auto", "training.max_steps=60", "run.kernel=false") == 0
     here = progress.made_with
     monkeypatch.setattr(progress, "made_with", lambda device: here(device) | {"torch": "9.9"})
     with pytest.warns(EvorlWarning, match="this resume is not bit-exact: torch changed from .* to 9.9"):
-        assert train("run.name=a", "run.resume=auto", "training.max_steps=80", "training.compile=false") == 0
+        assert train("run.name=a", "run.resume=auto", "training.max_steps=80", "run.kernel=false") == 0
     assert len(lines(in_directory / "runs" / "a" / "metrics.jsonl")) >= 2

@@ -1,0 +1,625 @@
+// Hidden layers and heads of a stack of networks, forward and backward, and Adam: what networks/dense.py and
+// networks/optimizer.py compute by torch, for float32 on a CPU.
+//
+// Small networks do little arithmetic in each of torch's operations, so calls and memory traffic dominate there. Here
+// each agent's rows pass through the whole network in blocks whose activations stay in the core's cache.
+//
+// Layout: outside as in networks/dense.py, tensors [P, rows, units] and weights [P * branches, read, produced]. Inside,
+// a block is a matrix [units, stride] with its rows, the samples, as the inner axis: then products, norms and activations
+// are all loops over whole vectors, and layer norm needs no sum within a vector.
+//
+// Agents are independent, so results do not depend on the number of threads. Only vector extensions of GCC and Clang are
+// used, no intrinsics. Non-finite numbers propagate as in torch, because faults are found by them: compile without
+// -ffast-math.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+namespace {
+
+// ---------------------------------------------------------------------------------------------------- vectors
+
+#ifdef __AVX512F__
+constexpr long LANES = 16, TILE_ROWS = 8;  // 24 of 32 registers hold a tile of a product.
+#else
+constexpr long LANES = 8, TILE_ROWS = 4;  // 12 of 16 registers.
+#endif
+constexpr long TILE_VECTORS = 3;
+constexpr long BLOCK = 128;  // Rows of a block.
+
+typedef float Vec __attribute__((vector_size(LANES * 4)));
+typedef float Unaligned __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef int32_t Int __attribute__((vector_size(LANES * 4)));
+
+inline Vec load(const float* from) { return *(const Unaligned*)from; }
+inline void store(float* to, Vec values) { *(Unaligned*)to = values; }
+inline Vec all(float value) { return Vec{} + value; }
+inline float sum(Vec values) {
+  for (long half = LANES / 2; half; half /= 2)
+    for (long i = 0; i < half; i++) values[i] += values[i + half];
+  return values[0];
+}
+
+// exp by Cody and Waite's reduction and a polynomial, to 2 units in the last place; exp(0) is exactly 1.
+inline Vec exponential(Vec x) {
+  x = x < -87.f ? all(-87.f) : x;  // Written so that NaN stays.
+  x = x > 88.f ? all(88.f) : x;
+  const Vec magic = all(12582912.f), n = (x * 1.44269504f + magic) - magic;
+  const Vec r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  Vec p = all(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.f;
+  const Int exponent = (__builtin_convertvector(n, Int) + 127) << 23;
+  return p * (Vec)exponent;
+}
+
+inline long up(long count) { return (count + LANES - 1) / LANES * LANES; }
+
+// Floats from one unit of a block to the next: no large power of two, which would map all units to few cache lines.
+inline long stride_of(long rows) {
+  const long padded = up(rows);
+  return padded % 128 ? padded : padded + LANES;
+}
+
+// ---------------------------------------------------------------------------------------------------- products
+
+enum class Start { zero, bias, add };
+
+// A tile of C = A B: rows ROWS, columns VECTORS * LANES. A is read at [m * a_row + k * a_column].
+template <int ROWS, int VECTORS>
+inline void tile(const float* a, long a_row, long a_column, const float* b, long b_row, float* c, long c_row, long depth,
+                 const float* bias, Start start) {
+  Vec sums[ROWS][VECTORS];
+  for (int m = 0; m < ROWS; m++)
+    for (int n = 0; n < VECTORS; n++)
+      sums[m][n] = start == Start::bias ? all(bias[m]) : start == Start::add ? load(c + m * c_row + LANES * n) : Vec{};
+  for (long k = 0; k < depth; k++) {
+    Vec columns[VECTORS];
+    for (int n = 0; n < VECTORS; n++) columns[n] = load(b + k * b_row + LANES * n);
+    for (int m = 0; m < ROWS; m++) {
+      const Vec factor = all(a[m * a_row + k * a_column]);
+      for (int n = 0; n < VECTORS; n++) sums[m][n] += factor * columns[n];
+    }
+  }
+  for (int m = 0; m < ROWS; m++)
+    for (int n = 0; n < VECTORS; n++) store(c + m * c_row + LANES * n, sums[m][n]);
+}
+
+template <int VECTORS>
+void column(const float* a, long a_row, long a_column, const float* b, long b_row, float* c, long c_row, long rows,
+            long depth, const float* bias, Start start) {
+  long m = 0;
+  const auto next = [&](auto size) {
+    constexpr int ROWS = decltype(size)::value;
+    for (; m + ROWS <= rows; m += ROWS)
+      tile<ROWS, VECTORS>(a + m * a_row, a_row, a_column, b, b_row, c + m * c_row, c_row, depth, bias ? bias + m : bias,
+                          start);
+  };
+  next(std::integral_constant<int, TILE_ROWS>());
+  next(std::integral_constant<int, 4>());
+  next(std::integral_constant<int, 2>());
+  next(std::integral_constant<int, 1>());
+}
+
+// C [rows, columns] = A [rows, depth] B [depth, columns], columns a multiple of LANES, on top of a start.
+void multiply(const float* a, long a_row, long a_column, const float* b, long b_row, float* c, long c_row, long rows,
+              long columns, long depth, Start start, const float* bias = nullptr) {
+  for (long n = 0; n < columns;) {
+    const long vectors = (columns - n) / LANES;
+    if (vectors == 3 || vectors > 4) {
+      column<TILE_VECTORS>(a, a_row, a_column, b + n, b_row, c + n, c_row, rows, depth, bias, start);
+      n += 3 * LANES;
+    } else if (vectors >= 2) {
+      column<2>(a, a_row, a_column, b + n, b_row, c + n, c_row, rows, depth, bias, start);
+      n += 2 * LANES;
+    } else {
+      column<1>(a, a_row, a_column, b + n, b_row, c + n, c_row, rows, depth, bias, start);
+      n += LANES;
+    }
+  }
+}
+
+// The lower, or upper, halves of two vectors with their elements in turns.
+template <bool UPPER>
+inline Vec zip(Vec a, Vec b) {
+#ifdef __AVX512F__
+  if constexpr (UPPER)
+    return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+  else
+    return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+#else
+  if constexpr (UPPER)
+    return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+  else
+    return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+#endif
+}
+
+// to [columns, rows] = from [rows, columns].
+void transpose(const float* from, long rows, long columns, long from_row, float* to, long to_row) {
+  for (long r = 0; r < rows; r += LANES)
+    for (long c = 0; c < columns; c += LANES) {
+      if (r + LANES > rows || c + LANES > columns) {
+        for (long j = c; j < std::min(c + LANES, columns); j++)
+          for (long i = r; i < std::min(r + LANES, rows); i++) to[j * to_row + i] = from[i * from_row + j];
+        continue;
+      }
+      // Zipping the halves of a square log2(LANES) times transposes it.
+      Vec square[LANES], zipped[LANES];
+      for (long i = 0; i < LANES; i++) square[i] = load(from + (r + i) * from_row + c);
+      for (long round = 1; round < LANES; round *= 2) {
+        for (long i = 0; i < LANES / 2; i++) {
+          zipped[2 * i] = zip<false>(square[i], square[i + LANES / 2]);
+          zipped[2 * i + 1] = zip<true>(square[i], square[i + LANES / 2]);
+        }
+        for (long i = 0; i < LANES; i++) square[i] = zipped[i];
+      }
+      for (long i = 0; i < LANES; i++) store(to + (c + i) * to_row + r, square[i]);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------- the network
+
+enum Activation : int64_t { RELU, TANH, ELU, GELU, SILU };
+
+// value = f(z) and slope = f'(z).
+template <Activation KIND>
+inline void activation(Vec z, Vec& value, Vec& slope) {
+  const Vec zero{}, one = all(1.f);
+  switch (KIND) {
+    case RELU:
+      value = z < zero ? zero : z;
+      slope = z > zero ? one : zero;
+      return;
+    case TANH: {
+      const Vec small = z * z, e = exponential(z + z);
+      // Near 0 the quotient loses digits; the series has an error below 1e-7 of the value there.
+      const Vec series = z * (one - small * (0.333333333f - small * (0.133333333f - small * 0.053968254f)));
+      value = small < 0.01f ? series : one - 2.f / (e + one);
+      slope = one - value * value;
+      return;
+    }
+    case ELU: {
+      const Vec e = exponential(z < zero ? z : z != z ? z : zero);
+      value = z > zero ? z : e - one;
+      slope = z > zero ? one : e;
+      return;
+    }
+    case GELU: {
+      // The normal distribution function by Abramowitz and Stegun 7.1.26, to 1.5e-7.
+      const Vec size = z < zero ? -z : z, density = exponential(z * z * -0.5f), t = one / (size * 0.2316418882f + one);
+      const Vec tail = density * t * 0.5f *
+                       (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
+      const Vec below = z < zero ? tail : one - tail;
+      value = z * below;
+      slope = below + z * density * 0.3989422804f;
+      return;
+    }
+    case SILU: {
+      const Vec sigmoid = one / (exponential(-z) + one);
+      value = z * sigmoid;
+      slope = sigmoid * (z * (one - sigmoid) + one);
+      return;
+    }
+  }
+}
+
+struct Tensor {
+  float* values;
+  float* gradient;  // Null where none is wanted, and in a forward pass.
+};
+
+struct Layer {
+  long units, branches;
+  // Of all agents and branches. Without values: `gain` and `shift` without layer norm, `share` if all units take part in
+  // its statistics, `scale` unless the layer is residual.
+  Tensor bias, gain, shift, share, scale;
+  std::vector<Tensor> weights;  // One for each source in the first layer.
+};
+
+struct Head {
+  long outputs;
+  Tensor weight, bias, output;  // The output is [P, rows, outputs].
+};
+
+struct Source {
+  long width;
+  Tensor tensor;  // [P, rows, width]
+};
+
+struct Network {
+  long agents, rows, branches, width;  // Width is that of all sources together.
+  bool backward, to_parameters, to_sources;
+  const int64_t* activations;  // Of each agent.
+  float* trace;                // What a forward pass keeps for the backward pass, or null.
+  Tensor features;             // The input of the first head [P, rows, units], or null.
+  std::vector<Source> sources;
+  std::vector<Layer> layers;
+  std::vector<Head> heads;
+
+  // Read the words that networks/kernel.py writes.
+  explicit Network(const int64_t* words) : width(0), to_parameters(false), to_sources(false) {
+    const auto number = [&] { return (long)*words++; };
+    const auto tensor = [&] {
+      words += 2;
+      return Tensor{(float*)words[-2], (float*)words[-1]};
+    };
+    backward = number(), agents = number(), rows = number(), branches = number();
+    sources.resize(number()), layers.resize(number()), heads.resize(number());
+    activations = (const int64_t*)number(), trace = (float*)number(), features = tensor();
+    for (Source& source : sources) {
+      source.width = number(), source.tensor = tensor();
+      width += source.width, to_sources |= source.tensor.gradient != nullptr;
+    }
+    for (Layer& layer : layers) {
+      layer.units = number(), layer.branches = number();
+      layer.bias = tensor(), layer.gain = tensor(), layer.shift = tensor(), layer.share = tensor(), layer.scale = tensor();
+      layer.weights.resize(&layer == &layers[0] ? sources.size() : 1);
+      for (Tensor& weight : layer.weights) weight = tensor();
+      to_parameters |= layer.bias.gradient != nullptr;
+    }
+    for (Head& head : heads) {
+      head.outputs = number(), head.weight = tensor(), head.bias = tensor(), head.output = tensor();
+    }
+  }
+
+  long stride() const { return stride_of(std::min(rows, BLOCK)); }
+  long below(size_t layer) const { return layer ? layers[layer - 1].units : width; }
+  long branch_below(size_t layer, long branch) const {
+    return layer && layers[layer - 1].branches > 1 ? branch : 0;
+  }
+  // Floats of a block's trace: inputs, then of each layer and branch [z or normalised, output] and with layer norm the
+  // reciprocals of the standard deviations.
+  long block_size() const {
+    long units = width;
+    for (const Layer& layer : layers) units += layer.branches * (2 * layer.units + 1);
+    return units * stride();
+  }
+  long trace_size() const { return agents * ((rows + BLOCK - 1) / BLOCK) * block_size(); }
+};
+
+// Where a block keeps the activations of each layer and branch.
+struct Block {
+  float* inputs;
+  struct Branch { float *normal, *output, *scale; };
+  std::vector<std::vector<Branch>> layers;
+  Block(const Network& network, float* memory) : inputs(memory) {
+    const long stride = network.stride();
+    memory += network.width * stride;
+    for (const Layer& layer : network.layers) {
+      layers.emplace_back();
+      for (long branch = 0; branch < layer.branches; branch++) {
+        layers.back().push_back({memory, memory + layer.units * stride, memory + 2 * layer.units * stride});
+        memory += (2 * layer.units + 1) * stride;
+      }
+    }
+  }
+  const float* below(const Network& network, size_t layer, long branch) const {
+    return layer ? layers[layer - 1][network.branch_below(layer, branch)].output : inputs;
+  }
+};
+
+// One agent's and branch's part of a layer.
+struct Member {
+  long units;
+  Tensor bias, gain, shift, share, scale;
+  Member(const Layer& layer, long member) : units(layer.units) {
+    const auto part = [&](Tensor all) {
+      return Tensor{all.values ? all.values + member * units : nullptr, all.gradient ? all.gradient + member * units : nullptr};
+    };
+    bias = part(layer.bias), gain = part(layer.gain), shift = part(layer.shift), share = part(layer.share);
+    scale = part(layer.scale);
+  }
+};
+
+template <class Work>
+inline void with_activation(Activation kind, const Work& work) {
+  switch (kind) {
+    case RELU: return work(std::integral_constant<Activation, RELU>());
+    case TANH: return work(std::integral_constant<Activation, TANH>());
+    case ELU: return work(std::integral_constant<Activation, ELU>());
+    case GELU: return work(std::integral_constant<Activation, GELU>());
+    case SILU: return work(std::integral_constant<Activation, SILU>());
+  }
+}
+
+template <Activation KIND>
+void normalise_and_activate(const Member& of, long padded, long stride, const float* in, const Block::Branch& out) {
+  const long units = of.units;
+  for (long b = 0; b < padded; b += LANES) {
+    Vec mean{}, deviation = all(1.f);
+    if (of.gain.values) {
+      const float equal = 1.f / units;
+      Vec square{};
+      for (long u = 0; u < units; u++) mean += load(out.normal + u * stride + b) * (of.share.values ? of.share.values[u] : equal);
+      for (long u = 0; u < units; u++) {
+        const Vec centred = load(out.normal + u * stride + b) - mean;
+        square += centred * centred * (of.share.values ? of.share.values[u] : equal);
+      }
+      for (long i = 0; i < LANES; i++) deviation[i] = 1.f / std::sqrt(square[i] + 1e-5f);
+      store(out.scale + b, deviation);
+    }
+    for (long u = 0; u < units; u++) {
+      Vec z = load(out.normal + u * stride + b), value, slope;
+      if (of.gain.values) {
+        z = (z - mean) * deviation;
+        store(out.normal + u * stride + b, z);
+        z = z * of.gain.values[u] + of.shift.values[u];
+      }
+      activation<KIND>(z, value, slope);
+      store(out.output + u * stride + b, of.scale.values ? load(in + u * stride + b) + value * of.scale.values[u] : value);
+    }
+  }
+}
+
+// Rows [first, first + count) of one agent through the network.
+void forward(const Network& network, long agent, long first, long count, Block& block, std::vector<float>& scratch) {
+  const long stride = network.stride(), padded = up(count);
+  float* input = block.inputs;
+  for (const Source& source : network.sources) {
+    const long width = source.width;
+    transpose(source.tensor.values + (agent * network.rows + first) * width, count, width, width, input, stride);
+    for (long unit = 0; unit < width; unit++) std::fill(input + unit * stride + count, input + unit * stride + padded, 0.f);
+    input += width * stride;
+  }
+  const Activation kind = (Activation)network.activations[agent];
+  for (size_t l = 0; l < network.layers.size(); l++) {
+    const Layer& layer = network.layers[l];
+    const long units = layer.units, read = network.below(l);
+    for (long branch = 0; branch < layer.branches; branch++) {
+      const long member = agent * layer.branches + branch;
+      const Block::Branch& out = block.layers[l][branch];
+      const float *in = block.below(network, l, branch), *part = in;
+      const Member of(layer, member);
+      for (size_t i = 0; i < layer.weights.size(); i++) {
+        const long width = l ? read : network.sources[i].width;
+        multiply(layer.weights[i].values + member * width * units, 1, units, part, stride, out.normal, stride, units,
+                 padded, width, i ? Start::add : Start::bias, of.bias.values);
+        part += width * stride;
+      }
+      with_activation(kind, [&](auto constant) {
+        normalise_and_activate<decltype(constant)::value>(of, padded, stride, in, out);
+      });
+    }
+  }
+  const size_t last = network.layers.size();
+  const long read = network.below(last);
+  for (size_t h = 0; h < network.heads.size(); h++) {
+    const Head& head = network.heads[h];
+    const float* in = block.below(network, last, network.branches > 1 ? h : 0);
+    scratch.resize(std::max<size_t>(scratch.size(), head.outputs * stride));
+    const long n = head.outputs;
+    multiply(head.weight.values + agent * read * n, 1, n, in, stride, scratch.data(), stride, n, padded, read, Start::bias,
+             head.bias.values + agent * n);
+    transpose(scratch.data(), n, count, stride, head.output.values + (agent * network.rows + first) * n, n);
+  }
+  if (network.features.values)
+    transpose(block.below(network, last, 0), read, count, stride,
+              network.features.values + (agent * network.rows + first) * read, read);
+}
+
+// Adds a block's part of the gradient of one weight and bias: weight [read, produced] += in gradient^T.
+struct WeightGradient {
+  long stride, padded;
+  bool first_block;
+  std::vector<float>&transposed, &product;
+
+  void operator()(const float* in, long read, const float* gradient, long produced, float* weight) {
+    const long wide = up(produced), row = stride_of(produced);
+    transposed.resize(std::max<size_t>(transposed.size(), padded * row));
+    if (wide != produced) std::fill(transposed.begin(), transposed.begin() + padded * row, 0.f);
+    transpose(gradient, produced, padded, stride, transposed.data(), row);
+    if (wide == produced) {
+      multiply(in, stride, 1, transposed.data(), row, weight, produced, read, produced, padded,
+               first_block ? Start::zero : Start::add);
+      return;
+    }
+    product.resize(std::max<size_t>(product.size(), read * wide));
+    multiply(in, stride, 1, transposed.data(), row, product.data(), wide, read, wide, padded, Start::zero);
+    for (long r = 0; r < read; r++)
+      for (long c = 0; c < produced; c++) {
+        float& to = weight[r * produced + c];
+        to = product[r * wide + c] + (first_block ? 0.f : to);
+      }
+  }
+
+  void put(float& to, float value) const { to = first_block ? value : to + value; }
+
+  float total(const float* values) const {
+    Vec sums{};
+    for (long b = 0; b < padded; b += LANES) sums += load(values + b);
+    return sum(sums);
+  }
+};
+
+// The gradient of z, from that of a layer's output, with the sums over rows that are gradients of each unit's numbers. A
+// residual layer passes its output's gradient on `to` its source as well.
+template <Activation KIND>
+void activation_gradient(const Member& of, const WeightGradient& add, const Block::Branch& out, const float* from,
+                         float* z_gradient, float* to, bool first_writer) {
+  const long units = of.units, stride = add.stride;
+  for (long u = 0; u < units; u++) {
+    Vec scale_sum{}, gain_sum{}, shift_sum{};
+    for (long b = 0; b < add.padded; b += LANES) {
+      const long at = u * stride + b;
+      const Vec normal = load(out.normal + at);
+      Vec incoming = load(from + at), value, slope;
+      activation<KIND>(of.gain.values ? normal * of.gain.values[u] + of.shift.values[u] : normal, value, slope);
+      if (of.scale.values) {
+        store(to + at, first_writer ? incoming : load(to + at) + incoming);
+        scale_sum += incoming * value;
+        incoming *= of.scale.values[u];
+      }
+      incoming *= slope;
+      shift_sum += incoming;
+      gain_sum += incoming * normal;
+      store(z_gradient + at, incoming);
+    }
+    if (of.scale.gradient) add.put(of.scale.gradient[u], sum(scale_sum));
+    if (of.gain.gradient) add.put(of.gain.gradient[u], sum(gain_sum));
+    float* of_sum = of.gain.values ? of.shift.gradient : of.bias.gradient;
+    if (of_sum) add.put(of_sum[u], sum(shift_sum));
+  }
+}
+
+struct Scratch {
+  std::vector<float> gradient, gradient_below, z, transposed, product;
+};
+
+// Rows [first, first + count) of one agent: gradients of the heads' outputs to those of parameters and sources.
+void backward(const Network& network, long agent, long first, long count, Block& block, Scratch& scratch) {
+  const long stride = network.stride(), padded = up(count), top = network.layers.size();
+  long widest = network.width;
+  for (const Layer& layer : network.layers) widest = std::max(widest, layer.units * layer.branches);
+  for (const Head& head : network.heads) widest = std::max(widest, head.outputs);
+  for (auto* each : {&scratch.gradient, &scratch.gradient_below, &scratch.z}) each->resize(widest * stride);
+  float *gradient = scratch.gradient.data(), *gradient_below = scratch.gradient_below.data(), *z_gradient = scratch.z.data();
+  WeightGradient add{stride, padded, first == 0, scratch.transposed, scratch.product};
+
+  const long read = network.below(top), branches_on_top = network.layers.back().branches;
+  std::fill(gradient, gradient + branches_on_top * read * stride, 0.f);
+  for (size_t h = 0; h < network.heads.size(); h++) {
+    const Head& head = network.heads[h];
+    const long branch = network.branches > 1 ? h : 0, n = head.outputs;
+    if (head.output.gradient) {
+      std::fill(z_gradient, z_gradient + n * stride, 0.f);
+      transpose(head.output.gradient + (agent * network.rows + first) * n, count, n, n, z_gradient, stride);
+      multiply(head.weight.values + agent * read * n, n, 1, z_gradient, stride, gradient + branch * read * stride, stride, read,
+               padded, n, Start::add);
+    }
+    if (!network.to_parameters) continue;
+    float *weight = head.weight.gradient + agent * read * n, *bias = head.bias.gradient + agent * n;
+    if (head.output.gradient) {
+      add(block.below(network, top, branch), read, z_gradient, n, weight);
+      for (long i = 0; i < n; i++) add.put(bias[i], add.total(z_gradient + i * stride));
+    } else if (first == 0) {
+      std::fill(weight, weight + read * n, 0.f), std::fill(bias, bias + n, 0.f);
+    }
+  }
+  if (network.features.gradient) {
+    scratch.product.assign(read * stride, 0.f);
+    transpose(network.features.gradient + (agent * network.rows + first) * read, count, read, read,
+              scratch.product.data(), stride);
+    for (long i = 0; i < read * stride; i++) gradient[i] += scratch.product[i];
+  }
+
+  const Activation kind = (Activation)network.activations[agent];
+  for (long l = top - 1; l >= 0; l--) {
+    const Layer& layer = network.layers[l];
+    const long units = layer.units, below = network.below(l), branches_below = l ? network.layers[l - 1].branches : 1;
+    for (long branch = 0; branch < layer.branches; branch++) {
+      const long member = agent * layer.branches + branch;
+      const Block::Branch& out = block.layers[l][branch];
+      const float* from = gradient + branch * units * stride;
+      float* to = gradient_below + network.branch_below(l, branch) * below * stride;
+      const bool first_writer = branches_below > 1 || branch == 0;
+      const Member of(layer, member);
+      with_activation(kind, [&](auto constant) {
+        activation_gradient<decltype(constant)::value>(of, add, out, from, z_gradient, to, first_writer);
+      });
+      if (of.gain.values) {
+        // Every unit in the statistics moves mean and variance by its share (the quotient rule).
+        for (long b = 0; b < padded; b += LANES) {
+          Vec plain{}, along{};
+          for (long u = 0; u < units; u++) {
+            const Vec inner = load(z_gradient + u * stride + b) * of.gain.values[u];
+            store(z_gradient + u * stride + b, inner);
+            plain += inner;
+            along += inner * load(out.normal + u * stride + b);
+          }
+          const Vec deviation = load(out.scale + b);
+          for (long u = 0; u < units; u++) {
+            const Vec inner = load(z_gradient + u * stride + b);
+            const Vec moved = plain + load(out.normal + u * stride + b) * along;
+            store(z_gradient + u * stride + b, (inner - moved * (of.share.values ? of.share.values[u] : 1.f / units)) * deviation);
+          }
+        }
+        for (long u = 0; of.bias.gradient && u < units; u++)
+          add.put(of.bias.gradient[u], add.total(z_gradient + u * stride));
+      }
+      const float* in = block.below(network, l, branch);
+      for (size_t i = 0; i < layer.weights.size(); i++) {
+        const long width = l ? below : network.sources[i].width;
+        const Tensor& weight = layer.weights[i];
+        if (weight.gradient) add(in, width, z_gradient, units, weight.gradient + member * width * units);
+        if (l || network.sources[i].tensor.gradient)
+          multiply(weight.values + member * width * units, units, 1, z_gradient, stride, to, stride, width, padded, units,
+                   first_writer && !of.scale.values ? Start::zero : Start::add);
+        in += width * stride, to += width * stride;
+      }
+    }
+    std::swap(gradient, gradient_below);
+  }
+  for (const Source& source : network.sources) {
+    const long width = source.width;
+    if (source.tensor.gradient)
+      transpose(gradient, width, count, stride, source.tensor.gradient + (agent * network.rows + first) * width, width);
+    gradient += width * stride;
+  }
+}
+
+void run(const Network& network, long first_agent, long last_agent) {
+  thread_local std::vector<float> memory, outputs;
+  thread_local Scratch scratch;
+  const long size = network.block_size();
+  if (!network.trace) memory.resize(size);
+  for (long agent = first_agent; agent < last_agent; agent++)
+    for (long first = 0; first < network.rows; first += BLOCK) {
+      const long count = std::min(BLOCK, network.rows - first);
+      const long index = agent * ((network.rows + BLOCK - 1) / BLOCK) + first / BLOCK;
+      Block block(network, network.trace ? network.trace + index * size : memory.data());
+      if (network.backward)
+        backward(network, agent, first, count, block, scratch);
+      else
+        forward(network, agent, first, count, block, outputs);
+    }
+}
+
+template <class Work>
+void split(long items, long threads, const Work& work) {
+  threads = std::max(1L, std::min(threads, items));
+  std::vector<std::thread> others;
+  for (long i = 1; i < threads; i++) others.emplace_back(work, items * i / threads, items * (i + 1) / threads);
+  work(0, items / threads);
+  for (auto& each : others) each.join();
+}
+
+}  // namespace
+
+extern "C" {
+
+int64_t dense_trace_size(const int64_t* words) { return Network(words).trace_size(); }
+
+// Forward, or backward if the words say so.
+void dense(const int64_t* words, int64_t threads) {
+  const Network network(words);
+  split(network.agents, threads, [&](long first, long last) { run(network, first, last); });
+}
+
+// A step of Adam on flat buffers, tensor after tensor, each [agents, sizes[t]]; factors are per agent. Agents whose
+// `active` is 0 keep everything.
+void adam(int64_t tensors, int64_t agents, const int64_t* sizes, float* __restrict parameters, float* __restrict mean,
+          float* __restrict square, const float* __restrict gradient, const float* rates, const float* epsilons,
+          const float* active) {
+  for (int64_t t = 0; t < tensors; t++)
+    for (int64_t agent = 0; agent < agents; agent++) {
+      const float rate = rates[agent], epsilon = epsilons[agent];
+      if (!active || active[agent] != 0.f)
+        for (int64_t i = 0; i < sizes[t]; i++) {
+          const float g = gradient[i];
+          mean[i] += 0.1f * (g - mean[i]);
+          square[i] += 0.001f * (g * g - square[i]);
+          parameters[i] -= rate * mean[i] / (std::sqrt(square[i]) + epsilon);
+        }
+      parameters += sizes[t], mean += sizes[t], square += sizes[t], gradient += sizes[t];
+    }
+}
+}

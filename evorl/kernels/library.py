@@ -1,0 +1,122 @@
+"""The C++ kernel of `dense.cpp`: built by the machine's compiler on first use, kept in the user's cache directory."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import tempfile
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("dense.cpp")
+FLAGS = (
+    *("-O3", "-std=c++17", "-shared", "-fPIC", "-pthread"),
+    # A product and a sum in one instruction; non-finite numbers keep their meaning.
+    *("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"),
+)
+BUILD_SECONDS = 120
+"""The time limit of a build, which takes 3 s on an idle core."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The loaded library. Arrays of int64 hold sizes and addresses, in the order in which `dense.cpp` reads them."""
+
+    library: ctypes.CDLL
+    digest: str
+    """Identifies source, compiler, flags and CPU: equal digests compute equal bits."""
+
+    def trace_size(self, words: array[int]) -> int:
+        """Floats that a forward pass keeps for its backward pass."""
+        return int(self.library.dense_trace_size(words.buffer_info()[0]))
+
+    def dense(self, words: array[int], threads: int) -> None:
+        """Run the forward or the backward pass that `words` describe; the interpreter's lock is not held meanwhile."""
+        self.library.dense(words.buffer_info()[0], threads)
+
+    def adam(self, sizes: array[int], agents: int, *addresses: int) -> None:
+        """A step of Adam on flat buffers: parameters, moments, gradient, then rates, epsilons and activity [P]."""
+        self.library.adam(len(sizes), agents, sizes.buffer_info()[0], *addresses)
+
+
+@functools.cache
+def load_kernel() -> Kernel | str:
+    """The kernel, built unless the cache has it; or in one line why this machine cannot use it."""
+    compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX", ""), "c++", "g++", "clang++"))), None)
+    if compiler is None:
+        return "no C++ compiler (CXX, c++, g++, clang++)"
+    native = "-mcpu=native" if platform.machine() == "arm64" else "-march=native"
+    command = [compiler, *FLAGS, native, str(SOURCE)]
+    digest = _digest(command)
+    try:
+        path = _cache() / f"dense-{digest}.so"
+        if not path.is_file():
+            _build(command, path)
+        library = ctypes.CDLL(str(path))
+    except (OSError, subprocess.SubprocessError) as error:
+        return " ".join(str(error).split())[:200]
+    library.dense_trace_size.restype = ctypes.c_int64
+    library.dense_trace_size.argtypes = [ctypes.c_void_p]
+    library.dense.restype = None
+    library.dense.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+    library.adam.restype = None
+    library.adam.argtypes = [ctypes.c_int64] * 2 + [ctypes.c_void_p] * 8
+    return Kernel(library, digest)
+
+
+def usable_kernel(setting: object) -> Kernel | None:
+    """The kernel if `run.kernel` is not false and this machine can build it, else None."""
+    kernel = load_kernel() if setting is not False else None
+    return kernel if isinstance(kernel, Kernel) else None
+
+
+def executor(setting: object) -> str:
+    """A line that says what computes dense layers on a CPU, and why."""
+    if setting is False:
+        return "dense layers by torch (run.kernel)"
+    kernel = load_kernel()
+    return "dense layers by a C++ kernel" if isinstance(kernel, Kernel) else f"dense layers by torch: {kernel}"
+
+
+def _digest(command: Sequence[str]) -> str:
+    """Sixteen hexadecimal digits that change with the source, the compiler, its flags and the CPU's instructions."""
+    version = subprocess.run([command[0], "--version"], capture_output=True, timeout=BUILD_SECONDS).stdout
+    cpu = platform.processor().encode()
+    if (described := Path("/proc/cpuinfo")).is_file():
+        lines = described.read_text().splitlines()
+        cpu = "\n".join(
+            sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
+        ).encode()
+    parts = [SOURCE.read_bytes(), version, " ".join(command[:-1]).encode(), cpu]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
+def _cache() -> Path:
+    """The cache directory, which only this user may write. Raises OSError otherwise."""
+    path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "evorl"
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise PermissionError(f"{path} is not a directory that only you may write")
+    return path
+
+
+def _build(command: Sequence[str], path: Path) -> None:
+    """Compile to a temporary name and rename, so that ranks which build at the same time do not disturb each other."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as directory:
+        built = Path(directory) / path.name
+        result = subprocess.run(
+            [*command, "-o", str(built)], capture_output=True, text=True, errors="replace", timeout=BUILD_SECONDS
+        )
+        if result.returncode != 0:
+            first = next((line for line in result.stderr.splitlines() if "error" in line), "no message")
+            raise OSError(f"{command[0]} failed: {first}")
+        built.replace(path)

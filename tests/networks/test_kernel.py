@@ -1,0 +1,216 @@
+"""The C++ kernel against torch: the same outputs and gradients up to rounding, for every kind of layer."""
+
+import stat
+
+import numpy as np
+import pytest
+import torch
+from helpers.support import train
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evorl.kernels import library
+from evorl.kernels.library import load_kernel
+from evorl.networks.dense import DenseLayer, DensePlan, dense, shares
+from evorl.networks.kernel import ACTIVATIONS, fits, kernel_dense
+from evorl.networks.optimizer import StackedAdam
+
+TOLERANCE = 1e-5
+"""Of the largest entry of a gradient."""
+
+
+@pytest.fixture(scope="module")
+def kernel():
+    loaded = load_kernel()
+    if isinstance(loaded, str):
+        pytest.skip(loaded)
+    return loaded
+
+
+@st.composite
+def networks(draw):
+    """A plan, its parameters, and sources; sizes around the kernel's vectors and blocks."""
+    agents, rows = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 17, 64, 128, 129, 300]))
+    widths = draw(st.lists(st.sampled_from([0, 1, 3, 8, 17]), min_size=1, max_size=3))
+    hidden = draw(st.lists(st.sampled_from([1, 7, 16, 33, 48, 64, 513]), min_size=1, max_size=3))
+    heads = draw(st.lists(st.sampled_from([1, 4, 7, 16]), min_size=1, max_size=3))
+    normed, masked, residual = draw(st.booleans()), draw(st.booleans()), draw(st.booleans())
+    branching = draw(st.sampled_from(["shared", "last", "all"]))
+    first, second = draw(st.sampled_from(ACTIVATIONS)), draw(st.sampled_from(ACTIVATIONS))
+    spans = ((first, 0, agents),) if agents == 1 else ((first, 0, 1), (second, 1, agents))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
+    p, layers, reads = {}, [], widths
+
+    def normal(*shape, scale=1.0):
+        return (torch.randn(shape, generator=generator, dtype=torch.float64) * scale).requires_grad_()
+
+    def add(layer, reads, units):
+        members = agents * layer.branches
+        layers.append(layer)
+        for suffix, width in zip(layer.suffixes, reads, strict=True):
+            p[f"{layer.name}.weight{suffix}"] = normal(members, width, units, scale=max(width, 1) ** -0.5)
+        p[f"{layer.name}.bias"] = normal(members, 1, units)
+        if normed:
+            p[f"{layer.name}.gain"], p[f"{layer.name}.shift"] = normal(members, 1, units), normal(members, 1, units)
+            active = (torch.rand(members, 1, units, generator=generator) < 0.7).double()
+            active[..., 0] = 1
+            if masked:
+                p[f"{layer.name}.active_units"] = shares(active)
+        if layer.residual:
+            p[f"{layer.name}.scale"] = normal(members, 1, units)
+
+    for index, units in enumerate(hidden):
+        parted = len(heads) > 1 and (branching == "all" or (branching == "last" and index == len(hidden) - 1))
+        branches = len(heads) if parted else 1
+        suffixes = ("",) if index else tuple(f".{part}" for part in range(len(widths)))
+        add(DenseLayer(f"hidden.{index}", suffixes, branches), reads, units)
+        if residual:
+            add(DenseLayer(f"hidden.{index}.residual.0", ("",), branches, residual=True), [units], units)
+        reads = [units]
+    for index, outputs in enumerate(heads):
+        p[f"head{index}.weight"] = normal(agents, reads[0], outputs, scale=reads[0] ** -0.5)
+        p[f"head{index}.bias"] = normal(agents, 1, outputs)
+    branches = len(heads) if len(heads) > 1 and branching != "shared" else 1
+    names = tuple(f"head{index}" for index in range(len(heads)))
+    plan = DensePlan(tuple(layers), names, branches, spans, normed, features=draw(st.booleans()))
+    return plan, p, [normal(agents, rows, width) for width in widths]
+
+
+def gradients(outputs, leaves):
+    generator = torch.Generator().manual_seed(1)
+    weights = [torch.randn(output.shape, generator=generator, dtype=torch.float64) for output in outputs]
+    loss = sum((output * weight.to(output)).sum() for output, weight in zip(outputs, weights, strict=True))
+    found = torch.autograd.grad(loss, leaves, allow_unused=True)
+    return [torch.zeros_like(leaf) if g is None else g for g, leaf in zip(found, leaves, strict=True)]
+
+
+def single(tensors):
+    return [tensor.detach().float().requires_grad_(tensor.requires_grad) for tensor in tensors]
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(networks())
+def test_outputs_and_gradients_equal_torchs(kernel, network):
+    """Against float64. Layers of one unit under a norm amplify rounding, so torch's own error is allowed for."""
+    plan, p, sources = network
+    leaves = [*(value for value in p.values() if value.requires_grad), *sources]
+    reference = gradients(dense(plan, p, sources), leaves)
+    p32, sources32 = dict(zip(p, single(p.values()), strict=True)), single(sources)
+    leaves32 = [*(value for value in p32.values() if value.requires_grad), *sources32]
+    outputs = kernel_dense(kernel, plan, p32, sources32)
+    largest = max(float(g.abs().max()) for g in reference if g.numel())
+    torchs = gradients(dense(plan, p32, sources32), leaves32)
+    for exact, of_torch, of_kernel in zip(reference, torchs, gradients(outputs, leaves32), strict=True):
+        error, torch_error = (
+            (each - exact).abs().max().item() if each.numel() else 0 for each in (of_kernel, of_torch)
+        )
+        assert error <= TOLERANCE * largest + 4 * torch_error
+    with torch.no_grad():
+        again = kernel_dense(kernel, plan, p32, sources32)
+    assert all(map(torch.equal, outputs, again))
+
+
+def small_network(units=16, rows=200, agents=4, activation="tanh"):
+    generator = torch.Generator().manual_seed(0)
+    p = {
+        "hidden.0.weight": torch.randn(agents, 5, units, generator=generator),
+        "hidden.0.bias": torch.randn(agents, 1, units, generator=generator),
+        "value.weight": torch.randn(agents, units, 1, generator=generator),
+        "value.bias": torch.randn(agents, 1, 1, generator=generator),
+    }
+    plan = DensePlan((DenseLayer("hidden.0"),), ("value",), 1, ((activation, 0, agents),), layer_norm=False)
+    for value in p.values():
+        value.requires_grad_()
+    return plan, p, torch.randn(agents, rows, 5, generator=generator)
+
+
+def test_threads_do_not_change_a_bit(kernel):
+    plan, p, source = small_network()
+    results = []
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        outputs = kernel_dense(kernel, plan, p, [source])
+        results.append([*outputs, *torch.autograd.grad(outputs[0].sum(), [*p.values()])])
+    torch.set_num_threads(1)
+    assert all(map(torch.equal, *results))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_numbers_that_are_not_finite_are_not_hidden(kernel, activation, value):
+    plan, p, source = small_network(activation=activation)
+    source[1, 150, 2] = value
+    (expected,), (output,) = dense(plan, p, [source]), kernel_dense(kernel, plan, p, [source])
+    assert torch.isfinite(output).equal(torch.isfinite(expected))
+    assert torch.isfinite(output[[0, 2, 3]]).all()
+
+
+def test_torch_computes_what_does_not_fit():
+    plan, _, source = small_network()
+    assert fits(plan, [source])
+    assert not fits(plan, [source.double()])
+    assert not fits(DensePlan((), ("value",), 1, plan.spans, layer_norm=False), [source])
+    assert not fits(DensePlan(plan.layers, ("value",), 1, plan.spans, layer_norm=False, bf16=True), [source])
+
+
+def test_adam_takes_torchs_steps(kernel):
+    shapes, device = {"a": (3, 5), "b": (17,)}, torch.device("cpu")
+    by_torch, by_kernel = StackedAdam(shapes, 2, 1e-8, device), StackedAdam(shapes, 2, 1e-8, device, kernel)
+    generator = torch.Generator().manual_seed(0)
+    first = torch.randn(by_torch.exp_avg.flat.numel(), generator=generator)
+    second, rate = first.clone(), torch.tensor([1e-2, 1e-3])
+    for step in range(5):
+        gradient = torch.randn(first.shape, generator=generator)
+        active = torch.tensor([1.0, float(step % 2)]) if step > 1 else None
+        by_torch.step(first, gradient.clone(), rate, active)
+        by_kernel.step(second, gradient, rate, active)
+        assert torch.allclose(first, second, rtol=1e-5, atol=1e-7)
+        assert torch.equal(by_torch.updates, by_kernel.updates)
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    load_kernel.cache_clear()
+    yield tmp_path
+    load_kernel.cache_clear()
+
+
+def test_it_is_built_once_into_a_private_directory(own_cache, kernel):
+    assert not isinstance(load_kernel(), str)
+    (built,) = (own_cache / "evorl").iterdir()
+    assert stat.S_IMODE(built.parent.stat().st_mode) == 0o700
+    load_kernel.cache_clear()
+    written = built.stat().st_mtime_ns
+    assert not isinstance(load_kernel(), str)
+    assert built.stat().st_mtime_ns == written
+
+
+@pytest.mark.parametrize("fault", ["no compiler", "broken compiler", "no cache", "cache of others"])
+def test_without_a_compiler_or_a_cache_there_is_a_reason(own_cache, monkeypatch, fault):
+    if fault == "no compiler":
+        monkeypatch.setenv("PATH", "")
+        monkeypatch.delenv("CXX", raising=False)
+    elif fault == "broken compiler":
+        compiler = own_cache / "broken"
+        compiler.write_text("#!/bin/sh\necho 'error: no such CPU' >&2\nexit 1\n")
+        compiler.chmod(0o700)
+        monkeypatch.setenv("CXX", str(compiler))
+    elif fault == "no cache":
+        monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    else:
+        (own_cache / "evorl").mkdir()
+        (own_cache / "evorl").chmod(0o777)
+    reason = load_kernel()
+    assert isinstance(reason, str)
+    assert reason
+    assert "\n" not in reason
+    assert library.usable_kernel("auto") is None
+
+
+def test_a_run_by_torch_and_one_by_the_kernel_are_told_apart(tmp_path, monkeypatch, capsys, kernel):
+    monkeypatch.chdir(tmp_path)
+    assert train("run.name=by-torch", "run.kernel=false", "run.verbose=true") == 0
+    assert "dense layers by torch (run.kernel)" in capsys.readouterr().err
+    assert train("run.name=by-kernel", "run.verbose=true") == 0
+    assert "dense layers by a C++ kernel" in capsys.readouterr().err
