@@ -77,7 +77,7 @@ def test_a_checkpoint_is_synced_before_its_name_and_its_directory_after(tmp_path
     checkpoints = Checkpoints(tmp_path, keep=1)
     checkpoints.complete(1, {"state.json": checkpoints.write(1, "state.json", b"{}")})
     at = disk_calls.index("rename generation-000001")
-    assert {"sync state.json", "sync manifest.json"} <= {*disk_calls[:at]}
+    assert {"rename state.json", "rename manifest.json"} <= {*disk_calls[:at]}
     assert disk_calls[at - 1].startswith("sync .partial"), "the names in it"
     assert disk_calls[at + 1 :] == [f"sync {tmp_path.name}"]
 
