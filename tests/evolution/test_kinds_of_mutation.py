@@ -137,7 +137,7 @@ def test_a_long_chain_of_mutations_stays_inside_the_limits_and_consistent(critic
 @pytest.mark.parametrize("index", [0, 1])
 def test_two_layers_with_the_identity_between_them_become_their_product(index, critic, monkeypatch):
     monkeypatch.setitem(dense.ACTIVATIONS, "relu", lambda x: x)
-    algorithm = made("ppo", f"algorithm.critic={critic}", observations=OBSERVATIONS["dict"])
+    algorithm = made("ppo", f"algorithm.critic={critic}", "run.kernel=false", observations=OBSERVATIONS["dict"])
     shape = replace(
         first_architecture(algorithm), hidden_sizes=(16, 12, 10), residual_layers=(index, 0, 1), activation="relu"
     )

@@ -67,8 +67,11 @@ def test_a_file_that_holds_no_agents_is_refused(payload):
     assert "not a file of agents" in error
     assert "\n" not in error
     assert len(error) < 600
+
+
+def test_a_file_that_is_no_safetensors_holds_no_tensors():
     with pytest.raises(UserError, match="here: not a file of tensors"):
-        decode_tensors(payload, "here")
+        decode_tensors(FILES["a header of no JSON"], "here")
 
 
 def spoiled(change):
