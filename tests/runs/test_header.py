@@ -151,7 +151,8 @@ def test_on_request_it_says_how_agents_learn_and_in_which_generations(word, in_d
     assert lines[5].startswith("each update: 8 transitions, ")
     assert lines[6] == "each generation: 96 steps of each agent", "two environments, whole rollouts"
     assert "a generation has 48 steps of each environment" in lines[7]
-    assert lines[8].startswith("gen 1/")
+    assert lines[8].startswith("dense layers by ")
+    assert lines[9].startswith("gen 1/")
 
 
 def test_products_in_bfloat16_are_named_and_a_machine_that_is_slow_at_them(tmp_path, monkeypatch):
