@@ -72,10 +72,10 @@ def numpy_state(generator: np.random.Generator) -> Tensor:
 def set_numpy_state(generator: np.random.Generator, state: Tensor) -> None:
     """Load the output of `numpy_state`; any 37 bytes are a state."""
     numbers = state.numpy().tobytes()
-    own = (int.from_bytes(numbers[at : at + WORD], "little") for at in (0, WORD))
+    words = (int.from_bytes(numbers[at : at + WORD], "little") for at in (0, WORD))
     generator.bit_generator.state = {
         "bit_generator": "PCG64",
-        "state": dict(zip(("state", "inc"), own, strict=True)),
+        "state": dict(zip(("state", "inc"), words, strict=True)),
         "uinteger": int.from_bytes(numbers[2 * WORD : -1], "little"),
         "has_uint32": int(numbers[-1] > 0),
     }

@@ -153,8 +153,8 @@ class Actor(Closeable):
         count = self._settings.count
         # Exploration varies over all actors of the same agents, on every rank that holds a copy of them.
         before = self._rank * count if copies > 1 else 0
-        own = self._algorithm.actor_state(before + self._index, copies * count)
-        return {name: value.double().expand(agents, *value.shape).clone() for name, value in own.items()}
+        entropy_state = self._algorithm.actor_state(before + self._index, copies * count)
+        return {name: value.double().expand(agents, *value.shape).clone() for name, value in entropy_state.items()}
 
     def work(self, reader: int, writer: int) -> None:
         """Fill the slots whose numbers arrive on `reader` and report them on `writer`, until `reader` ends."""

@@ -155,8 +155,8 @@ class Counters:
         seconds = max(time.perf_counter() - self._began, 1e-9)
         sums = [len(self._staleness), sum(self._staleness), sum(self._depths), self.restarts, self._stale, self._old]
         most = max(self._staleness, default=0)
-        own = np.array([*sums, most, *(self._steps / seconds)], dtype=np.float64)
-        everyones = placement.ranks.gather(own, "the other ranks' actors")
+        sums_of_rank = np.array([*sums, most, *(self._steps / seconds)], dtype=np.float64)
+        everyones = placement.ranks.gather(sums_of_rank, "the other ranks' actors")
         received, staleness, depth, restarts, stale, old = everyones[:, : len(sums)].sum(0).tolist()
         rates = everyones[:, len(sums) + 1 :].flatten()
         self._steps[:] = 0.0

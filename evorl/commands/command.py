@@ -124,8 +124,8 @@ def file_and_assignments(words: Sequence[str]) -> tuple[Path, list[str]]:
     from evorl.config.yaml import configuration_file
     from evorl.types import UserError
 
-    given = [word for word in words if re.match(r"[^/=]+=", word)]  # A folder may have "=" in its name.
-    named = [word for word in words if word not in given]
+    assignments = [word for word in words if re.match(r"[^/=]+=", word)]  # A folder may have "=" in its name.
+    named = [word for word in words if word not in assignments]
     ids = r"\w[\w/:.-]*-v\d+|[\w.]+:[\w/.-]+"
     if environment := next((word for word in named if re.fullmatch(ids, word) and not Path(word).exists()), None):
         told = f"{environment!r} is neither an algorithm nor a file"
@@ -133,7 +133,7 @@ def file_and_assignments(words: Sequence[str]) -> tuple[Path, list[str]]:
     if len(named) > 1:
         raise UserError(f"name one algorithm or file, not several: {', '.join(map(repr, named[:3]))}")
     name = named[0] if named else DEFAULT_ALGORITHM
-    return configuration_file(name, given).absolute(), given
+    return configuration_file(name, assignments).absolute(), assignments
 
 
 def seed(text: str) -> int:

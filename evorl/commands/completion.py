@@ -89,8 +89,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def keys() -> list[str]:
     """The configuration keys of all algorithms, except keys below a name of the user's own."""
-    known = {each.path for settings in SETTINGS.values() for each in settings_of(model_of(settings))}
-    return sorted(path for path in known if "NAME" not in path.split("."))
+    paths = {each.path for settings in SETTINGS.values() for each in settings_of(model_of(settings))}
+    return sorted(path for path in paths if "NAME" not in path.split("."))
 
 
 def _function(name: str, texts: Mapping[str, str], **words: str) -> Mapping[str, Any]:

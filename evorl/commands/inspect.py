@@ -51,8 +51,8 @@ def rows_of_runs(directory: Path) -> list[tuple[str, ...]]:
     for group in [path for path in inside if path.is_dir() and _began(path) is None]:
         with contextlib.suppress(OSError):
             inside += [path for path in group.iterdir() if not path.is_symlink()]
-    known = sorted((time, path) for path in inside if (time := _began(path)) is not None)
-    return [_in_columns(path, path.relative_to(directory).as_posix()) for _, path in known]
+    began = sorted((time, path) for path in inside if (time := _began(path)) is not None)
+    return [_in_columns(path, path.relative_to(directory).as_posix()) for _, path in began]
 
 
 def _in_columns(run: Path, name: str) -> tuple[str, ...]:
@@ -139,8 +139,8 @@ def lineage_table(stages: Sequence[Stage], use: Callable[[str, float], float]) -
 
     rows: list[tuple[str, ...]] = [LINEAGE_HEADINGS]
     for number, group in groupby(stages, key=lambda stage: stage.id):
-        own = list(group)
-        first, last = own[0], own[-1]
+        runs_of_series = list(group)
+        first, last = runs_of_series[0], runs_of_series[-1]
         lived = f"{first.generation}" if first is last else f"{first.generation} to {last.generation}"
         scores = [stage.fitness for stage in (first, last) if stage.fitness is not None]
         fitness = " to ".join(digits(score) for score in dict.fromkeys(scores)) or "-"

@@ -67,14 +67,14 @@ def match_of(run: Path, opponent: str, games: int, seed: int, allow_code: bool =
     ]
     with Arena(settings, interface, loaded.config.evaluation.max_steps) as arena:
         results = arena.play_as(fill, fixtures).reshape(pairs, 2)
-    own = np.stack([results[:, 0], 1 - results[:, 1]], axis=1)
+    of_opponent = np.stack([results[:, 0], 1 - results[:, 1]], axis=1)
     return {
         "run": str(run),
         "opponent": str(opponent),
         "agents": [side.agent for side in sides],
         "games": 2 * pairs,
         "seed": seed,
-        **score_of(own),
+        **score_of(of_opponent),
     }
 
 

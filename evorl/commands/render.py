@@ -105,8 +105,8 @@ def export(parsed: argparse.Namespace) -> None:
     here = Path() if is_on_hub(parsed.run) else parsed.run
     is_best = parsed.agent is None and parsed.generation is None
     of = "" if parsed.generation is None else f"-generation-{parsed.generation}"
-    own = EXPORTED if is_best else f"agent-{found.agent.id}{of}.onnx"
-    loaded, output = in_float32(found), parsed.output or here / own
+    default_name = EXPORTED if is_best else f"agent-{found.agent.id}{of}.onnx"
+    loaded, output = in_float32(found), parsed.output or here / default_name
     difference = write_onnx(loaded, output, facts_of(loaded))
     exact = "" if loaded is found else "; exported in float32, although the agent was trained in bfloat16"
     close = f"within {difference:.1g} of" if difference else "exactly equal to"

@@ -122,8 +122,8 @@ def resume_command(
                 f"with population.from={run}"
             )
     where = run.resolve()
-    place = [assignment("run.directory", str(where.parent)), assignment("run.name", where.name), "run.resume=auto"]
-    given = [*overrides, *place]
+    location = [assignment("run.directory", str(where.parent)), assignment("run.name", where.name), "run.resume=auto"]
+    given = [*overrides, *location]
     config = read_config(run / CONFIG, given)
     refuse_code(saved_config(read_yaml(run / CONFIG)), allow_code, trains=True)
     ranks = processes_for(run, processes)
@@ -202,8 +202,8 @@ def train_seeds(parsed: argparse.Namespace) -> None:
     runs = [(number, config.run.directory / each) for number, each in names]
     for number, path in runs:
         if (path / CONFIG).is_file():
-            asked = launched(read_config(file, [*given, f"seed={number}"]), asked_for_bf16())
-            _check_begun(path, check(asked, ranks=parsed.processes))
+            requested = launched(read_config(file, [*given, f"seed={number}"]), asked_for_bf16())
+            _check_begun(path, check(requested, ranks=parsed.processes))
     several = ["--processes", str(parsed.processes)] if parsed.processes > 1 else []
     program = [sys.executable, "-P", "-m", "evorl", "train", *several, str(file), *given]
     origin = [] if config.run.origin else [assignment("run.origin", f"seed of {name}")]
@@ -243,9 +243,9 @@ def _check_begun(path: Path, config: AnyConfig) -> None:
 
 def visible_gpus() -> list[str]:
     """The names by which `CUDA_VISIBLE_DEVICES` can select the GPUs that this process may use."""
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if given is not None:
-        return [name for each in given.split(",") if (name := each.strip())]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name for each in visible.split(",") if (name := each.strip())]
     import torch  # Only several jobs need it: importing it takes 2 s.
 
     return [str(index) for index in range(torch.cuda.device_count())]
@@ -281,8 +281,8 @@ class Processes:
                 return 1
             # The package comes first on the path, so that no other `evorl` is imported instead.
             path = os.pathsep.join(filter(None, (str(PACKAGE.parent), os.environ.get("PYTHONPATH"))))
-            own = {"CUDA_VISIBLE_DEVICES": self.devices.pop(0)} if self.devices else {}
-            environment = {**os.environ, "PYTHONPATH": path, **own}
+            device_variables = {"CUDA_VISIBLE_DEVICES": self.devices.pop(0)} if self.devices else {}
+            environment = {**os.environ, "PYTHONPATH": path, **device_variables}
             process = subprocess.Popen(
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT, text=True, errors="replace",
@@ -295,7 +295,7 @@ class Processes:
         code = process.wait()
         with self.lock:
             self.running.discard(process)
-            self.devices += own.values()
+            self.devices += device_variables.values()
         return code
 
     def end(self) -> None:
@@ -326,17 +326,17 @@ def summary_lines(runs: Sequence[tuple[int, Path]]) -> list[str]:
     rows, best, solved, targets = [], [], 0, 0
     for number, path in runs:
         record = read_overview(path)
-        told = record.summary
-        reached = told.get("best_fitness")
+        summary = record.summary
+        reached = summary.get("best_fitness")
         shown = "-"
         if isinstance(reached, int | float):
             best.append(float(reached))
             shown = digits(reached)
-        targets += told.get("solved") is not None
-        solved += told.get("solved") is True
+        targets += summary.get("solved") is not None
+        solved += summary.get("solved") is True
         rows.append((
-            str(number), path.name, shown, str(told.get("best_fitness_episodes", "-")),
-            f"{told.get('agent_steps', 0):,}", f"{told.get('wall_clock_seconds', 0):.0f}", state_of(record),
+            str(number), path.name, shown, str(summary.get("best_fitness_episodes", "-")),
+            f"{summary.get('agent_steps', 0):,}", f"{summary.get('wall_clock_seconds', 0):.0f}", state_of(record),
         ))  # fmt: skip
     return [*map(on_one_line, aligned([HEADINGS, *rows])), _together(best, solved, targets, len(runs))]
 

@@ -43,26 +43,26 @@ def settings_of(model: type[BaseModel], prefix: str = "", defaults: BaseModel | 
 
     `defaults` is the section that the model's parent has by default, if its values differ from the model's own.
     """
-    found: list[Setting] = []
+    collected: list[Setting] = []
     for name, field in model.model_fields.items():
         inner, path = section_in(field.annotation), f"{prefix}{field.alias or name}"
         sentence = sentence_of(model, name) or (own_sentence(inner) if inner else "")
         value = _default(field) if defaults is None else getattr(defaults, name)
         default = "" if inner is field.annotation else _as_yaml(value)
-        found.append(Setting(path, _takes(field), default, sentence))
+        collected.append(Setting(path, _takes(field), default, sentence))
         if inner is not None:
             own = value if type(value) is inner else None
-            found += settings_of(inner, f"{path}.{_between(field.annotation)}", own)
-    return found
+            collected += settings_of(inner, f"{path}.{_between(field.annotation)}", own)
+    return collected
 
 
 def explained(settings: Sequence[Setting], key: str) -> list[str]:
     """Return the help lines for a key and all keys below it. Raises UserError if there is no such key."""
-    found = [each for each in settings if each.path == key or each.path.startswith(f"{key}.")]
-    if not found:
+    matching = [each for each in settings if each.path == key or each.path.startswith(f"{key}.")]
+    if not matching:
         raise UserError(f"--explain: there is no key {key!r}" + nearest(key, [each.path for each in settings]))
     lines: list[str] = []
-    for each in found:
+    for each in matching:
         default = f" (default: {each.default})" if each.default else ""
         lines.append(f"{each.path}: {each.kind}{default}")
         lines += textwrap.wrap(each.sentence, 110, initial_indent=MARGIN, subsequent_indent=MARGIN)
@@ -150,8 +150,8 @@ shipped files in `configs/training` replace some of the defaults.
 
 def commented(data: Mapping[str, Any], settings: Sequence[Setting]) -> str:
     """Return a configuration as YAML, with each key's description in a comment above it."""
-    known = {setting.path: setting for setting in settings}
-    return "\n".join(_lines(data, known, "")).lstrip() + "\n"
+    by_path = {setting.path: setting for setting in settings}
+    return "\n".join(_lines(data, by_path, "")).lstrip() + "\n"
 
 
 def _lines(data: Mapping[str, Any], known: Mapping[str, Setting], prefix: str) -> Iterator[str]:
@@ -196,8 +196,8 @@ def page(algorithms: Mapping[str, type[AlgorithmSettings]]) -> str:
 def _algorithm(name: str, model: type[AlgorithmSettings]) -> str:
     changeable = ", ".join(f"`{each}`" for each in model.hyperparameters)
     rows = [each for each in settings_of(model, "algorithm.") if each.path != "algorithm.name"]
-    told = textwrap.fill(f"Evolution may perturb {changeable}.", 100, break_on_hyphens=False)
-    return f"### {name}\n\n{told}\n\n{_table(rows)}"
+    sentence = textwrap.fill(f"Evolution may perturb {changeable}.", 100, break_on_hyphens=False)
+    return f"### {name}\n\n{sentence}\n\n{_table(rows)}"
 
 
 def _table(settings: Sequence[Setting]) -> str:

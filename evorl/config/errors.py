@@ -169,10 +169,10 @@ def bounds_of(annotation: Any, metadata: Sequence[Any]) -> str:
 
 def _constraints(annotation: Any, metadata: Sequence[Any]) -> list[Any]:
     """Return the bounds of a field, including those nested in `X | None` or `tuple[X, ...]`."""
-    found: list[Any] = []
+    members: list[Any] = []
     for item in metadata:
         nested = getattr(item, "metadata", None)
-        found += _constraints(None, nested) if nested else list(item) if isinstance(item, Interval) else [item]
+        members += _constraints(None, nested) if nested else list(item) if isinstance(item, Interval) else [item]
     for argument in typing.get_args(annotation):
-        found += _constraints(argument, getattr(argument, "__metadata__", ()))
-    return [item for item in found if isinstance(item, Ge | Gt | Le | Lt)]
+        members += _constraints(argument, getattr(argument, "__metadata__", ()))
+    return [item for item in members if isinstance(item, Ge | Gt | Le | Lt)]

@@ -277,15 +277,15 @@ class AlgorithmSettings(Section):
         A range is widened to include the configured value, so that the first mutation does not jump. Disabled settings
         have none: those that are null, or 0 on a log scale.
         """
-        found: dict[str, HyperparameterRange] = {}
+        ranges: dict[str, HyperparameterRange] = {}
         for name, range in self.scaled(self.ranges).items():
             value = getattr(self, name)
             if value is None or (value == 0 and range.scale == "log"):
                 continue
             wider = range.model_copy(update={"min": min(range.min, float(value)), "max": max(range.max, float(value))})
             # A trace decay of 1 has no logarithm on `one_minus_log`: keep the range, the value is clipped into it.
-            found[name] = range if wider.validation_error() else wider
-        return found
+            ranges[name] = range if wider.validation_error() else wider
+        return ranges
 
     def validation_error(self, name: str, value: float) -> str | None:
         """Return why a hyperparameter cannot have this value, or None; integers are rounded."""

@@ -56,8 +56,8 @@ class _Loader(yaml.SafeLoader):
         for key in mapping:
             if not isinstance(key, str):
                 # Numeric keys would not survive the round trip through a run's saved configuration.
-                told = f"key {shown(key)} is not a string"
-                raise yaml.constructor.ConstructorError(None, None, told, node.start_mark)
+                reason = f"key {shown(key)} is not a string"
+                raise yaml.constructor.ConstructorError(None, None, reason, node.start_mark)
         return mapping
 
 
@@ -214,12 +214,12 @@ def configuration_file(name: str, assignments: Sequence[str] = ()) -> Path:
     if name not in shipped_names():
         raise UserError(f"{shown(name)} is neither a file nor a shipped configuration" + nearest(name, shipped_names()))
     before = read_yaml(TRAINING / f"{name}.yaml")["algorithm"]["name"]
-    asked = override({"algorithm": {"name": before}}, assignments)
-    algorithm = algorithm_of(asked)
+    data = override({"algorithm": {"name": before}}, assignments)
+    algorithm = algorithm_of(data)
     if algorithm is not None and algorithm != before and algorithm in shipped_names():
         name = algorithm
     if name == algorithm:
-        name = tuned_name(algorithm, environment_of(asked)) or name
+        name = tuned_name(algorithm, environment_of(data)) or name
     return TRAINING / f"{name}.yaml"
 
 

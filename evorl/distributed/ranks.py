@@ -276,10 +276,10 @@ def _join(rank: int, size: int, timeout: float) -> tuple[Store, Launch, str, lis
         store = TCPStore(address, port, None, rank == 0 and not launcher_has_store, limit, wait_for_workers=False)
         # The launcher keeps one store over all restarts: without a prefix, ranks would read a dead attempt's keys.
         attempt = join_attempt(store, rank, size, timeout)
-        own = PrefixStore(f"evorl/{attempt}", store)
+        attempt_store = PrefixStore(f"evorl/{attempt}", store)
         local = int(os.environ.get("LOCAL_RANK", "0"))
-        own.set(f"peer/{rank}", json.dumps(asdict(Peer(socket.gethostname(), local, _own_gpu(local), cpu()))))
-        peers = [Peer(**json.loads(own.get(f"peer/{other}"))) for other in range(size)]
+        attempt_store.set(f"peer/{rank}", json.dumps(asdict(Peer(socket.gethostname(), local, _own_gpu(local), cpu()))))
+        peers = [Peer(**json.loads(attempt_store.get(f"peer/{other}"))) for other in range(size)]
         launch = Launch(launcher(), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0")
         if launcher_has_store:
             # A process may train several times; after a restart, each training continues in its own directory.
@@ -292,7 +292,7 @@ def _join(rank: int, size: int, timeout: float) -> tuple[Store, Launch, str, lis
             # By default gloo and NCCL listen on the interface of the host's name, open to the whole network.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
             os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
-        dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=limit)
+        dist.init_process_group(backend, store=attempt_store, rank=rank, world_size=size, timeout=limit)
         # A connection of its own, with a short timeout: a call must not keep a thread from ending.
         short = timedelta(seconds=min(timeout, STORE_TIMEOUT))
         published = PrefixStore(f"evorl/{attempt}/published", TCPStore(address, port, None, False, short, False))

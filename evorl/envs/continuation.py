@@ -200,8 +200,8 @@ class RestartingEpisodes(Continuation):
 
     def play(self, vector: Vector, origins: Sequence[Any]) -> list[Any]:
         actions, ages = self.journal.actions.astype(self._type), self.journal.ages
-        own = [list(actions[len(actions) - age :, copy]) for copy, age in enumerate(ages)]
-        return self._set(vector, list(zip(origins, own, strict=True)))
+        recent_actions = [list(actions[len(actions) - age :, copy]) for copy, age in enumerate(ages)]
+        return self._set(vector, list(zip(origins, recent_actions, strict=True)))
 
     def begin_anew(self, vector: Vector, copies: Flags, seed: int) -> list[Any]:
         self.journal.begin(copies)

@@ -86,8 +86,8 @@ class Resets:
         """Steps of a game of Atari after which it is truncated, where a lost life is a termination."""
         if self._lives:
             assert vector.spec is not None
-            own = vector.spec.kwargs
-            self._most_steps = np.ceil(own["max_num_frames_per_episode"] / own["frameskip"])
+            spec_kwargs = vector.spec.kwargs
+            self._most_steps = np.ceil(spec_kwargs["max_num_frames_per_episode"] / spec_kwargs["frameskip"])
         self._nowhere = np.zeros(copies, dtype=bool)
         self.resetting = self._serving = self._nowhere
         """Copies [N] whose episode has ended and whose next action only resets them."""
@@ -177,10 +177,10 @@ class Environments(ResumableEnvironments):
         self._on_host = self.device.type == "cpu"
         copies = agents * num_envs
         # In whole games the native environment must not report a lost life as a termination.
-        asked = settings.model_copy(update={"life_loss_ends": False}) if whole_games else settings
+        training_settings = settings.model_copy(update={"life_loss_ends": False}) if whole_games else settings
         self._copies = Copies(settings.id, copies, num_envs)
         # Evaluation episodes are never resumed by another process.
-        self._vector = RecoveringVector(asked, self._copies, continued=continued and not whole_games)
+        self._vector = RecoveringVector(training_settings, self._copies, continued=continued and not whole_games)
         try:
             self._prepare(settings, whole_games)
         except BaseException:
@@ -237,8 +237,10 @@ class Environments(ResumableEnvironments):
         """
         seed_global_generators(seed)
         self._episodes.hand_over([agent.id for agent in agents])
-        own = [own_kwargs(agent, self._kwargs) for agent in agents]
-        changed = any(own) and self._vector.differ([kwargs for kwargs in own for _ in range(self.num_envs)])
+        agents_kwargs = [own_kwargs(agent, self._kwargs) for agent in agents]
+        changed = any(agents_kwargs) and self._vector.differ(
+            [kwargs for kwargs in agents_kwargs for _ in range(self.num_envs)]
+        )
         if changed or not (carry_over and hasattr(self, "observation")):
             # A restore that failed halfway may have left step counts.
             self._steps = np.zeros(self.agents)
@@ -326,8 +328,8 @@ class Environments(ResumableEnvironments):
             source = self._info[FINAL] if _has(self._info, FINAL, copy) else self._info
             for row, name in enumerate(names):
                 if not _has_number(source, name, copy):
-                    known = [key for key in source if not key.startswith("_") and _has_number(source, key, copy)]
-                    more = nearest(name, known) if known else "; it reports nothing"
+                    reported = [key for key in source if not key.startswith("_") and _has_number(source, key, copy)]
+                    more = nearest(name, reported) if reported else "; it reports nothing"
                     raise UserError(
                         f"evolution.fitness: {self._id} reports no number under {name!r} in the last step of an "
                         f"episode{more}"

@@ -177,9 +177,9 @@ class Simultaneous(_Seats):
         self._settle()
 
     def step(self, actions: Mapping[int, Any]) -> None:
-        given = {self.names[seat]: action for seat, action in actions.items()}
-        observations, rewards, terminated, truncated, infos = self._given("step", self.env.step(given), ALL_SEEN)
-        for name in given:
+        by_name = {self.names[seat]: action for seat, action in actions.items()}
+        observations, rewards, terminated, truncated, infos = self._given("step", self.env.step(by_name), ALL_SEEN)
+        for name in by_name:
             self._note(name, observations[name], rewards[name], terminated[name], truncated[name], infos.get(name, {}))
         self._settle()
 
@@ -585,10 +585,10 @@ def is_game(id: str) -> bool:
     if not module or module in GAMES:
         return bool(module)
     try:
-        found = getattr(import_from_here(module), name, None)
+        factory = getattr(import_from_here(module), name, None)
     except ImportError:
         return False
-    return isinstance(found, type) and not issubclass(found, gym.Env) and _has_agents(found)
+    return isinstance(factory, type) and not issubclass(factory, gym.Env) and _has_agents(factory)
 
 
 def _has_agents(kind: type) -> bool:
@@ -638,18 +638,18 @@ GAMES: Mapping[str, Callable[[Environment], Game]] = {PETTINGZOO: _zoo_game, OPE
 
 def spaces_of(env: Any, id: str) -> Spaces:
     """The observation space without its mask, and the action space. Raises UserError unless the seats are alike."""
-    found = []
+    reasons = []
     for name in env.possible_agents:
         try:
             space, actions = env.observation_space(name), env.action_space(name)
         except Exception as error:
             raise _failure(id, error) from error
-        found.append((_without_mask(space, id), actions))
-    if found[0] != found[1]:
+        reasons.append((_without_mask(space, id), actions))
+    if reasons[0] != reasons[1]:
         raise UserError(
             f"environment.id: the seats of {id} have different spaces; one agent can play only seats that are alike"
         )
-    observation, action = found[0]
+    observation, action = reasons[0]
     check_spaces(_Spaces(observation, action), id)
     return observation, action
 

@@ -87,8 +87,8 @@ def _bounds(values: Any, shape: tuple[int, ...]) -> NDArray[np.float64]:
 def _ends(values: NDArray[Any]) -> list[float | str]:
     """Bounds for JSON, with infinities as strings, and as a single value if all are equal."""
     flat = values.reshape(-1)
-    told = flat[:1] if flat.size and (flat == flat[0]).all() else flat
-    return [float(value) if np.isfinite(value) else str(value) for value in told]
+    shown_values = flat[:1] if flat.size and (flat == flat[0]).all() else flat
+    return [float(value) if np.isfinite(value) else str(value) for value in shown_values]
 
 
 def _children(space: gym.spaces.Dict | gym.spaces.Tuple[Any]) -> Json:

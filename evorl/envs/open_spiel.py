@@ -95,8 +95,8 @@ class OpenSpielGame:
     def _drawn(self, outcomes: list[tuple[int, float]]) -> int:
         """One of chance's actions, drawn by their probabilities."""
         bounds = np.cumsum([probability for _, probability in outcomes])
-        place = int(np.searchsorted(bounds, self._rng.random() * bounds[-1], side="right"))
-        return outcomes[min(place, len(outcomes) - 1)][0]
+        outcome = int(np.searchsorted(bounds, self._rng.random() * bounds[-1], side="right"))
+        return outcomes[min(outcome, len(outcomes) - 1)][0]
 
     def view(self, state: Any, seat: int) -> NDArray[np.float32]:
         """The player's tensor in a state of OpenSpiel's, and its seat."""

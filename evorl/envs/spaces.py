@@ -488,11 +488,11 @@ def input_name(part: str) -> str:
 def flattened(observation: Any, name: str = "") -> dict[str, Any]:
     """Flatten a nested observation to its unmodified parts by name: `camera`, `arm.angles`, or `observation`."""
     if isinstance(observation, Mapping | tuple):
-        found: dict[str, Any] = {}
+        entries: dict[str, Any] = {}
         children = observation.items() if isinstance(observation, Mapping) else enumerate(observation)
         for child, inner in children:
-            found |= flattened(inner, f"{name}.{child}" if name else str(child))
-        return found
+            entries |= flattened(inner, f"{name}.{child}" if name else str(child))
+        return entries
     return {name or WHOLE: observation}
 
 

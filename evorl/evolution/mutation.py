@@ -187,8 +187,8 @@ def mutate_dormant(agent: Agent, context: Context, rng: np.random.Generator) -> 
         shape, generator = agent.architectures[name], _torch_generator(rng)
         specs, sizes = networks[name].network.specs(shape), shape.sizes()
         # A reset changes the moments that the next layer's activity is read from.
-        found = {group: activity(specs, agent.tensors[name][EXP_AVG_SQ], group) for group in sizes}
-        for group, active in found.items():
+        activities = {group: activity(specs, agent.tensors[name][EXP_AVG_SQ], group) for group in sizes}
+        for group, active in activities.items():
             if active is not None and (dormant := active <= threshold).any():
                 agent.tensors[name] = renew(specs, sizes, agent.tensors[name], group, dormant, generator)
                 counts[_of(name, networks) + group] = int(dormant.sum())

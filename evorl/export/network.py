@@ -75,14 +75,16 @@ class ActingAgent(nn.Module):
     ) -> list[Tensor]:
         """Convert a batch of raw observations, the action mask and the recurrent state to inputs of `forward`."""
         raw = flattened(observation)
-        found = [torch.from_numpy(np.asarray(raw[name], dtype=TYPES[part.dtype])) for name, part in self.parts.items()]
+        tensors = [
+            torch.from_numpy(np.asarray(raw[name], dtype=TYPES[part.dtype])) for name, part in self.parts.items()
+        ]
         if self.masked:
             assert mask is not None, "every observation has a mask"
-            found.append(torch.from_numpy(mask))
+            tensors.append(torch.from_numpy(mask))
         if self.state_shape[0]:
-            batch = len(found[0])
-            found.append(torch.zeros(batch, *self.state_shape) if state is None else torch.from_numpy(state))
-        return found
+            batch = len(tensors[0])
+            tensors.append(torch.zeros(batch, *self.state_shape) if state is None else torch.from_numpy(state))
+        return tensors
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Map the tensors named by `inputs` to those named by `outputs`."""
@@ -131,11 +133,11 @@ def unpadded(agent: Agent, algorithm: Algorithm) -> Stack:
 
 def _readings(space: gym.Space[Any], indices: Sequence[int] | None, name: str = "") -> Mapping[str, Reading]:
     if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
-        found: dict[str, Reading] = {}
+        readings: dict[str, Reading] = {}
         children = space.spaces.items() if isinstance(space, gym.spaces.Dict) else enumerate(space.spaces)
         for child, inner in children:
-            found |= _readings(inner, None, f"{name}.{child}" if name else str(child))
-        return found
+            readings |= _readings(inner, None, f"{name}.{child}" if name else str(child))
+        return readings
     first = np.asarray(getattr(space, "start", 0), dtype=np.int64)
     reading = Reading(torch.from_numpy(first) if first.any() else None, None)
     if indices is not None:

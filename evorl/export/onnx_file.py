@@ -125,11 +125,11 @@ def compare(acting: ActingAgent, loaded: LoadedAgent, payload: bytes) -> float:
     largest = 0.0
     for batch in (1, BATCH):
         state: NDArray[np.float32] | None = None
-        own: NDArray[np.float32] | None = None
+        own_state: NDArray[np.float32] | None = None
         rng = np.random.default_rng(batch)
         for _ in range(STEPS if acting.state_shape[0] else 1):
             observation, mask, _ = _given(acting, loaded, batch, rng)
-            inputs = acting.given(observation, mask, own)
+            inputs = acting.given(observation, mask, own_state)
             action, after = loaded.predict(observation, state, action_mask=mask)
             wanted = {ACTION: action}
             if after is not None:
@@ -139,7 +139,7 @@ def compare(acting: ActingAgent, loaded: LoadedAgent, payload: bytes) -> float:
             got = dict(zip(acting.outputs, session.run(None, named), strict=True))
             # Unlike Python's `max`, `np.max` propagates NaN.
             largest = float(np.max([largest, *(_difference(np.asarray(wanted[name]), got[name]) for name in got)]))
-            state, own = after, got.get(NEXT_STATE)
+            state, own_state = after, got.get(NEXT_STATE)
     return largest
 
 

@@ -184,14 +184,14 @@ class League:
         """The expected results [P, K] of agents that begin a generation: their parents' where they are new."""
         now = self.standings
         points, games = now.matrices()
-        known = expected(points, games)
+        predicted = expected(points, games)
         places = [now.place_of(agent) for agent in agents]
         places += [len(now.population) + place for place in range(len(self.archive))]
         result = np.full((len(agents), len(places)), 0.5)
         for row in range(len(agents)):
             for column, other in enumerate(places):
                 if (own := places[row]) is not None and other is not None:
-                    result[row, column] = known[own, other]
+                    result[row, column] = predicted[own, other]
         return result
 
     def _fixtures(self, games: Floats, generation: int) -> list[Fixture]:

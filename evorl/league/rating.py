@@ -45,8 +45,8 @@ def ratings(points: Floats, games: Floats, anchor: int) -> tuple[Floats, Floats]
         if np.abs(step).max() < CLOSE:
             break
     covariance = np.linalg.inv(_moments(log, games)[1])
-    own = np.diag(covariance)
-    variance = own + own[anchor] - 2 * covariance[:, anchor]
+    variances = np.diag(covariance)
+    variance = variances + variances[anchor] - 2 * covariance[:, anchor]
     return np.round(ELO * (log - log[anchor]), DIGITS), ELO * np.sqrt(np.maximum(variance, 0.0))
 
 

@@ -76,8 +76,8 @@ class ModuleNetwork(Network):
         seen = as_numbers(seen, self.part)
         if self.part.kind == "vector":
             seen = seen.reshape(*seen.shape[:2], self.part.width)
-        own = {name: p[name].view(-1, *shape) for name, shape in self._shapes.items()}
-        outputs: Tensor = self._forward(own, seen)
+        parameters = {name: p[name].view(-1, *shape) for name, shape in self._shapes.items()}
+        outputs: Tensor = self._forward(parameters, seen)
         return outputs
 
     def _forward_one(self, p: Tensors, x: Tensor) -> Tensor:

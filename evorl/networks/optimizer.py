@@ -184,12 +184,12 @@ class StackedAdam:
             self._updates += active
             self._common_steps, self._ahead = 0, self._ahead[:0]
             return self._corrected(self._updates)
-        place = self._common_steps % AHEAD
-        if not len(self._ahead) or place == 0:
+        step_ahead = self._common_steps % AHEAD
+        if not len(self._ahead) or step_ahead == 0:
             steps = torch.arange(1, AHEAD + 1, device=self._updates.device).unsqueeze(-1)
-            self._ahead = self._corrected(self._updates + (self._common_steps - place) + steps).transpose(0, 1)
+            self._ahead = self._corrected(self._updates + (self._common_steps - step_ahead) + steps).transpose(0, 1)
         self._common_steps += 1
-        return self._ahead[place]
+        return self._ahead[step_ahead]
 
     def _corrected(self, updates: Tensor) -> Tensor:
         """Bias-corrected step size factors and epsilons [2, ..., P] after `updates` steps [..., P]."""

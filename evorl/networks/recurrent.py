@@ -77,11 +77,11 @@ def recur(
     cell: Cell, branches: int, p: Mapping[str, Tensor], hidden: Tensor, recurrent: RecurrentInput
 ) -> tuple[Tensor, Tensor]:
     """Apply a cell to a layer's output; return [P * branches, T * B, N] and the next state [P, B, K, N]."""
-    given = linear(hidden, p["recurrent.input"], p["recurrent.bias"])
+    gates = linear(hidden, p["recurrent.input"], p["recurrent.bias"])
     started = repeated(recurrent.started, branches)
-    given = given.unflatten(1, started.shape[1:])
+    gates = gates.unflatten(1, started.shape[1:])
     # [P, B, branches * slots, N] -> [P * branches, B, slots, N]
     state = recurrent.state.unflatten(2, (branches, cell.slots)).transpose(1, 2).flatten(0, 1)
-    outputs, state = unroll(cell, given, p["recurrent.weight"], state, started)
+    outputs, state = unroll(cell, gates, p["recurrent.weight"], state, started)
     state = state.unflatten(0, (-1, branches)).transpose(1, 2).flatten(2, 3)
     return outputs.flatten(1, 2), state

@@ -293,11 +293,11 @@ class WeightNoise:
         x = torch.randn(sum(self._sizes), generator=generator, device=generator.device)
         parts = (x.sign() * x.abs().sqrt()).split(self._sizes)
         values = {name: part.view(shape) for part, (name, shape) in zip(parts, self._shapes.items(), strict=True)}
-        found: Tensors = {}
+        tensors: Tensors = {}
         for name in self.matrices:
             outputs = values[layer_of(name) or name]
-            found[name] = values[name] * outputs if name in values else outputs
-        return found
+            tensors[name] = values[name] * outputs if name in values else outputs
+        return tensors
 
 
 def noisy_weights(p: Tensors, noise: Tensors) -> Tensors:

@@ -171,11 +171,11 @@ def _kind(shape: Architecture) -> tuple[object, ...]:
 def check_description(agent: Agent, algorithm: Algorithm, where: str) -> None:
     """Raise UserError unless an agent's hyperparameters and kinds of architecture fit the algorithm."""
     hparams, networks = algorithm.settings.first_hyperparameters(), algorithm.networks
-    own = {name: value for name, value in agent.hyperparameters.items() if not name.startswith(ENVIRONMENT)}
+    hyperparameters = {name: value for name, value in agent.hyperparameters.items() if not name.startswith(ENVIRONMENT)}
     if agent.architectures.keys() != networks.keys():
         raise UserError(f"{where}: has the networks {sorted(agent.architectures)}, not {sorted(networks)}")
-    if own.keys() != hparams.keys():
-        raise UserError(f"{where}: has the hyperparameters {sorted(own)}, not {sorted(hparams)}")
+    if hyperparameters.keys() != hparams.keys():
+        raise UserError(f"{where}: has the hyperparameters {sorted(hyperparameters)}, not {sorted(hparams)}")
     for name, spec in networks.items():
         shape = agent.architectures[name]
         if shape.activation is not None:
@@ -190,10 +190,10 @@ def check_description(agent: Agent, algorithm: Algorithm, where: str) -> None:
                 f"{where}: {name} differs from the configuration in its recurrent cell, layer_norm, branches or "
                 "convolutions"
             )
-    for name, value in own.items():
+    for name, value in hyperparameters.items():
         if reason := algorithm.settings.validation_error(name, value):
             raise UserError(f"{where}: {reason}")
-    if reason := algorithm.validation_error(own):
+    if reason := algorithm.validation_error(hyperparameters):
         raise UserError(f"{where}: {reason}")
 
 
@@ -201,12 +201,15 @@ def check_environment_hyperparameters(agents: Sequence[Agent], config: AnyConfig
     """Raise UserError unless agents have exactly the environment settings that evolution may perturb, in range."""
     first, ranges = config.first_environment_hyperparameters(), config.evolution.hyperparameters or {}
     for agent in agents:
-        own = {name: value for name, value in agent.hyperparameters.items() if name.startswith(ENVIRONMENT)}
-        if own.keys() != first.keys():
+        environment_settings = {
+            name: value for name, value in agent.hyperparameters.items() if name.startswith(ENVIRONMENT)
+        }
+        if environment_settings.keys() != first.keys():
             raise UserError(
-                f"{where}: agent {agent.id} has {sorted(own) or 'no'} settings of environments, not {sorted(first)}"
+                f"{where}: agent {agent.id} has {sorted(environment_settings) or 'no'} settings of environments, "
+                f"not {sorted(first)}"
             )
-        for name, value in own.items():
+        for name, value in environment_settings.items():
             if not min(first[name], ranges[name].min) <= value <= max(first[name], ranges[name].max):
                 raise UserError(f"{where}: agent {agent.id} has {name} {value:g}, which is outside its range")
 

@@ -104,9 +104,9 @@ class NetworkLearner:
 
     def scale(self, factor: Tensor) -> None:
         """Multiply each agent's gradient by a factor [P]."""
-        each = factor.unsqueeze(-1)
+        column = factor.unsqueeze(-1)
         for row in self._rows:
-            row *= each
+            row *= column
 
     def step(self, stack: Stack, rate: Tensor, active: Tensor | None, clip: Tensor | None) -> None:
         """Take an optimiser step with learning rates [P] for `active` [P] agents, or all; then update the target.
@@ -248,8 +248,8 @@ class Learner:
             if self._delay_phase is not None:
                 self._delay_phase = self._delay_phase + 1 if batch.all_due else None
             self.policy.version += 1
-            known = [each for each in errors if each is not None]
-            joined_errors = self.policy.joined(known) if len(known) == len(stacks) else None
+            errors_of_stacks = [each for each in errors if each is not None]
+            joined_errors = self.policy.joined(errors_of_stacks) if len(errors_of_stacks) == len(stacks) else None
             if all(each is None for each in active):
                 self._common_updates += 1
                 return UpdateResult(None, joined_errors)

@@ -150,11 +150,11 @@ class Policy:
 
         Where they depend on target networks, a learner must have been made on this policy.
         """
-        found = [
+        parts = [
             self.algorithm.batch_targets(stack, part)
             for stack, part in zip(self.stacks, self.parts(batch), strict=True)
         ]
-        return {name: self.joined([each[name] for each in found]) for name in found[0]}
+        return {name: self.joined([each[name] for each in parts]) for name in parts[0]}
 
     def acted(self, steps: NDArray[np.float64]) -> None:
         """Record `steps` [P] new transitions of each agent, summed over all ranks that hold it."""

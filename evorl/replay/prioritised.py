@@ -385,11 +385,11 @@ class PrioritisedSampler(Sampler):
             priority = priority[-(storage.written - self._newest) :]
             before = np.zeros((storage.written - self._newest - len(priority), storage.lanes))
             flat = np.concatenate([before, priority]).reshape(-1)
-            known = np.isfinite(flat)
+            finite = np.isfinite(flat)
             place = 0
             for start, stop, mask in self._rows(self._newest, storage.written):
                 rows = slice(place, place + stop - start)
-                own, counts = np.broadcast_to(flat[rows], mask.shape), mask & known[rows]
+                own, counts = np.broadcast_to(flat[rows], mask.shape), mask & finite[rows]
                 self.maximum = np.maximum(self.maximum, np.max(own, 1, where=counts, initial=0.0))
                 place = rows.stop
         place = 0
@@ -397,7 +397,7 @@ class PrioritisedSampler(Sampler):
             given = largest = self.maximum[:, None]
             if priority is not None:
                 rows = slice(place, place + stop - start)
-                given = np.where(known[rows], flat[rows], largest)
+                given = np.where(finite[rows], flat[rows], largest)
             self.tree.fill(start, stop, mask * given)
             place += stop - start
         self._newest = storage.written

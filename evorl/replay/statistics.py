@@ -130,14 +130,14 @@ class RolloutStatistics:
 
     def load_state_dict(self, tensors: Tensors, num_envs: int, device: torch.device) -> None:
         """Load the output of `state_dict`. Raises UserError for an invalid one."""
-        own = {name: torch.from_numpy(values.copy()) for name, values in self._rewards._asdict().items()}
+        rewards_state = {name: torch.from_numpy(values.copy()) for name, values in self._rewards._asdict().items()}
         if "sums" in tensors:
-            own["sums"] = torch.zeros(len(own["number"]), num_envs, device=device)
-        load_like(tensors, own, WHERE)
-        if not all(values.isfinite().all() for values in own.values()):
+            rewards_state["sums"] = torch.zeros(len(rewards_state["number"]), num_envs, device=device)
+        load_like(tensors, rewards_state, WHERE)
+        if not all(values.isfinite().all() for values in rewards_state.values()):
             raise UserError(f"{WHERE}: its reward statistics are not finite")
-        self._sums = own.pop("sums", None)
-        self._rewards = Moments(**{name: values.numpy() for name, values in own.items()})
+        self._sums = rewards_state.pop("sums", None)
+        self._rewards = Moments(**{name: values.numpy() for name, values in rewards_state.items()})
 
     def moments(self, samples: Tensor, valid: Tensor) -> Moments:
         """Moments of samples [T, P, E, D] over the `valid` [T, P, E] steps of all ranks."""

@@ -51,8 +51,8 @@ def exchange_reasons(error: BaseException, ranks: Ranks) -> str:
     if isinstance(error, Interrupted | KeyboardInterrupt):
         # A launcher kills all ranks once one has exited, so the reason may be another rank's.
         return ranks.first_reason()
-    known = isinstance(error, UserError | RunFailed)
-    because = on_one_line(str(error) if known else described(error))
+    expected = isinstance(error, UserError | RunFailed)
+    because = on_one_line(str(error) if expected else described(error))
     if isinstance(error, UserError) and error.reported_elsewhere:
         return because
     if ranks.end(because) and isinstance(error, UserError) and error.reported_elsewhere is None:

@@ -107,8 +107,8 @@ class LoadedAgent:
                 raise ValueError("another shape")
         except (KeyError, IndexError, TypeError, ValueError) as error:
             reason = f"it has no part {error}" if isinstance(error, KeyError) else error
-            told = " ".join(f"observation: is not of the agent's space {space}: {reason}".split())
-            raise UserError(on_one_line(told)) from error
+            message = " ".join(f"observation: is not of the agent's space {space}: {reason}".split())
+            raise UserError(on_one_line(message)) from error
         if not batch:
             raise UserError("observation: the batch is empty")
         if action_mask is not None and not self._masked:

@@ -207,8 +207,8 @@ def _finite(points: Mapping[str, float | None]) -> dict[str, float]:
 
 
 def _mean(values: Iterable[float]) -> float:
-    known = list(values)
-    return sum(known) / len(known)
+    names = list(values)
+    return sum(names) / len(names)
 
 
 class Within:

@@ -289,22 +289,22 @@ class Run:
         experience), a generation is saved every `checkpoint.minutes` and on a signal, and resumed where it was saved.
         """
         position, done = self._interim.position, 0
-        each = self.config.environment.num_envs * self.placement.copies
+        steps_per_round = self.config.environment.num_envs * self.placement.copies
         if position is not None:
             done = self._interim.resume(parts)
-            self._steps_within = done * each
+            self._steps_within = done * steps_per_round
             self._note_saved(done)
             self.stopwatch.seconds.update(position.seconds)
             if self.ranks.is_main:
                 say(f"going on {self._within}")
         started = time.perf_counter() - (position.training_seconds if position else 0.0)
-        self._logger.begin(self.generation, done * each, self.generation_plan.steps * each)
+        self._logger.begin(self.generation, done * steps_per_round, self.generation_plan.steps * steps_per_round)
         if parts:
             self._pauses.begin(done, self.generation_plan.steps)
         for step in range(done, self.generation_plan.steps, at_once):
             yield step
-            self._steps_within += each * at_once
-            self._logger.advance(each * at_once, recent)
+            self._steps_within += steps_per_round * at_once
+            self._logger.advance(steps_per_round * at_once, recent)
             if parts:
                 self._pause(step + at_once, parts, time.perf_counter() - started)
             else:
@@ -355,8 +355,8 @@ class Run:
         self._within = f"within generation {self.generation} after {self._of_steps(done)}"
 
     def _of_steps(self, done: int) -> str:
-        each = self.config.environment.num_envs * self.placement.copies
-        return f"{done * each:,} of {self.generation_plan.steps * each:,} steps of each agent"
+        steps_per_round = self.config.environment.num_envs * self.placement.copies
+        return f"{done * steps_per_round:,} of {self.generation_plan.steps * steps_per_round:,} steps of each agent"
 
     def _progress_now(self) -> Progress:
         """The progress with the time that the run has taken until now."""

@@ -190,15 +190,15 @@ def assignments(overrides: Mapping[str, Any], section: str = "") -> list[str]:
 
     Raises UserError for what a configuration cannot hold.
     """
-    found: list[str] = []
+    missing: list[str] = []
     for key, given in overrides.items():
         _check_key(key, section)
         path, value = f"{section}{key}", _settings_in(given)
         if isinstance(value, Mapping) and value and "." not in key and not _is_one_value(path, value):
-            found += assignments(value, f"{path}.")
+            missing += assignments(value, f"{path}.")
         else:
-            found.append(f"{path}={_text(path, value)}")
-    return found
+            missing.append(f"{path}={_text(path, value)}")
+    return missing
 
 
 def _check_key(key: Any, section: str) -> None:

@@ -75,19 +75,21 @@ def _trained(config: AnyConfig, algorithm: Algorithm, run: Path) -> list[Agent]:
         if there == here:
             raise
         # A tensor of another shape would not reveal that the environments differ.
-        told = str(error).removeprefix(f"{where}: ")
+        reason = str(error).removeprefix(f"{where}: ")
         raise UserError(
-            f"{where}: was trained in environment.id {shown(there)}, but this run is in {shown(here)}: {told}"
+            f"{where}: was trained in environment.id {shown(there)}, but this run is in {shown(here)}: {reason}"
         ) from error
     agents = []
     for id in range(config.population.size):
         origin = found[id % len(found)]
-        own = {name: value for name, value in origin.hyperparameters.items() if not name.startswith(ENVIRONMENT)}
+        hyperparameters = {
+            name: value for name, value in origin.hyperparameters.items() if not name.startswith(ENVIRONMENT)
+        }
         try:
             agent = algorithm.adopt(replace(origin.child(id), parent=None, fault=None, ranks=()), theirs.algorithm)
         except UserError as error:
             raise UserError(f"{where}: {error}") from error
-        agent.hyperparameters = own | config.first_environment_hyperparameters()
+        agent.hyperparameters = hyperparameters | config.first_environment_hyperparameters()
         agent.mutation = replace(INITIAL, target=f"agent {origin.id} of {run.name}")
         agents.append(agent)
     return agents
@@ -164,8 +166,8 @@ def _of(run: Path, config: AnyConfig, algorithm: Algorithm) -> list[Predecessor]
     if not fitness:
         raise UserError(f"{path}: no agent of the last generations has a fitness; leave this run out")
     best = sorted(fitness, key=lambda id: (-fitness[id], -id))[: math.ceil(len(fitness) / 4)]
-    own = _settings(elite, run, config, algorithm)
-    return [own, *(settings[id] for id in best if id != elite.id)]
+    elites_settings = _settings(elite, run, config, algorithm)
+    return [elites_settings, *(settings[id] for id in best if id != elite.id)]
 
 
 def _settings(agent: Agent | Stage, run: Path, config: AnyConfig, algorithm: Algorithm) -> Predecessor:
@@ -176,5 +178,5 @@ def _settings(agent: Agent | Stage, run: Path, config: AnyConfig, algorithm: Alg
         for name, shape in agent.architectures.items()
         if name in networks
     }
-    own = {name: value for name, value in agent.hyperparameters.items() if name in ranges}
-    return Predecessor(f"agent {agent.id} of {run.name}", own, sizes)
+    settings_of_agent = {name: value for name, value in agent.hyperparameters.items() if name in ranges}
+    return Predecessor(f"agent {agent.id} of {run.name}", settings_of_agent, sizes)

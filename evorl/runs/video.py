@@ -110,12 +110,12 @@ def _made(settings: Environment) -> Vector:
 
 def _frame_rate(vector: Vector, id: str) -> float:
     """The environment's frames per second. Raises UserError if they are no number that a video can have."""
-    given = (vector.metadata or {}).get("render_fps") or 30
+    rate = (vector.metadata or {}).get("render_fps") or 30
     with contextlib.suppress(TypeError, ValueError):
-        if 1 <= float(given) <= MAX_RATE:
-            return float(given)
+        if 1 <= float(rate) <= MAX_RATE:
+            return float(rate)
     raise UserError(
-        f"environment.id: metadata['render_fps'] of {id} is {shown(given)}; give a number from 1 to {MAX_RATE}"
+        f"environment.id: metadata['render_fps'] of {id} is {shown(rate)}; give a number from 1 to {MAX_RATE}"
     )
 
 
@@ -187,13 +187,13 @@ def _rendered(id: str, vector: Vector, observation: Any) -> Image | None:
         is_whole = image.dtype.kind in "iu" and image.size > 0 and image.min() >= 0 and image.max() <= 255
         if is_whole and image.ndim == 3 and image.shape[2] == 3 and min(image.shape) >= 2:
             return np.asarray(image, dtype=np.uint8)
-        found = f"an array {list(image.shape)} of {image.dtype}"
-        found += f" from {image.min():g} to {image.max():g}" if image.dtype.kind in "iuf" and image.size else ""
+        description = f"an array {list(image.shape)} of {image.dtype}"
+        description += f" from {image.min():g} to {image.max():g}" if image.dtype.kind in "iuf" and image.size else ""
     except (TypeError, ValueError):
-        found = shown(images[0])
+        description = shown(images[0])
     raise UserError(
-        f"environment.id: render() of {id} gave {found}; a picture is an array [rows, columns, 3] of bytes, 0 to 255, "
-        "with at least 2 rows and columns"
+        f"environment.id: render() of {id} gave {description}; a picture is an array [rows, columns, 3] of bytes, "
+        "0 to 255, with at least 2 rows and columns"
     )
 
 

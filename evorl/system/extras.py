@@ -33,8 +33,8 @@ def install_command(extra: str) -> str:
     """The command that installs an extra: into the clone if evorl runs from one, else into the installed package."""
     if not (SOURCE / "pyproject.toml").is_file():
         return f"pip install '{PROJECT}[{extra}]'"
-    place = "." if Path.cwd() == SOURCE else str(SOURCE)
-    return f"pip install -e {shlex.quote(f'{place}[{extra}]')}"
+    location = "." if Path.cwd() == SOURCE else str(SOURCE)
+    return f"pip install -e {shlex.quote(f'{location}[{extra}]')}"
 
 
 def missing(extra: str) -> list[str]:

@@ -93,8 +93,8 @@ def _of_users(stack: Sequence[traceback.FrameSummary]) -> Sequence[traceback.Fra
     user's, all frames of such packages are kept, since environments are packages too.
     """
     frames = [frame for frame in stack if not _is_library(frame.filename)]
-    own = [frame for frame in frames if not _is_installed(frame.filename)]
-    return frames if not own or own[-1] is frames[-1] else [*own, frames[-1]]
+    frames_of_user = [frame for frame in frames if not _is_installed(frame.filename)]
+    return frames if not frames_of_user or frames_of_user[-1] is frames[-1] else [*frames_of_user, frames[-1]]
 
 
 def _is_library(file: str) -> bool:
@@ -168,12 +168,12 @@ def imported(key: str, path: str, form: str = "package.module:NAME") -> Any:
     if not colon:
         raise UserError(f"{key}: {path!r} must have the form {form}")
     try:
-        found = getattr(import_from_here(module_name), name)
+        value = getattr(import_from_here(module_name), name)
     except (ImportError, AttributeError) as error:
         raise UserError(f"{key}: cannot import {path!r}: {error}{place(error)}") from error
-    if not callable(found):
+    if not callable(value):
         raise UserError(f"{key}: {path!r} is not callable")
-    return found
+    return value
 
 
 def name_of(factory: Any) -> str:
@@ -192,8 +192,8 @@ def name_of(factory: Any) -> str:
 
 def defined_in(module: ModuleType, name: str) -> Any:
     """The class or function that a module defines under this name, or None."""
-    found = getattr(module, name, None)
-    return found if isinstance(found, type) or _is_own_function(found, module) else None
+    value = getattr(module, name, None)
+    return value if isinstance(value, type) or _is_own_function(value, module) else None
 
 
 def _is_own_function(found: object, module: ModuleType) -> bool:

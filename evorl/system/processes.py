@@ -170,14 +170,14 @@ def _memory_groups(groups: Path, membership: Path) -> list[tuple[Path, str, str,
         lines = [line.split(":", 2) for line in membership.read_text().splitlines()]
     except OSError:
         return []
-    found = []
+    processes = []
     for _, controllers, path in (line for line in lines if len(line) == 3):
         if not controllers:
-            found.append((groups, path.lstrip("/"), "memory.max", "memory.current", "inactive_file"))
+            processes.append((groups, path.lstrip("/"), "memory.max", "memory.current", "inactive_file"))
         elif "memory" in controllers.split(","):
             names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-            found.append((groups / "memory", path.lstrip("/"), *names))
-    return found
+            processes.append((groups / "memory", path.lstrip("/"), *names))
+    return processes
 
 
 PACKAGES = ("evorl-accelerate", "torch", "numpy", "gymnasium", "box2d", "mujoco", "minatar", "ale-py")
@@ -190,11 +190,11 @@ CPU_FEATURES = Path("/proc/cpuinfo")
 @functools.cache
 def _versions() -> dict[str, str]:
     """The versions of Python and of the packages, read once: every checkpoint names them."""
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for package in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
-    return found
+            versions[package] = metadata.version(package)
+    return versions
 
 
 def made_with(device: torch.device) -> dict[str, str]:

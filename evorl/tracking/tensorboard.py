@@ -37,11 +37,11 @@ class TensorBoard(Tracker):
         self._writer_class = SummaryWriter
         _silence_threads()
         self._events = directory / "tensorboard"
-        known = _steps(self._events)
+        logged_steps = _steps(self._events)
         first, last = None, -1
         for record in history:
             last = record.step
-            first = last if first is None and last not in known else first
+            first = last if first is None and last not in logged_steps else first
         # Purge everything from here on: it is logged again below, or trained again after the resume.
         begin = last + 1 if first is None else first
         self._writer = self._new_writer(self._events, purge_step=begin)
