@@ -62,7 +62,7 @@ def run_facts(run: Drawn) -> list[Fact]:
 
 def environment_facts(run: Drawn) -> list[Fact]:
     """Return the software versions and hardware of a run, with the main packages first."""
-    # Settings, such as training.compile, are told with the others.
+    # Names with a dot are settings, which are shown with the others.
     made = {name: value for name, value in run.generations[-1].made_with.items() if "." not in name}
     return [(name[:40], made[name][:80]) for name in sorted(made, key=lambda name: (name not in PACKAGES, name))]
 
