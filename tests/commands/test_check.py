@@ -116,6 +116,17 @@ class Masked(Good):
         return *super().step(action)[:4], self.info()
 
 
+class Dated(Good):
+    """Gives the seconds since 1970, and a small angle."""
+
+    observation_space = gym.spaces.Dict(
+        angle=gym.spaces.Box(-1.0, 1.0, (1,)), clock=gym.spaces.Box(0.0, 1e10, (2,), np.float64)
+    )
+
+    def observe(self):
+        return {"angle": super().observe()[:1], "clock": np.array([self.number, 1.7e9 + self.number])}
+
+
 class Numbered(Good):
     observation_space = gym.spaces.Dict(angle=gym.spaces.Box(-1.0, 1.0, (2,)), user=gym.spaces.Discrete(2**31 - 1))
 
@@ -187,7 +198,7 @@ def test_what_is_right_passes_with_figures(capsys):
     assert {line.split()[0] for line in lines} == {"pass"}
     names = [re.split(r"  +", line)[1] for line in lines]
     assert names == [
-        "interface", "spaces", "gymnasium", "episodes", "resuming", "speed",
+        "interface", "spaces", "gymnasium", "precision", "episodes", "resuming", "speed",
     ]  # fmt: skip
     text = dict(zip(names, lines, strict=True))
     assert "observation (vector [2]); Discrete(2); for a2c, a3c, " in text["spaces"]
@@ -209,6 +220,7 @@ def test_what_is_right_passes_with_figures(capsys):
         ("Limited-v0", {}),
         ("MaskedInParts", {}),
         ("Unbounded", {"spaces": "warn"}),
+        ("Dated", {"precision": "warn"}),
         ("Sentinel", {"gymnasium": "warn", "episodes": "fail", "resuming": "fail"}),
         ("MaskedAtFirst", {"episodes": "fail", "resuming": "fail"}),
         ("Buffered", {"gymnasium": "fail"}),
