@@ -5,11 +5,11 @@
 // each agent's rows pass through the whole network in blocks whose activations stay in the core's cache.
 //
 // Layout: outside as in networks/dense.py, tensors [P, rows, units] and weights [P * branches, read, produced]. Inside,
-// a block is a matrix [units, stride] with its rows, the samples, as the inner axis: then products, norms and activations
-// are all loops over whole vectors, and layer norm needs no sum within a vector.
+// a block is a matrix [units, stride] with its rows, the samples, as the inner axis: then products, norms and
+// activations are all loops over whole vectors, and layer norm needs no sum within a vector.
 //
-// Agents are independent, so results do not depend on the number of threads. Only vector extensions of GCC and Clang are
-// used, no intrinsics. Non-finite numbers propagate as in torch, because faults are found by them: compile without
+// Agents are independent, so results do not depend on the number of threads. Only vector extensions of GCC and Clang
+// are used, no intrinsics. Non-finite numbers propagate as in torch, because faults are found by them: compile without
 // -ffast-math.
 
 #include <algorithm>
@@ -75,8 +75,8 @@ enum class Start { zero, bias, add };
 
 // A tile of C = A B: rows ROWS, columns VECTORS * LANES. A is read at [m * a_row + k * a_column].
 template <int ROWS, int VECTORS>
-inline void tile(const float* a, long a_row, long a_column, const float* b, long b_row, float* c, long c_row, long depth,
-                 const float* bias, Start start) {
+inline void tile(const float* a, long a_row, long a_column, const float* b, long b_row, float* c, long c_row,
+                 long depth, const float* bias, Start start) {
   Vec sums[ROWS][VECTORS];
   for (int m = 0; m < ROWS; m++)
     for (int n = 0; n < VECTORS; n++)
@@ -196,8 +196,8 @@ inline void activation(Vec z, Vec& value, Vec& slope) {
     case GELU: {
       // The normal distribution function by Abramowitz and Stegun 7.1.26, to 1.5e-7.
       const Vec size = z < zero ? -z : z, density = exponential(z * z * -0.5f), t = one / (size * 0.2316418882f + one);
-      const Vec tail = density * t * 0.5f *
-                       (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
+      const Vec inner = 1.421413741f + t * (-1.453152027f + t * 1.061405429f);
+      const Vec tail = density * t * 0.5f * (0.254829592f + t * (-0.284496736f + t * inner));
       const Vec below = z < zero ? tail : one - tail;
       value = z * below;
       slope = below + z * density * 0.3989422804f;
@@ -219,8 +219,8 @@ struct Tensor {
 
 struct Layer {
   long units, branches;
-  // Of all agents and branches. Without values: `gain` and `shift` without layer norm, `share` if all units take part in
-  // its statistics, `scale` unless the layer is residual.
+  // Of all agents and branches. Without values: `gain` and `shift` without layer norm, `share` if all units take part
+  // in its statistics, `scale` unless the layer is residual.
   Tensor bias, gain, shift, share, scale;
   std::vector<Tensor> weights;  // One for each source in the first layer.
 };
@@ -237,7 +237,7 @@ struct Source {
 
 struct Network {
   long agents, rows, branches, width;  // Width is that of all sources together.
-  bool backward, to_parameters, to_sources;
+  bool backward, to_parameters;
   const int64_t* activations;  // Of each agent.
   float* trace;                // What a forward pass keeps for the backward pass, or null.
   Tensor features;             // The input of the first head [P, rows, units], or null.
@@ -246,7 +246,7 @@ struct Network {
   std::vector<Head> heads;
 
   // Read the words that networks/kernel.py writes.
-  explicit Network(const int64_t* words) : width(0), to_parameters(false), to_sources(false) {
+  explicit Network(const int64_t* words) : width(0), to_parameters(false) {
     const auto number = [&] { return (long)*words++; };
     const auto tensor = [&] {
       words += 2;
@@ -257,11 +257,12 @@ struct Network {
     activations = (const int64_t*)number(), trace = (float*)number(), features = tensor();
     for (Source& source : sources) {
       source.width = number(), source.tensor = tensor();
-      width += source.width, to_sources |= source.tensor.gradient != nullptr;
+      width += source.width;
     }
     for (Layer& layer : layers) {
       layer.units = number(), layer.branches = number();
-      layer.bias = tensor(), layer.gain = tensor(), layer.shift = tensor(), layer.share = tensor(), layer.scale = tensor();
+      layer.bias = tensor(), layer.gain = tensor(), layer.shift = tensor();
+      layer.share = tensor(), layer.scale = tensor();
       layer.weights.resize(&layer == &layers[0] ? sources.size() : 1);
       for (Tensor& weight : layer.weights) weight = tensor();
       to_parameters |= layer.bias.gradient != nullptr;
@@ -312,12 +313,13 @@ struct Member {
   long units;
   Tensor bias, gain, shift, share, scale;
   Member(const Layer& layer, long member) : units(layer.units) {
-    const auto part = [&](Tensor all) {
-      return Tensor{all.values ? all.values + member * units : nullptr, all.gradient ? all.gradient + member * units : nullptr};
-    };
+    const auto from = [&](float* all) { return all ? all + member * units : nullptr; };
+    const auto part = [&](Tensor all) { return Tensor{from(all.values), from(all.gradient)}; };
     bias = part(layer.bias), gain = part(layer.gain), shift = part(layer.shift), share = part(layer.share);
     scale = part(layer.scale);
   }
+  // The weight of a unit in layer norm's statistics.
+  float share_of(long unit) const { return share.values ? share.values[unit] : 1.f / units; }
 };
 
 template <class Work>
@@ -337,12 +339,11 @@ void normalise_and_activate(const Member& of, long padded, long stride, const fl
   for (long b = 0; b < padded; b += LANES) {
     Vec mean{}, deviation = all(1.f);
     if (of.gain.values) {
-      const float equal = 1.f / units;
       Vec square{};
-      for (long u = 0; u < units; u++) mean += load(out.normal + u * stride + b) * (of.share.values ? of.share.values[u] : equal);
+      for (long u = 0; u < units; u++) mean += load(out.normal + u * stride + b) * of.share_of(u);
       for (long u = 0; u < units; u++) {
         const Vec centred = load(out.normal + u * stride + b) - mean;
-        square += centred * centred * (of.share.values ? of.share.values[u] : equal);
+        square += centred * centred * of.share_of(u);
       }
       for (long i = 0; i < LANES; i++) deviation[i] = 1.f / std::sqrt(square[i] + 1e-5f);
       store(out.scale + b, deviation);
@@ -355,7 +356,8 @@ void normalise_and_activate(const Member& of, long padded, long stride, const fl
         z = z * of.gain.values[u] + of.shift.values[u];
       }
       activation<KIND>(z, value, slope);
-      store(out.output + u * stride + b, of.scale.values ? load(in + u * stride + b) + value * of.scale.values[u] : value);
+      if (of.scale.values) value = load(in + u * stride + b) + value * of.scale.values[u];
+      store(out.output + u * stride + b, value);
     }
   }
 }
@@ -367,7 +369,8 @@ void forward(const Network& network, long agent, long first, long count, Block& 
   for (const Source& source : network.sources) {
     const long width = source.width;
     transpose(source.tensor.values + (agent * network.rows + first) * width, count, width, width, input, stride);
-    for (long unit = 0; unit < width; unit++) std::fill(input + unit * stride + count, input + unit * stride + padded, 0.f);
+    for (long unit = 0; unit < width; unit++)
+      std::fill(input + unit * stride + count, input + unit * stride + padded, 0.f);
     input += width * stride;
   }
   const Activation kind = (Activation)network.activations[agent];
@@ -397,8 +400,8 @@ void forward(const Network& network, long agent, long first, long count, Block& 
     const float* in = block.below(network, last, network.branches > 1 ? h : 0);
     scratch.resize(std::max<size_t>(scratch.size(), head.outputs * stride));
     const long n = head.outputs;
-    multiply(head.weight.values + agent * read * n, 1, n, in, stride, scratch.data(), stride, n, padded, read, Start::bias,
-             head.bias.values + agent * n);
+    multiply(head.weight.values + agent * read * n, 1, n, in, stride, scratch.data(), stride, n, padded, read,
+             Start::bias, head.bias.values + agent * n);
     transpose(scratch.data(), n, count, stride, head.output.values + (agent * network.rows + first) * n, n);
   }
   if (network.features.values)
@@ -440,8 +443,8 @@ struct WeightGradient {
   }
 };
 
-// The gradient of z, from that of a layer's output, with the sums over rows that are gradients of each unit's numbers. A
-// residual layer passes its output's gradient on `to` its source as well.
+// The gradient of z, from that of a layer's output, with the sums over rows that are gradients of each unit's numbers.
+// A residual layer passes its output's gradient on `to` its source as well.
 template <Activation KIND>
 void activation_gradient(const Member& of, const WeightGradient& add, const Block::Branch& out, const float* from,
                          float* z_gradient, float* to, bool first_writer) {
@@ -481,7 +484,8 @@ void backward(const Network& network, long agent, long first, long count, Block&
   for (const Layer& layer : network.layers) widest = std::max(widest, layer.units * layer.branches);
   for (const Head& head : network.heads) widest = std::max(widest, head.outputs);
   for (auto* each : {&scratch.gradient, &scratch.gradient_below, &scratch.z}) each->resize(widest * stride);
-  float *gradient = scratch.gradient.data(), *gradient_below = scratch.gradient_below.data(), *z_gradient = scratch.z.data();
+  float *gradient = scratch.gradient.data(), *gradient_below = scratch.gradient_below.data();
+  float* z_gradient = scratch.z.data();
   WeightGradient add{stride, padded, first == 0, scratch.transposed, scratch.product};
 
   const long read = network.below(top), branches_on_top = network.layers.back().branches;
@@ -492,8 +496,8 @@ void backward(const Network& network, long agent, long first, long count, Block&
     if (head.output.gradient) {
       std::fill(z_gradient, z_gradient + n * stride, 0.f);
       transpose(head.output.gradient + (agent * network.rows + first) * n, count, n, n, z_gradient, stride);
-      multiply(head.weight.values + agent * read * n, n, 1, z_gradient, stride, gradient + branch * read * stride, stride, read,
-               padded, n, Start::add);
+      multiply(head.weight.values + agent * read * n, n, 1, z_gradient, stride, gradient + branch * read * stride,
+               stride, read, padded, n, Start::add);
     }
     if (!network.to_parameters) continue;
     float *weight = head.weight.gradient + agent * read * n, *bias = head.bias.gradient + agent * n;
@@ -539,7 +543,7 @@ void backward(const Network& network, long agent, long first, long count, Block&
           for (long u = 0; u < units; u++) {
             const Vec inner = load(z_gradient + u * stride + b);
             const Vec moved = plain + load(out.normal + u * stride + b) * along;
-            store(z_gradient + u * stride + b, (inner - moved * (of.share.values ? of.share.values[u] : 1.f / units)) * deviation);
+            store(z_gradient + u * stride + b, (inner - moved * of.share_of(u)) * deviation);
           }
         }
         for (long u = 0; of.bias.gradient && u < units; u++)
@@ -551,8 +555,8 @@ void backward(const Network& network, long agent, long first, long count, Block&
         const Tensor& weight = layer.weights[i];
         if (weight.gradient) add(in, width, z_gradient, units, weight.gradient + member * width * units);
         if (l || network.sources[i].tensor.gradient)
-          multiply(weight.values + member * width * units, units, 1, z_gradient, stride, to, stride, width, padded, units,
-                   first_writer && !of.scale.values ? Start::zero : Start::add);
+          multiply(weight.values + member * width * units, units, 1, z_gradient, stride, to, stride, width, padded,
+                   units, first_writer && !of.scale.values ? Start::zero : Start::add);
         in += width * stride, to += width * stride;
       }
     }
