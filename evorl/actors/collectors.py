@@ -18,7 +18,7 @@ from evorl.config import AnyConfig
 from evorl.envs import Environments
 from evorl.envs.spaces import ObservationSpec
 from evorl.population import Learner, Policy
-from evorl.population.learner import COMMON, compute_gradients, read_state, split_states, write_state
+from evorl.population.learner import AGREED, COMMON, compute_gradients, read_state, split_states, write_state
 from evorl.replay.batches import BatchBuilder
 from evorl.replay.received import GradientMemory, ReceivedRollouts
 from evorl.replay.replay import ERROR
@@ -177,7 +177,7 @@ def gradient_slot(policy: Policy, config: AnyConfig) -> Callable[[Empty], Gradie
     """The factory of slots for gradients of these agents."""
     agents, algorithm = len(policy.agents), policy.algorithm
     sizes = {
-        name: sum(stack.networks[name].parameters.flat.numel() for stack in policy.stacks) + agents
+        name: sum(stack.networks[name].parameters.flat.numel() for stack in policy.stacks) + len(AGREED) * agents
         for name in algorithm.networks
     }
     return lambda empty: GradientMemory(sizes, (*COMMON, *algorithm.metrics), agents, empty)

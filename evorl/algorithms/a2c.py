@@ -197,6 +197,11 @@ class A2C(Algorithm):
             "or false"
         )
 
+    @property
+    def stops_early(self) -> bool:
+        """True if an agent may stop learning from a rollout before its last minibatch."""
+        return False
+
     def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> Experience:
         """The storage of this rank's rollouts."""
         settings, ranks = self.settings, placement.ranks
@@ -210,6 +215,7 @@ class A2C(Algorithm):
                 normalize_advantage=settings.normalize_advantage,
                 normalize_rewards=settings.normalize_rewards,
                 normalized=self.normalized_parts,
+                stops_early=self.stops_early,
                 copies=shared,
             ),
             self.interface.parts,

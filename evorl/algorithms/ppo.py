@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from evorl.algorithms.a2c import A2C, A2CSettings
@@ -16,7 +17,10 @@ from evorl.config.fields import Fraction, HyperparameterRange, Positive, Rate, S
 from evorl.networks.distributions import Likelihood
 from evorl.networks.stack import Stack
 from evorl.replay.rollouts import parts_of
-from evorl.types import Batch, Tensors
+from evorl.types import Batch, Loss, Tensors
+
+KL_MARGIN = 1.5
+"""An agent stops learning from a rollout once its KL from the behaviour policy exceeds this multiple of `target_kl`."""
 
 
 class PPOSettings(A2CSettings):
@@ -31,6 +35,9 @@ class PPOSettings(A2CSettings):
     """Steps in a minibatch of an agent, on each rank; see `split_batches`."""
     clip: Positive = 0.2
     """The distance from 1 at which the ratio of new to old probability is clipped."""
+    target_kl: Positive | None = None
+    """An agent stops learning from a rollout once its approximate KL divergence from the behaviour policy exceeds 1.5
+    times this; null sets no limit."""
 
     def as_used(self, name: str, value: float, num_envs: int, *, recurrent: bool) -> float:
         """An agent's hyperparameter as training uses it: `batch_size` is the actual size of minibatches."""
@@ -45,6 +52,7 @@ class PPOSettings(A2CSettings):
         "epochs",
         "batch_size",
         "clip",
+        "target_kl",
     )
     ranges: ClassVar[Mapping[str, HyperparameterRange]] = {
         "learning_rate": HyperparameterRange(min=1e-4, max=3e-3),
@@ -60,6 +68,17 @@ class PPO(A2C):
     Settings = PPOSettings
     report_every = 7
     metrics = (*A2C.metrics, "approx_kl", "clip_fraction")
+
+    @property
+    def stops_early(self) -> bool:
+        return self.settings.target_kl is not None
+
+    def loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
+        """Actor-critic loss of a minibatch, with the KL limit of early stopping if `target_kl` is set."""
+        loss, limit = super().loss(stack, batch, generator), stack.hyperparameters.get("target_kl")
+        if limit is not None:
+            loss.divergence, loss.limit = "approx_kl", KL_MARGIN * limit
+        return loss
 
     def policy_loss(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensor:
         """Clipped surrogate loss [P, B]."""

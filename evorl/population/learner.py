@@ -37,6 +37,8 @@ COMMON = ("loss", "gradient_norm")
 """Metrics reported for every objective."""
 GUARDED = "loss", "gradient norm"
 """The numbers of an agent that must be finite for it to take a step."""
+AGREED = "loss", "divergence"
+"""Each agent's numbers that go with a flat gradient, so that all ranks decide alike who takes a step."""
 NUMBERS = ("calls", "partial_calls", "common_updates", "checks_agents", "delay_phase")
 """The whole numbers in a state."""
 WHERE, SUMS = "the learner", "sums/"
@@ -142,10 +144,12 @@ class Learner:
     networks: list[dict[str, NetworkLearner]]
     """Optimiser and target of each network, for each stack."""
     gradients: Tensors
-    """Each network's flat gradient in all stacks, then every agent's loss, so one collective averages both."""
+    """Each network's flat gradient in all stacks, then every agent's `AGREED`, so one collective averages all."""
     _algorithm: Algorithm
     _losses: dict[str, Sequence[Tensor]]
     """Views of `gradients`: the losses [P] of each stack, by network."""
+    _divergences: dict[str, Sequence[Tensor]]
+    """Views of `gradients`: the divergences [P] of each stack, by network."""
     _sums: list[dict[tuple[str, tuple[str, ...]], Tensor]]
     """For each stack, by network and names of metrics: their sums and the count of agents, [metrics + 1, P]."""
     _healthy: list[Tensor]
@@ -179,11 +183,12 @@ class Learner:
             name: [stack.networks[name].parameters.flat.numel() for stack in policy.stacks]
             for name in self._algorithm.networks
         }
-        parts = {name: [*own, count] for name, own in sizes.items()}
+        parts = {name: [*own, *[count] * len(AGREED)] for name, own in sizes.items()}
         self.gradients = {name: torch.zeros(sum(own), device=device) for name, own in parts.items()}
         members = [len(policy.places(stack)) for stack in policy.stacks]
         gradients = {name: flat.split(parts[name]) for name, flat in self.gradients.items()}
-        self._losses = {name: own[-1].split(members) for name, own in gradients.items()}
+        self._losses = {name: own[-2].split(members) for name, own in gradients.items()}
+        self._divergences = {name: own[-1].split(members) for name, own in gradients.items()}
         self.networks = [
             self._network_learners(stack, {name: parts[index] for name, parts in gradients.items()})
             for index, stack in enumerate(policy.stacks)
@@ -370,24 +375,28 @@ class Learner:
         Metrics are kept only if `reported`.
         """
         name, stacks = objective.network, self.policy.stacks
-        networks = [own[name] for own in self.networks]
+        networks, divergences = [own[name] for own in self.networks], self._divergences[name]
         losses = self.losses(objective, parts)
         metrics: list[Tensors] = [{}] * len(stacks)
         for index, (loss, part) in enumerate(zip(losses, parts, strict=True)):
-            if reported:
+            if reported or loss.divergence is not None:
                 metrics[index] = _means(loss, part)
+            if loss.divergence is not None:
+                divergences[index].copy_(metrics[index][loss.divergence])
         flat = self.gradients[name]
         with self._stopwatch("communication"):
             self._average(flat)
         # On a CPU the sum of squares reveals non-finite values and norms in 4 us, where all norms take 25 to 60.
         self._checks_agents = self._checks_agents or flat.device.type != "cpu" or not math.isfinite(flat.dot(flat))
         took: list[Tensor | None] = []
-        for index, (stack, network, own) in enumerate(zip(stacks, networks, active, strict=True)):
-            mean_loss, limit = self._losses[name][index], objective.max_grad_norm
+        for index, (stack, network, loss, own) in enumerate(zip(stacks, networks, losses, active, strict=True)):
+            divergence, limit = divergences[index], objective.max_grad_norm
             # Norms cost 25 to 60 us; where nothing reads them, any tensor stands in.
-            norms = network.norms() if self._checks_agents or limit is not None or reported else mean_loss
+            norms = network.norms() if self._checks_agents or limit is not None or reported else divergence
             if self._checks_agents:
-                own = self._quarantine(index, own, torch.stack((mean_loss, norms)))
+                own = self._quarantine(index, own, torch.stack((self._losses[name][index] + divergence, norms)))
+            if loss.limit is not None:
+                own = (self._healthy[index] if own is None else own) * (divergence <= loss.limit)
             clip = None if limit is None else _share_within(limit(stack), norms)
             network.step(stack, objective.learning_rate(stack), own, clip)
             if reported:

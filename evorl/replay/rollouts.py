@@ -32,6 +32,7 @@ from evorl.types import (
     Segment,
     Tensors,
     Transition,
+    UpdateResult,
     UserError,
 )
 
@@ -74,6 +75,7 @@ class Minibatches:
         """For each update, whether it applies to all agents."""
         self.due: Tensor = torch.from_numpy((updates < epochs * parts).astype(np.float32)).to(device)
         """1 for the agents that an update applies to, else 0 [U, P]."""
+        self.later: Tensor = torch.from_numpy((updates + 1 < epochs * parts).astype(np.float32)).to(device)
         """1 for the agents with another update after this one, else 0 [U, P]."""
 
     @classmethod
@@ -156,6 +158,8 @@ class RolloutSettings:
     normalize_rewards: bool
     normalized: tuple[str, ...]
     """Observation parts that are normalised."""
+    stops_early: bool = False
+    """Agents may leave a rollout before its last minibatch (PPO's `target_kl`)."""
     copies: int = 1
     """Number of ranks that share each minibatch; with 1 every rank makes its own."""
 
@@ -195,6 +199,8 @@ class RolloutExperience(Experience):
         self._resumed: Tensors | None = None
         self._learned: tuple[str, ...] = ()
         self._step = 0
+        # Mask [P] of agents still learning from this rollout; None until one stops early.
+        self._left: Tensor | None = None
         self._minibatches: Minibatches
         self._generator: torch.Generator
         self._hparams: Tensors
@@ -202,7 +208,7 @@ class RolloutExperience(Experience):
     def begin(self, policy: ActingAgents, generation: int) -> None:
         super().begin(policy, generation)
         agents, settings = policy.agents, self._settings
-        self._step, self._resumed = 0, None
+        self._step, self._left, self._resumed = 0, None, None
         steps = settings.steps * settings.num_envs
         self._minibatches = Minibatches.of(agents, steps, settings.sequence, self._device, settings.copies)
         self._generator = torch_generator(
@@ -270,9 +276,21 @@ class RolloutExperience(Experience):
         with self._stopwatch("sampling"):
             self._compute_targets()
             index = self._minibatches.draw(self._generator)
-        yield from self._minibatch_batches(index)
+        for batch, later in zip(self._minibatch_batches(index), self._minibatches.later, strict=True):
+            yield batch if self._left is None else replace(batch, due=batch.due * self._left, all_due=False)
+            # The early-stopping criterion is averaged over ranks, so either all of them stop here or none.
+            if self._left is not None and not bool((self._left * later).any()):
+                break
+        self._left = None
         self._policy.acted(steps)
         self._update_observation_stats()
+
+    def observe(self, batch: Batch, result: UpdateResult) -> None:
+        """Drop agents that stopped early from this rollout's remaining minibatches."""
+        # Otherwise `batches` would wait for the GPU before each minibatch, where `active` is always given.
+        if result.active is not None and self._settings.stops_early:
+            before = torch.ones_like(batch.due) if self._left is None else self._left
+            self._left = torch.where(batch.due > 0, result.active, before)
 
     def end(self, agents: list[Agent]) -> None:
         """End the generation; each agent keeps its reward statistics."""
