@@ -40,7 +40,9 @@ def max_staleness(config: AnyConfig, algorithm: Algorithm, copies: int, agents: 
     actors, pace = config.actors, algorithm.pace(copies)
     assert actors is not None
     steps = config.algorithm.sent_steps * config.environment.num_envs * copies
-    waiting = actors.count * actors.queue
+    # An actor fills its queue, and between two fetches goes on with the same parameters unless it shares them.
+    between = 0 if MESSAGE_TYPES[config.algorithm.actor_messages].shared else actors.fetch_steps
+    waiting = actors.count * (actors.queue + max(0, math.ceil(between / config.algorithm.sent_steps) - 1))
     behind: int
     if config.algorithm.replayed:
         updates = steps * pace.updates * _most_updates(config, agents) / pace.steps
@@ -53,9 +55,9 @@ def max_staleness(config: AnyConfig, algorithm: Algorithm, copies: int, agents: 
         return 2 * behind
     if actors.max_staleness < behind:
         raise UserError(
-            f"actors.max_staleness: with {waiting} rollouts on their way (actors.count, actors.queue) "
-            f"parameters can be {behind} updates behind, and much of what actors do would be discarded; use at least "
-            f"{behind}"
+            f"actors.max_staleness: with {waiting} rollouts on their way (actors.count, actors.queue, "
+            f"actors.fetch_steps) parameters can be {behind} updates behind, and much of what actors do would be "
+            f"discarded; use at least {behind}"
         )
     return actors.max_staleness
 

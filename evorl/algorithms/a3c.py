@@ -46,9 +46,15 @@ class A3CSettings(A3CDataParallelSettings):
     """Gradients that are averaged for an update, on each rank; with 1 each is applied as it arrives."""
     passes: Literal[1] = 1
     """A gradient is applied once."""
+    grad_sync_steps: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Rollouts whose gradients an actor averages before it sends them."""
     normalize_observations: Literal[False] = False
 
     actor_messages: ClassVar[str | None] = "gradients"
+
+    @property
+    def sent_steps(self) -> int:
+        return self.rollout_steps * self.grad_sync_steps
 
 
 class A3CSharedSettings(A3CSettings):
@@ -100,11 +106,16 @@ class A3C(A3CDataParallel):
 
     Settings = A3CSettings
 
+    def pace(self, copies: int) -> Pace:
+        """Update-to-data ratio of one update per averaged gradient of `grad_sync_steps` rollouts."""
+        pace, together = super().pace(copies), self.settings.grad_sync_steps
+        return Pace(pace.batch * together, pace.updates, pace.steps * together)
+
     def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> Experience:
         """The buffer of the gradients that this rank receives."""
         settings: A3CSettings = self.settings
         return ReceivedGradients(
-            steps=settings.rollout_steps,
+            steps=settings.sent_steps,
             gradients=settings.rollouts,
             gather=placement.gather_copies,
             device=placement.ranks.device,

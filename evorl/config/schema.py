@@ -173,7 +173,10 @@ class ActorSettings(Section):
     free."""
     max_staleness: Annotated[int, Field(ge=0, le=10**9)] | None = None
     """Updates by which a rollout's parameters may be behind when it is received; staler ones are discarded. Null is
-    twice the most that full queues can cause."""
+    twice the most that full queues and `fetch_steps` can cause."""
+    fetch_steps: Count = 1
+    """Steps of each environment after which an actor fetches the learner's parameters, at its next rollout; an actor
+    of `a3c_shared` fetches them with each update that it makes."""
     lockstep: bool = False
     """For tests and debugging: actors take turns with the learner and each other, so that a run can be repeated."""
     timeout: Seconds = 60.0
