@@ -158,8 +158,8 @@ def _gymnasium(settings: Environment, steps: int) -> list[Verdict]:
     texts = dict.fromkeys(_plain(str(warning.message)) for warning in caught if COLOUR.match(str(warning.message)))
     if isinstance(inner, SeededGame):
         texts = {text: None for text in texts if "different from the unwrapped version" not in text}
-    remarks = [*(Verdict("warn", text) for text in texts), *failed]
-    return remarks or [Verdict("pass", "gymnasium.utils.env_checker.check_env finds nothing")]
+    results = [*(Verdict("warn", text) for text in texts), *failed]
+    return results or [Verdict("pass", "gymnasium.utils.env_checker.check_env finds nothing")]
 
 
 def _precision(settings: Environment, steps: int) -> list[Verdict]:

@@ -236,7 +236,7 @@ def read_settings(path: Path, assignments: Sequence[str]) -> dict[str, Any]:
 
 
 def source(path: Path, assignments: Sequence[str]) -> str:
-    """Return what `read_settings` reads of a file, for people: its name, and what of it does not hold for the task."""
+    """Describe in words which file `read_settings` reads, and which of its settings it drops for another task."""
     data = read_yaml(path)
     id = environment_of(override(data, assignments)) or DEFAULT_ID
     if _is_for(path, data, id):
@@ -254,7 +254,7 @@ def _is_for(path: Path, data: Mapping[str, Any], id: str) -> bool:
 
 
 def _for_task(path: Path, data: Mapping[str, Any], id: str) -> tuple[dict[str, Any], str]:
-    """Return what of a shipped file's settings holds for another environment `id`, and what was left out, in words."""
+    """Select a shipped file's settings for another environment `id`; also describe the omitted ones in words."""
     tuned = tuned_files().get(path.stem)
     is_tuned = tuned is not None and tuned.is_for(id)
     if not is_tuned and (suite_of(id) == "" or suite_of(id) != suite_of(environment_of(data))):

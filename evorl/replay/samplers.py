@@ -119,7 +119,7 @@ class Sampler:
         """Take the result of an update of the last draw."""
 
     def state_dict(self) -> Tensors:
-        """What belongs to the transitions, and within a generation also the states of the generators that draw."""
+        """State of the sampler: that of its random generators; subclasses add priorities."""
         return {
             f"{DRAWS}{name}": numpy_state(own) if isinstance(own, np.random.Generator) else own.get_state()
             for name, own in self._generators.items()

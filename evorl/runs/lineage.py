@@ -55,7 +55,7 @@ def ancestry(run: Path) -> list[Stage]:
 
 
 def ancestors(run: Path, generation: int | None, agent: int | None) -> Iterator[Stage]:
-    """Yield an agent as it was in a generation, and its ancestor in each earlier one, the newest first.
+    """Iterate over an agent's line of descent, from the given generation back to the first.
 
     Raises UserError where `lineage.jsonl` lacks one.
     """
