@@ -48,12 +48,11 @@ def main(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Run:
     with Environments(config.environment, agents=1, num_envs=1) as one:
         algorithm = make_algorithm(config, one.interface)
         experience = algorithm.experience(placement, one.always_valid, stopwatch)
-        can_continue = one.can_continue
 
     with (
         Evaluator(config, placement, algorithm) as evaluator,
-        Actors(config, placement, algorithm, can_continue=can_continue) as actors,
-        Run(config, placement, algorithm, experience, actors, stopwatch, callbacks) as run,
+        Actors(config, placement, algorithm) as actors,
+        Run(config, placement, algorithm, experience, None, stopwatch, callbacks) as run,
     ):
         for generation in run.generations():
             # Agents are separate records between generations. Stacking them trains this rank's agents as one batch.

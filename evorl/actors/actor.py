@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import struct
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import yaml
@@ -25,7 +24,6 @@ from evorl.population.learner import split_states
 from evorl.seeding import derive_seed, seed_process
 from evorl.system.closing import Closeable
 from evorl.system.console import warnings_on_one_line
-from evorl.system.formats import decode_tensors, encode_tensors
 from evorl.system.plugins import told_exit
 from evorl.types import Tensors, UserError
 
@@ -35,10 +33,6 @@ MESSAGE = struct.Struct("<3q")
 """Wire format of (filled slot, generation, parameter version). It is small enough that a pipe never splits it."""
 FAILED = -1
 """Sent in place of a slot number to report a UserError, whose message follows; its size is in the generation field."""
-SAVE, RESTORE = -2, -3
-"""Sent in place of a slot number. SAVE requests the running episodes; RESTORE is followed by their size, a seed and the
-episodes. The answer has the size of its payload in place of a generation."""
-
 LEAVE = signal.SIGUSR2
 """Tells an actor to close its environments and exit; actors ignore the signals that launchers send."""
 
@@ -46,16 +40,20 @@ LEAVE = signal.SIGUSR2
 def run(context: Mapping[str, Any], index: int, attempt: int, descriptors: Sequence[int]) -> None:
     """Act until the learner closes its end of the pipe or sends LEAVE. Reports a UserError to the learner."""
     torch.set_num_threads(1)
-    leaving = _Leaving()
-    signal.signal(LEAVE, leaving)
+    # Blocked while environments are made or closed, where an exception would leave some of them open.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [LEAVE])
+    signal.signal(LEAVE, _leave)
     board, lock, memory, reader, writer = descriptors
     try:
         with (
             warnings_on_one_line(f" (in actor {context['first_actor'] + index})"),
             Actor(context, index, attempt, board, lock, memory) as actor,
-            leaving.obeyed(),
         ):
-            actor.work(reader, writer)
+            try:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, [LEAVE])
+                actor.work(reader, writer)
+            finally:
+                signal.pthread_sigmask(signal.SIG_BLOCK, [LEAVE])
     except UserError as error:
         _report(writer, str(error))
     except (SystemExit, KeyboardInterrupt) as left:
@@ -65,52 +63,16 @@ def run(context: Mapping[str, Any], index: int, attempt: int, descriptors: Seque
 
 
 def _report(writer: int, text: str) -> None:
-    write_all(writer, MESSAGE.pack(FAILED, len(text.encode()), 0) + text.encode())
+    with open(writer, "wb", closefd=False) as pipe:
+        pipe.write(MESSAGE.pack(FAILED, len(text.encode()), 0) + text.encode())
 
 
 class _Leave(BaseException):
     """Raised by the handler of LEAVE to end this actor."""
 
 
-class _Leaving:
-    """The handler of LEAVE, which raises _Leave only within a block of `obeyed`.
-
-    Raised while environments are being made or closed, it would leave some of them open.
-    """
-
-    def __init__(self) -> None:
-        self._has_come = self._is_obeyed = False
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        self._has_come = True
-        if self._is_obeyed:
-            raise _Leave
-
-    @contextlib.contextmanager
-    def obeyed(self) -> Iterator[None]:
-        """Raise _Leave in this block, also for a signal that has come before it."""
-        try:
-            self._is_obeyed = True
-            if self._has_come:
-                raise _Leave
-            yield
-        finally:
-            self._is_obeyed = False
-
-
-def read_all(reader: int, size: int) -> bytes:
-    """Read `size` bytes from a pipe, or fewer if it ends first."""
-    parts = bytearray()
-    while len(parts) < size and (part := os.read(reader, min(size - len(parts), 2**16))):
-        parts += part
-    return bytes(parts)
-
-
-def write_all(writer: int, payload: bytes) -> None:
-    """Write the whole payload to a pipe. Raises BrokenPipeError."""
-    view = memoryview(payload)
-    while view:
-        view = view[os.write(writer, view) :]
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    raise _Leave
 
 
 class Actor(Closeable):
@@ -129,8 +91,7 @@ class Actor(Closeable):
         self._memory = SharedMemory(memory)
         seed_process(config.seed, self._rank, f"actor {index}, attempt {attempt}")
         environment = for_actor(config.environment, self._settings.count)
-        continued = self._settings.lockstep  # Only lockstep saves episodes.
-        self._environments = Environments(environment, context["agents"], environment.num_envs, continued=continued)
+        self._environments = Environments(environment, context["agents"], environment.num_envs, continued=False)
         try:
             self._algorithm = make_algorithm(config, self._environments.interface)
             self._own_state = self._exploration(context["agents"], context["copies"])
@@ -161,10 +122,6 @@ class Actor(Closeable):
         """Fill the slots whose numbers arrive on `reader` and report them on `writer`, until `reader` ends."""
         while number := os.read(reader, NUMBER.size):
             (slot,) = NUMBER.unpack(number)
-            if slot in (SAVE, RESTORE):
-                answer = self._saved() if slot == SAVE else self._restored(reader)
-                write_all(writer, MESSAGE.pack(slot, len(answer), 0) + answer)
-                continue
             while not self._fetch_if_due():
                 self._begin()
             acting = self._acting
@@ -174,17 +131,6 @@ class Actor(Closeable):
             self._collector.collect(self._slots[slot], self._beat)
             note_counts(self._slots[slot], self._environments)
             os.write(writer, MESSAGE.pack(slot, self._generation, version))
-
-    def _saved(self) -> bytes:
-        """The running episodes as bytes; empty if another process could not resume them."""
-        episodes = self._environments.state_dict()
-        return encode_tensors(episodes) if episodes else b""
-
-    def _restored(self, reader: int) -> bytes:
-        """Resume the episodes that the learner sends; return the names of those that failed. Raises UserError."""
-        size, seed = (NUMBER.unpack(read_all(reader, NUMBER.size))[0] for _ in range(2))
-        tensors = decode_tensors(read_all(reader, size), "the running episodes")
-        return self._environments.load_state_dict(tensors, seed).encode()
 
     def _beat(self) -> None:
         self._board.beats[self._index] = time.monotonic()

@@ -17,19 +17,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evorl.actors.actor import NUMBER, RESTORE, SAVE
 from evorl.actors.collectors import MESSAGE_TYPES, Slot, slot_size, slots
 from evorl.actors.memory import Board, Description, SharedMemory
 from evorl.actors.supervisor import Supervisor, explaining_open_files
 from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig
 from evorl.distributed import Placement, Ranks
-from evorl.envs.continuation import ResumableEnvironments
 from evorl.envs.episodes import Collected, Recent
 from evorl.population import Learner, Policy
 from evorl.population.learner import read_state, split_states, state_size, write_state
+from evorl.system.closing import Closeable
 from evorl.system.processes import free_memory, usable_cores
-from evorl.types import Agent, EvorlWarning, RunFailed, Tensors, UserError
+from evorl.types import Agent, EvorlWarning, UserError
 
 
 def max_staleness(config: AnyConfig, algorithm: Algorithm, copies: int, agents: Sequence[Agent] = ()) -> int:
@@ -175,25 +174,20 @@ class Counters:
         }
 
 
-class Actors(ResumableEnvironments):
+class Actors(Closeable):
     """The actors of this rank; each acts for all of the rank's agents.
 
     An actor has `actors.queue` slots, to fill or waiting to be received. It blocks while it has none to fill.
     """
 
-    def __init__(
-        self, config: AnyConfig, placement: Placement, algorithm: Algorithm, *, can_continue: bool = True
-    ) -> None:
+    def __init__(self, config: AnyConfig, placement: Placement, algorithm: Algorithm) -> None:
         """Start the process that forks actors.
-
-        `can_continue` says that another process can resume episodes of these environments.
 
         Raises UserError if many rollouts would be too stale to learn from, or actors need too many open files.
         """
         assert config.actors is not None
         self._config = config
         self._settings = config.actors
-        self._environments_can = can_continue
         self._placement = placement
         self._algorithm = algorithm
         self.sent_steps: int = config.algorithm.sent_steps
@@ -226,46 +220,6 @@ class Actors(ResumableEnvironments):
         self._left = 0
         """Rollouts of this generation that are not handed out yet (lockstep only)."""
         self.counters = Counters(self._settings.count, placement.local_size)
-
-    @property
-    def can_continue(self) -> bool:
-        """True if another process can resume the actors' episodes, as after a checkpoint (lockstep only)."""
-        return self._settings.lockstep and self._environments_can
-
-    def state_dict(self) -> Tensors:
-        """The running episodes of each actor, or {} if another process could not resume them all.
-
-        Free-running actors return {}: they are at different steps in every run.
-        """
-        if not self._settings.lockstep:
-            return {}
-        try:
-            answers = [self._supervisor.ask(index, SAVE) for index in range(self._settings.count)]
-        except RunFailed:  # The actor will be replaced, and its episodes are lost.
-            return {}
-        if not all(answers):
-            return {}
-        return {
-            f"actor.{index}": torch.frombuffer(bytearray(answer), dtype=torch.uint8)
-            for index, answer in enumerate(answers)
-        }
-
-    def load_state_dict(self, state: Tensors, seed: int) -> str:
-        expected = {f"actor.{index}" for index in range(self._settings.count)}
-        if state.keys() != expected:
-            raise UserError("the running episodes belong to other actors")
-        self._supervisor.start()
-        failed = []
-        for index in range(self._settings.count):
-            payload = state[f"actor.{index}"].numpy().tobytes()
-            head = NUMBER.pack(len(payload)) + NUMBER.pack((seed + index) % 2**31)
-            try:
-                names = self._supervisor.ask(index, RESTORE, head + payload).decode(errors="replace")
-            except RunFailed:  # The actor has ended or hangs, and will be replaced.
-                names = "any environment"
-            if names:
-                failed.append(f"{names} of actor {self._first + index}")
-        return "; ".join(failed)
 
     def close(self) -> None:
         """Stop all actors and close their shared memory."""

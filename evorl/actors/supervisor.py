@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from evorl.actors.actor import FAILED, MESSAGE, NUMBER, read_all
+from evorl.actors.actor import FAILED, MESSAGE, NUMBER
 from evorl.actors.memory import Board
 from evorl.actors.server import ActorServer, kill_group
 from evorl.config.schema import ActorSettings
@@ -187,25 +187,6 @@ class Supervisor:
         actor.slots.add(slot)
         _tell(actor, slot)
 
-    def ask(self, index: int, what: int, payload: bytes = b"") -> bytes:
-        """Send an idle actor a request other than a slot and return its answer.
-
-        Raises UserError if the actor reports one, and RunFailed if no answer comes.
-        """
-        actor = self._actors[index]
-        patience = max(self._settings.timeout, STARTING)
-        with contextlib.suppress(BrokenPipeError, TimeoutError):
-            _write(actor.writer, NUMBER.pack(what) + payload, patience)
-            answered, size, _ = MESSAGE.unpack(_read(actor.reader, MESSAGE.size, patience))
-            answer = _read(actor.reader, size, patience)
-            if answered == FAILED:
-                raise self._mistake(answer, actor)
-            return answer
-        # The end of its pipe triggers its replacement; the rest of a late answer must not come before that.
-        self._end(actor)
-        read_all(actor.reader, _unread(actor.reader))
-        raise RunFailed(f"actor {self._number(actor)} died or hung; its running episodes are lost")
-
     def receive(self) -> Message:
         """Wait for a message. Raises UserError if an actor reports one, RunFailed if actors cannot be kept alive."""
         while True:
@@ -217,7 +198,9 @@ class Supervisor:
             slot, generation, version = MESSAGE.unpack(message)
             if slot == FAILED:
                 # Do not wait for the end of its pipe: processes forked by its environments may hold it open.
-                raise self._mistake(read_all(actor.reader, generation), actor)
+                with open(actor.reader, "rb", closefd=False) as pipe:
+                    text = pipe.read(generation).decode(errors="replace")
+                raise UserError(f"{text} (in actor {self._number(actor)})")
             actor.slots.discard(slot)
             actor.failures = self._server_failures = 0
             return Message(actor.index, slot, generation, version)
@@ -226,13 +209,11 @@ class Supervisor:
         """An actor that has sent a message or has ended; in lockstep, the first that has a slot to fill."""
         if self._settings.lockstep:
             first = next(actor for actor in self._actors if actor.slots)
-            while True:
-                with contextlib.suppress(TimeoutError):
-                    _wait(first.reader, selectors.EVENT_READ, LOOK_EVERY)
-                    return first
+            poll = select.poll()
+            poll.register(first.reader, select.POLLIN)
+            while not (poll.poll(1000 * LOOK_EVERY) or first.is_gone):
                 self.look()
-                if first.is_gone:
-                    return first
+            return first
         while not self._ready:
             self._ready.extend(key.data for key, _ in self._selector.select(LOOK_EVERY))
             self.look()
@@ -266,9 +247,6 @@ class Supervisor:
     def _number(self, actor: ActorProcess) -> int:
         """The number of an actor among those of all ranks, as in metrics."""
         return self._first + actor.index
-
-    def _mistake(self, text: bytes, actor: ActorProcess) -> UserError:
-        return UserError(f"{text.decode(errors='replace')} (in actor {self._number(actor)})")
 
     def _end(self, actor: ActorProcess) -> None:
         """Kill an actor if it is alive; what it has already sent can still be received."""
@@ -357,30 +335,3 @@ def _unread(reader: int) -> int:
     """The number of unread bytes in a pipe."""
     (count,) = COUNT.unpack(fcntl.ioctl(reader, termios.FIONREAD, bytes(COUNT.size)))
     return int(count)
-
-
-def _write(writer: int, payload: bytes, patience: float) -> None:
-    """Write the whole payload to a pipe. Raises BrokenPipeError, and TimeoutError where nobody reads for too long."""
-    for first in range(0, len(payload), select.PIPE_BUF):
-        _wait(writer, selectors.EVENT_WRITE, patience)
-        # A pipe that is ready takes this much without blocking.
-        os.write(writer, payload[first : first + select.PIPE_BUF])
-
-
-def _read(reader: int, size: int, patience: float) -> bytes:
-    """Read `size` bytes. Raises BrokenPipeError if the pipe ends first, and TimeoutError if nothing comes for long."""
-    parts = bytearray()
-    while len(parts) < size:
-        _wait(reader, selectors.EVENT_READ, patience)
-        part = os.read(reader, size - len(parts))
-        if not part:
-            raise BrokenPipeError
-        parts += part
-    return bytes(parts)
-
-
-def _wait(pipe: int, event: int, patience: float) -> None:
-    with selectors.DefaultSelector() as waiting:
-        waiting.register(pipe, event)
-        if not waiting.select(patience):
-            raise TimeoutError

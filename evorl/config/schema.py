@@ -412,8 +412,9 @@ class Environment(Section):
     max_restarts: Annotated[int, Field(ge=0, le=1_000_000)] = 3
     """Restarts of each copy after it raised an error; the episode it was in is dropped."""
     carry_over: Literal["auto"] | bool = "auto"
-    """Continue episodes from one generation to the next; a resumed run replays them. `auto` does so unless a generation
-    has twice as many steps of each environment as the longest episode that the environment allows."""
+    """Continue episodes from one generation to the next; a resumed run replays them, except those of actors. `auto`
+    does so unless a generation has twice as many steps of each environment as the longest episode that the environment
+    allows, or `actors.lockstep` is set."""
 
 
 class PopulationSettings(Section):

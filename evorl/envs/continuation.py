@@ -27,8 +27,7 @@ from numpy.typing import NDArray
 
 from evorl.envs.spaces import choices
 from evorl.seeding import derive_seed
-from evorl.system.closing import Closeable
-from evorl.types import Flags, Tensors, UserError
+from evorl.types import Flags, UserError
 
 Vector = VectorEnv[Any, Any, Any]
 SEED_LASTS = 20_000
@@ -154,27 +153,6 @@ class Continuation(ABC):
         """Start a new episode in these copies; return the first observation of each copy.
 
         Return nothing if single copies cannot be reset; the caller then resets all of them.
-        """
-
-
-class ResumableEnvironments(Closeable):
-    """Environments whose running episodes can be resumed by another process."""
-
-    @property
-    @abstractmethod
-    def can_continue(self) -> bool:
-        """True if running episodes can be resumed in another process with this kind of environment."""
-
-    @abstractmethod
-    def state_dict(self) -> Tensors:
-        """The state needed to resume the running episodes; empty if resuming is not supported."""
-
-    @abstractmethod
-    def load_state_dict(self, state: Tensors, seed: int) -> str:
-        """Resume the episodes of the output of `state_dict`, by replaying them.
-
-        Return a description of the environments that could not be restored; these start new episodes from `seed`.
-        Raises UserError for a state that does not fit these environments.
         """
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from evorl.config import Environment
 from evorl.config.errors import nearest, shown
 from evorl.config.fields import ENVIRONMENT, as_configured
-from evorl.envs.continuation import Continuation, ResumableEnvironments
+from evorl.envs.continuation import Continuation
 from evorl.envs.episodes import Collected, Episodes, Recent
 from evorl.envs.games import GameVector, Opponents
 from evorl.envs.generation import longest_episode
@@ -42,6 +42,7 @@ from evorl.envs.spaces import (
 )
 from evorl.envs.vector import serving_action, stacked_frames
 from evorl.seeding import seed_global_generators
+from evorl.system.closing import Closeable
 from evorl.system.formats import check_tensors
 from evorl.types import Agent, EvorlWarning, Flags, Observation, Tensors, Transition, UserError
 
@@ -148,7 +149,7 @@ ORIGINS, SEEN, COUNTED = "origins", "observation.", "episodes."
 """Tensor names, or name prefixes, in the saved state of running episodes."""
 
 
-class Environments(ResumableEnvironments):
+class Environments(Closeable):
     """P * E copies of one environment, stepped together.
 
     `observation` is the current observation, each part [P, E, ...], and `started` [P, E] marks the first observation of
@@ -348,9 +349,11 @@ class Environments(ResumableEnvironments):
 
     @property
     def can_continue(self) -> bool:
+        """True if another process can resume the running episodes of this kind of environment."""
         return self._vector.continuation is not None
 
     def state_dict(self) -> Tensors:
+        """What a resume of the running episodes needs; empty if they cannot be resumed."""
         kept = self._vector.continuation
         if kept is None or not hasattr(self, "observation"):
             return {}
@@ -367,6 +370,11 @@ class Environments(ResumableEnvironments):
         return tensors | {f"{SEEN}{name}": value for name, value in self.observation.items()}
 
     def load_state_dict(self, state: Tensors, seed: int) -> str:
+        """Resume the episodes of the output of `state_dict`, by replaying them.
+
+        Return the names of the environments where that failed; these start new episodes from `seed`. Raises UserError
+        for a state that does not fit these environments.
+        """
         kept, told = self._vector.continuation, _described(state)
         self.reset(seed)
         if kept is None or told["kind"] != kept.kind:

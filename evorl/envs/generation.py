@@ -88,13 +88,14 @@ def generation_plan(config: AnyConfig, copies: int, period: int) -> GenerationPl
     steps = steps_of_generation(config, copies, period)
     longest, actors = longest_episode(environment), config.actors
     count = 1 if actors is None else actors.count
-    if is_game(environment.id):
+    free, counted = actors is not None and not actors.lockstep, environment.num_envs * copies
+    # A resumed run does not replay episodes of actors, and those in lockstep are to repeat it exactly.
+    if is_game(environment.id) or (actors is not None and actors.lockstep and environment.carry_over == "auto"):
         carries_over = False
     elif environment.carry_over == "auto":
         carries_over = longest is None or steps // count < EPISODES_IN_A_GENERATION * longest
     else:
         carries_over = environment.carry_over
-    free, counted = actors is not None and not actors.lockstep, environment.num_envs * copies
     return GenerationPlan(steps, longest, carries_over, count, free, counted, period)
 
 

@@ -20,7 +20,7 @@ from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig
 from evorl.config.errors import on_one_line
 from evorl.distributed import Placement
-from evorl.envs.continuation import ResumableEnvironments
+from evorl.envs import Environments
 from evorl.population import check_agents, check_environment_hyperparameters
 from evorl.replay import Experience
 from evorl.replay.replay import ReplayExperience
@@ -114,7 +114,7 @@ class InterimCheckpoints:
         self,
         config: AnyConfig,
         placement: Placement,
-        environments: ResumableEnvironments,
+        environments: Environments | None,
         directory: RunDirectory,
         warn_once: WarnOnce,
     ) -> None:
@@ -225,13 +225,14 @@ class InterimCheckpoints:
         states: dict[str, Tensors] = {}
         mine = {"steps": done, "bytes": 0.0, "problem": unsaved}
         # An error in a native environment may take this ability from one rank alone, and the others wait below.
-        if not self._environments.can_continue:
+        environments = self._environments
+        if environments is None or not environments.can_continue:
             mine["problem"] = "episodes of these environments cannot go on in another process"
         else:
             states = {name: part.state_dict() for name, part in zip(PARTS, parts, strict=True)}
             mine["bytes"] = bytes_of(states["experience"])
         try:
-            episodes = self._environments.state_dict() if states else {}
+            episodes = environments.state_dict() if environments is not None and states else {}
         except Exception as error:  # Environments may raise anything, and a signal may have ended their processes.
             mine["problem"] = f"the state of the environments cannot be read: {on_one_line(repr(error), 200)}"
         replies = [json.loads(reply) for reply in ranks.gather_bytes(json_bytes(mine), "the other ranks' steps")]
@@ -287,6 +288,8 @@ class InterimCheckpoints:
 
     def _restore_environments(self, generation: int) -> str:
         """Continue the running episodes of this rank; return why that is impossible, or ""."""
+        if self._environments is None:
+            return f"{self._checkpoints.path(self._number)}: episodes of actors are not saved"
         rank, file = self._ranks.rank, part_file(ENVIRONMENTS, self._ranks.rank)
         seed = derive_seed(self._config.seed, generation=generation, rank=rank, purpose="environments")
         load = partial(self._environments.load_state_dict, seed=seed)
@@ -322,7 +325,7 @@ class CheckpointManager:
         placement: Placement,
         algorithm: Algorithm,
         experience: Experience,
-        environments: ResumableEnvironments,
+        environments: Environments | None,
         carries_over: bool,
         directory: RunDirectory,
         warn_once: WarnOnce,
@@ -335,6 +338,7 @@ class CheckpointManager:
         self._algorithm = algorithm
         self._experience = experience
         self._environments = environments if carries_over else None
+        self._carries_over = carries_over
         self._directory = directory
         self._checkpoints = directory.checkpoints
         self._warn_once = warn_once
@@ -562,6 +566,8 @@ class CheckpointManager:
         reasons = [*progress.changes_of_setup(self._config, self._placement), *lost]
         if self._config.actors is not None and not self._config.actors.lockstep:
             reasons.append("actors run freely")
+        elif self._config.actors is not None and self._carries_over:
+            reasons.append("actors begin new episodes")
         if isinstance(self._experience, ReplayExperience):
             if progress.regrouped(self._placement):
                 reasons.append("the replay starts empty")

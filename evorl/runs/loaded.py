@@ -16,7 +16,7 @@ from evorl.algorithms import Algorithm, make_algorithm
 from evorl.config import AnyConfig
 from evorl.config.errors import on_one_line, shown
 from evorl.envs import Environments
-from evorl.envs.interface import interface_from_json, interface_to_json
+from evorl.envs.json_spaces import interface_from_json, interface_to_json
 from evorl.envs.spaces import MASK, EnvSpec, ObservationReader, action_reader, allows_each_choice, choices, flat_mask
 from evorl.population import Policy, check_agents
 from evorl.runs.directory import (

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from evorl.config import AnyConfig
 from evorl.envs.generation import GenerationPlan
-from evorl.envs.interface import interface_to_json
+from evorl.envs.json_spaces import interface_to_json
 from evorl.envs.spaces import EnvSpec
 from evorl.runs.callbacks import LOGGED, Callback, Stop, call_each
 from evorl.runs.console import ProgressLines, closing_lines, generation_line

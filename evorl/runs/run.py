@@ -19,7 +19,6 @@ from evorl.config.fields import BENCHMARK, RATING
 from evorl.distributed import Peer, Placement, Ranks
 from evorl.distributed.pauses import SAVE, Pauses
 from evorl.envs import Environments
-from evorl.envs.continuation import ResumableEnvironments
 from evorl.envs.generation import GenerationPlan, generation_plan
 from evorl.evolution.selection import begins, rank_correlation, selects
 from evorl.league import League, league_of
@@ -101,16 +100,20 @@ class Run:
         placement: Placement,
         algorithm: Algorithm,
         experience: Experience,
-        environments: ResumableEnvironments,
+        environments: Environments | None,
         stopwatch: Stopwatch,
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        """Claim the run's directory and restore its newest checkpoint, if any. Raises UserError on all ranks."""
+        """Claim the run's directory and restore its newest checkpoint, if any. Raises UserError on all ranks.
+
+        `environments` are None where actors have them: their running episodes are not saved.
+        """
         self.config, self.placement, self.ranks = config, placement, placement.ranks
         self.algorithm, self.stopwatch, self._callbacks = algorithm, stopwatch, callbacks
         self._threads = use_threads(config.run.threads, algorithm.interface.parts, self.ranks.on_host)
         self._whole_plan = self.generation_plan = replace(
-            generation_plan(config, placement.copies, experience.period), continued=environments.can_continue
+            generation_plan(config, placement.copies, experience.period),
+            continued=environments is not None and environments.can_continue,
         )
         self.league = None
         self._directory = RunDirectory.open(config, self.ranks)
@@ -121,7 +124,7 @@ class Run:
             self._let_go()
             raise
 
-    def _prepare(self, experience: Experience, environments: ResumableEnvironments) -> None:
+    def _prepare(self, experience: Experience, environments: Environments | None) -> None:
         """Restore the newest checkpoint of the claimed directory, or make the first agents."""
         config, placement, algorithm, directory = self.config, self.placement, self.algorithm, self._directory
         self._warn_once = WarnOnce(speaks=self.ranks.is_main)

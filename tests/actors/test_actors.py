@@ -14,8 +14,7 @@ from helpers import faults
 from helpers.learning import SETTINGS, Learning, all_gone, descendants
 from helpers.support import config, error_line, train
 
-from evorl.actors import server, supervisor
-from evorl.actors.actor import SAVE
+from evorl.actors import server
 from evorl.types import EvorlWarning, RunFailed, UserError
 
 
@@ -172,36 +171,6 @@ def test_errors_of_actors_are_told_though_environment_helpers_live():
     """They hold the pipe through which the actor tells of the mistake."""
     with Learning(HELPED + ", kwargs: {at: 7}}") as learning, pytest.raises(UserError, match=r"\(in actor 0\)"):
         learning.learn(1000)
-
-
-@pytest.mark.timeout(30)
-@pytest.mark.parametrize(("what", "payload"), [(SAVE, b"")])
-def test_an_actor_that_is_too_late_with_its_episodes_is_replaced(what, payload, monkeypatch):
-    with Learning("actors={count: 1, lockstep: true}") as learning:
-        learning.learn(2)
-        asked = learning.actors._supervisor
-        while asked.busy:
-            asked.receive()
-        patient, asked._settings = asked._settings, asked._settings.model_copy(update={"timeout": 1.0})
-        monkeypatch.setattr(supervisor, "STARTING", 1.0)
-        process, end = learning.actors.processes[0], asked._end
-
-        def answer_and_end(actor):
-            if actor.process == process:
-                os.kill(process, signal.SIGCONT)
-                time.sleep(0.3)
-            end(actor)
-
-        asked._end = answer_and_end
-        os.kill(process, signal.SIGSTOP)
-        with pytest.raises(RunFailed, match="its running episodes are lost"):
-            asked.ask(0, what, payload)
-        asked._settings = patient
-        monkeypatch.setattr(supervisor, "STARTING", 60.0)
-        learning.begin(2)
-        learning.learn(3)
-        assert asked.restarts == 1
-        assert learning.actors.processes[0] != process
 
 
 def test_bounds_that_would_starve_the_learner_end_a_program_before_it_claims_a_directory(in_directory, capsys):

@@ -14,10 +14,10 @@ from helpers.learning import SETTINGS, Learning, all_gone, descendants
 from helpers.support import agent, config, first_architecture, population
 
 from evorl.actors.actor import Actor
-from evorl.actors.actors import Actors, Counters, max_staleness
+from evorl.actors.actors import Counters, max_staleness
 from evorl.actors.memory import Board, Description, SharedMemory
 from evorl.algorithms import make_algorithm
-from evorl.distributed import Placement, Ranks
+from evorl.distributed import Ranks
 from evorl.envs import Environments
 from evorl.envs.episodes import Recent
 from evorl.population import Policy
@@ -179,16 +179,6 @@ def test_episodes_of_rollouts_that_are_too_old_count():
     assert np.stack(counters.pop_collected()).tolist() == [[5, 5], *(2 * counts[1:]).tolist()]
     figures = counters.pop(SimpleNamespace(ranks=Ranks()))
     assert (figures["discarded_stale"], figures["discarded_old"], figures["rollouts"]) == (1, 1, 1)
-
-
-@pytest.mark.parametrize(("lockstep", "environments", "can"), [("true", 1, 1), ("true", 0, 0), ("false", 1, 0)])
-def test_episodes_go_on_after_a_resume_where_actors_and_environments_can(lockstep, environments, can):
-    impala = config(*SETTINGS, f"actors={{count: 1, lockstep: {lockstep}}}")
-    with Environments(impala.environment, 1, 1) as one:
-        algorithm = make_algorithm(impala, one.interface)
-    placement = Placement(Ranks(), "replicated", 2)
-    with Actors(impala, placement, algorithm, can_continue=bool(environments)) as actors:
-        assert actors.can_continue == bool(can)
 
 
 def await_waiting(learning, count):

@@ -63,17 +63,17 @@ def test_the_last_generation_has_whole_rollouts_of_what_is_left(left, steps):
     assert whole.within(left) == replace(whole, steps=steps)
 
 
-@pytest.mark.parametrize(("lockstep", "free"), [("true", False), ("false", True)])
-def test_actors_share_the_steps_of_a_generation(lockstep, free):
+@pytest.mark.parametrize(("lockstep", "carries_over"), [("true", False), ("false", True)])
+def test_actors_share_the_steps_of_a_generation(lockstep, carries_over):
     """6,000 steps of an environment would begin new episodes of 1,000; the 1,500 of each of 4 actors do not."""
     settings = (
         "environment={id: LunarLander-v3, num_envs: 8, carry_over: auto}", "algorithm={name: impala}",
         f"actors={{count: 4, lockstep: {lockstep}}}", "evolution.steps=48_000",
     )  # fmt: skip
-    found = generation_plan(config(*settings), copies=1, period=20)
-    assert found == GenerationPlan(6000, 1000, True, actors=4, free=free, counted=8, period=20)
-    assert found.of_each == 1500
-    assert "a generation has 1,500 steps of each environment" in found.sentence()
+    plan = generation_plan(config(*settings), copies=1, period=20)
+    assert plan == GenerationPlan(6000, 1000, carries_over, actors=4, free=carries_over, counted=8, period=20)
+    assert plan.of_each == 1500
+    assert "a generation has 1,500 steps of each environment" in plan.sentence()
     assert "after 750 steps" in GenerationPlan(3000, 1000, False, actors=4).shortfall(None)
 
 

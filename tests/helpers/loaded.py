@@ -6,7 +6,7 @@ from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.config import validate
 from evorl.config.yaml import read_settings
 from evorl.envs import Environments
-from evorl.envs.interface import interface_to_json
+from evorl.envs.json_spaces import interface_to_json
 from evorl.population import initial_population
 from evorl.runs.directory import RunDirectory
 from evorl.system.formats import encode_agents

@@ -14,7 +14,7 @@ from helpers.support import SMALL, needs_its_extra
 import evorl
 from evorl.commands.evaluate import evaluate_elite, seeds_of
 from evorl.config.yaml import configuration_file
-from evorl.envs.interface import space_from_json, space_to_json
+from evorl.envs.json_spaces import space_from_json, space_to_json
 from evorl.envs.spaces import choices
 from evorl.envs.vector import for_evaluation, make_vector
 from evorl.runs import loaded
