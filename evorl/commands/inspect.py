@@ -101,14 +101,12 @@ def state_of(run: RunOverview) -> str:
 
 
 def origin_of(run: RunOverview) -> str:
-    """A run's origin, and the generations after which it was resumed; empty for a plain new run."""
+    """A run's `run.origin`, and the run that its agents are from; empty for a plain new run."""
     parts = []
     if (note := _setting(run, "run", "origin")) not in ("None", "?"):
         parts.append(note)
     if (source := _setting(run, "population", "from")) not in ("None", "?"):
         parts.append(f"agents of {source if is_on_hub(source) else Path(source).name}")
-    if run.resumes:
-        parts.append(f"resumed after {', '.join(map(str, run.resumes))}")
     return "; ".join(parts)
 
 

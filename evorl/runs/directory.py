@@ -254,12 +254,8 @@ EXPORTED = "agent.onnx"
 """The file with the exported agent, by `evorl export`."""
 INTERFACE = "environment.json"
 """The file that describes the observation and action spaces."""
-RESUMES = "resumes.json"
-"""The file with the generations after which the run was resumed; only resumed runs have one."""
-FILES_OF_RUN = (CONFIG, METRICS, LINEAGE, SUMMARY, INTERFACE, RESUMES, ELITE_AGENT, ELITE_FACTS, "tracking.json")
+FILES_OF_RUN = (CONFIG, METRICS, LINEAGE, SUMMARY, INTERFACE, ELITE_AGENT, ELITE_FACTS, "tracking.json")
 """The files of a run outside its checkpoints."""
-MOST_RESUMES = 1_000
-"""The number of newest resumes that are kept."""
 FREE_TO_CHANGE = (
     "run.",
     "training.",
@@ -455,15 +451,6 @@ class RunDirectory:
                 f"run.resume: {self.path} has been trained before, but has no checkpoint; nothing was changed; choose "
                 "another run.name to train from scratch"
             )
-
-    def note_resume(self, generation: int) -> None:
-        """Record that the run was resumed after `generation`. Raises OSError."""
-        path, before = self.path / RESUMES, []
-        # A damaged file is replaced: training does not depend on it.
-        with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError, UserError):
-            before = [number for number in read_json(path)["generations"] if isinstance(number, int)]
-        with self._writing():
-            write_json(path, {"generations": [*before, generation][-MOST_RESUMES:]})
 
     def flush(self) -> None:
         """Write pending lines of metrics and lineage to disk. Raises OSError, and RunFailed like `check`."""

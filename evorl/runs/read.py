@@ -14,8 +14,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from evorl.config.errors import shown
-from evorl.runs.directory import ELITE_FACTS, LINEAGE, METRICS, MOST_RESUMES, from_here, saved_settings
-from evorl.runs.directory import RESUMES as RESUMES_FILE
+from evorl.runs.directory import ELITE_FACTS, LINEAGE, METRICS, from_here, saved_settings
 from evorl.runs.directory import SUMMARY as SUMMARY_FILE
 from evorl.runs.json_lines import JsonLines, Row
 from evorl.system.files import file_errors, read_json
@@ -40,17 +39,11 @@ class AgentFile(TypedDict, total=False):
     id: Number
 
 
-class ResumesFile(TypedDict, total=False):
-    """The content of `resumes.json`: the generations after which a run was resumed, oldest first."""
-
-    generations: Annotated[list[Number], Field(max_length=MOST_RESUMES)]
-
-
 MAX_COLUMNS = 10_000
 """The maximum number of columns of a table; a manipulated file could name almost one per byte."""
 DEEP = 50
 """The nesting depth up to which the members of objects get columns of their own."""
-SUMMARY, AGENT, RESUMES = TypeAdapter(SummaryFile), TypeAdapter(AgentFile), TypeAdapter(ResumesFile)
+SUMMARY, AGENT = TypeAdapter(SummaryFile), TypeAdapter(AgentFile)
 
 
 @dataclass(frozen=True)
@@ -58,8 +51,7 @@ class RunOverview:
     """The outcome of a run, read without its long files.
 
     `last` is the newest line of `metrics.jsonl`, empty before there is one; `elite` describes the best agent so far.
-    `summary` says how the run ended; it is empty while the run trains, and after a kill. `resumes` are the generations
-    after which the run was resumed.
+    `summary` says how the run ended; it is empty while the run trains, and after a kill.
     """
 
     path: Path
@@ -67,7 +59,6 @@ class RunOverview:
     last: Row
     elite: Row
     summary: Row
-    resumes: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -103,8 +94,7 @@ def read_overview(path: Path) -> RunOverview:
         last = JsonLines(path / METRICS).last() or {}
         elite = _object(path / ELITE_FACTS, AGENT)
         summary = _object(path / SUMMARY_FILE, SUMMARY)
-        resumes = _object(path / RESUMES_FILE, RESUMES).get("generations", [])
-    return RunOverview(path, config, last, elite, summary, resumes)
+    return RunOverview(path, config, last, elite, summary)
 
 
 def read_run(path: str | Path) -> RunRecord:

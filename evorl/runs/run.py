@@ -40,7 +40,7 @@ from evorl.runs.progress import Progress
 from evorl.runs.transfer import first_agents
 from evorl.seeding import derive_seed, torch_generator
 from evorl.system.console import WarnOnce, say
-from evorl.system.files import digest, reason
+from evorl.system.files import digest
 from evorl.system.formats import decode_agents, encode_agents
 from evorl.system.signals import Interrupted, raise_if_signalled, signalled, signals_deferred
 from evorl.system.stopwatch import Stopwatch
@@ -167,8 +167,6 @@ class Run:
         self._signals = contextlib.ExitStack()
         directory.begin(config, self.ranks, finished=self.finished)
         is_resumed = restored is not None or self._interim.position is not None
-        if self.ranks.is_main and is_resumed and not self.finished:
-            self._note_resume()
         self.generation = self.progress.generation + 1
         measured_otherwise = self.progress.measured_otherwise(config)
         if self._benchmark is not None:
@@ -480,13 +478,6 @@ class Run:
         agents = self._checkpoints.reload(payload, self.generation)
         self.ranks.assert_identical(digest(encode_agents(agents)), "evolved agents")
         return agents
-
-    def _note_resume(self) -> None:
-        """Record the resume in the run's directory; what cannot be written is only reported."""
-        try:
-            self._directory.note_resume(self.progress.generation)
-        except OSError as error:
-            self._warn_once("resumes", f"{reason(error, self.path)}; training goes on")
 
     def _open_logger(self) -> None:
         """Print the header, and open the run's files and trackers."""

@@ -6,7 +6,6 @@ import re
 import typing
 from types import SimpleNamespace
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from helpers.support import ROOT, SMALL
@@ -146,10 +145,6 @@ def test_sections_stand_within_mappings_and_under_dotted_keys():
         (lambda: evorl.train("ppo", algorithm=evorl.PPOSettings(name="a2c", clip=0.1)), "algorithm.clip: unknown key"),
         (lambda: evorl.train(["ppo"]), "config: ['ppo'] is not a configuration; give a name such as 'ppo', a file or"),
         (lambda: evorl.train(evorl.Training()), "is not a configuration; give a name such as 'ppo', a file or a"),
-        (
-            lambda: evorl.train(environment={"id": gym.make("CartPole-v1"), "kwargs": None}),
-            "environment.kwargs: None does not fit: this is a section, with keys of its own",
-        ),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_that_names_the_key(mistake, message):
@@ -191,11 +186,3 @@ def test_fitness_of_python_replaces_terms_of_a_file(configured):
     for before in ({"return": 1.0}, "rating"):
         file = {"algorithm": "dqn", "evolution": {"fitness": before}}
         assert configured(file, evolution=fitness).evolution.fitness == {"info.success": 1.0}
-
-
-def test_an_environment_has_its_own_keyword_arguments_alone(configured):
-    file = {"environment": {"id": "LunarLander-v3", "kwargs": {"gravity": -5.0}}}
-    windy = gym.make("LunarLander-v3", enable_wind=True)
-    assert configured(file, environment=windy).environment.kwargs == {"enable_wind": True}
-    own = {"environment.kwargs.gravity": -3.0}
-    assert configured(file, environment=windy, **own).environment.kwargs == {"enable_wind": True, "gravity": -3.0}
