@@ -3,110 +3,21 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:  # Aliases, since type checkers regard only these as exported.
-    from evorl.algorithms.a2c import A2CSettings as A2CSettings
-    from evorl.algorithms.a2c import OnPolicyNoiseSettings as OnPolicyNoiseSettings
-    from evorl.algorithms.a3c import A3CDataParallelSettings as A3CDataParallelSettings
-    from evorl.algorithms.a3c import A3CSettings as A3CSettings
-    from evorl.algorithms.a3c import A3CSharedSettings as A3CSharedSettings
-    from evorl.algorithms.apex import ApeXDDPGSettings as ApeXDDPGSettings
-    from evorl.algorithms.apex import ApeXDQNSettings as ApeXDQNSettings
-    from evorl.algorithms.apex import EpsilonLadder as EpsilonLadder
-    from evorl.algorithms.apex import NoiseLadder as NoiseLadder
-    from evorl.algorithms.ddpg import DDPGExploration as DDPGExploration
-    from evorl.algorithms.ddpg import DDPGSettings as DDPGSettings
-    from evorl.algorithms.ddpg import TD3Settings as TD3Settings
-    from evorl.algorithms.dqn import DQNSettings as DQNSettings
-    from evorl.algorithms.dqn import NoisyLayerSettings as NoisyLayerSettings
-    from evorl.algorithms.exploration import ActionNoise as ActionNoise
-    from evorl.algorithms.exploration import EpsilonGreedy as EpsilonGreedy
-    from evorl.algorithms.impala import APPOSettings as APPOSettings
-    from evorl.algorithms.impala import IMPALASettings as IMPALASettings
-    from evorl.algorithms.ppo import PPOSettings as PPOSettings
-    from evorl.algorithms.sac import SACExploration as SACExploration
-    from evorl.algorithms.sac import SACSettings as SACSettings
-    from evorl.algorithms.state_dependent import StateDependentNoiseSettings as StateDependentNoiseSettings
-    from evorl.algorithms.values import CategoricalSettings as CategoricalSettings
-    from evorl.algorithms.values import QuantileSettings as QuantileSettings
-    from evorl.config.fields import HyperparameterRange as HyperparameterRange
-    from evorl.config.schema import ActorSettings as ActorSettings
-    from evorl.config.schema import ArchitectureLimits as ArchitectureLimits
-    from evorl.config.schema import Checkpoint as Checkpoint
-    from evorl.config.schema import ConvolutionalLayer as ConvolutionalLayer
-    from evorl.config.schema import Environment as Environment
-    from evorl.config.schema import Evaluation as Evaluation
-    from evorl.config.schema import Evolution as Evolution
-    from evorl.config.schema import ImportanceExponent as ImportanceExponent
-    from evorl.config.schema import LeagueSettings as LeagueSettings
-    from evorl.config.schema import Mutation as Mutation
-    from evorl.config.schema import Network as Network
-    from evorl.config.schema import PopulationSettings as PopulationSettings
-    from evorl.config.schema import Prioritised as Prioritised
-    from evorl.config.schema import Replay as Replay
-    from evorl.config.schema import RunSettings as RunSettings
-    from evorl.config.schema import Selection as Selection
-    from evorl.config.schema import Tracking as Tracking
-    from evorl.config.schema import Training as Training
-    from evorl.runs.callbacks import Generation as Generation
-    from evorl.runs.callbacks import Stop as Stop
-    from evorl.runs.loaded import LoadedAgent as LoadedAgent
-    from evorl.runs.loaded import load as load
-    from evorl.runs.read import RunRecord as RunRecord
-    from evorl.runs.read import columns as columns
-    from evorl.runs.read import read_run as read_run
-    from evorl.runs.train import TrainedRun as TrainedRun
-    from evorl.runs.train import train as train
+import re
+from pathlib import Path
+from typing import Any
 
 __version__ = "0.1.0"
-_OFFERED = {
-    "evorl.algorithms.a2c": ("A2CSettings", "OnPolicyNoiseSettings"),
-    "evorl.algorithms.a3c": ("A3CDataParallelSettings", "A3CSettings", "A3CSharedSettings"),
-    "evorl.algorithms.apex": ("ApeXDDPGSettings", "ApeXDQNSettings", "EpsilonLadder", "NoiseLadder"),
-    "evorl.algorithms.ddpg": ("DDPGExploration", "DDPGSettings", "TD3Settings"),
-    "evorl.algorithms.dqn": ("DQNSettings", "NoisyLayerSettings"),
-    "evorl.algorithms.exploration": ("ActionNoise", "EpsilonGreedy"),
-    "evorl.algorithms.impala": ("APPOSettings", "IMPALASettings"),
-    "evorl.algorithms.ppo": ("PPOSettings",),
-    "evorl.algorithms.sac": ("SACExploration", "SACSettings"),
-    "evorl.algorithms.state_dependent": ("StateDependentNoiseSettings",),
-    "evorl.algorithms.values": ("CategoricalSettings", "QuantileSettings"),
-    "evorl.config.fields": ("HyperparameterRange",),
-    "evorl.config.schema": (
-        "ActorSettings",
-        "ArchitectureLimits",
-        "Checkpoint",
-        "ConvolutionalLayer",
-        "Environment",
-        "Evaluation",
-        "Evolution",
-        "ImportanceExponent",
-        "LeagueSettings",
-        "Mutation",
-        "Network",
-        "PopulationSettings",
-        "Prioritised",
-        "Replay",
-        "RunSettings",
-        "Selection",
-        "Tracking",
-        "Training",
-    ),
-    "evorl.runs.callbacks": ("Generation", "Stop"),
-    "evorl.runs.loaded": ("LoadedAgent", "load"),
-    "evorl.runs.read": ("RunRecord", "columns", "read_run"),
-    "evorl.runs.train": ("TrainedRun", "train"),
-}
-"""Names of `evorl` by their files: each is imported when it is first asked for, since torch takes seconds."""
-_PLACES = {name: module for module, names in _OFFERED.items() for name in names}
-__all__ = [*_PLACES]
+_STUB = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
+_MODULES = {name: module for module, name in re.findall(r"^from (\S+) import (\w+) as", _STUB, re.MULTILINE)}
+"""The modules of the public names: each is imported when it is first asked for, since torch takes seconds."""
+__all__ = [*_MODULES]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_PLACES[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:
