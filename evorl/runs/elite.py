@@ -19,7 +19,6 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import ConfigDict, FiniteFloat
 
 from evorl.config import AnyConfig
-from evorl.config.schema import Evaluation
 from evorl.evolution.selection import note_ranks
 from evorl.population.evaluation import Evaluator, Purpose
 from evorl.runs.fitness import Fitness
@@ -292,7 +291,44 @@ class Elite:
         assign_fitness(agents, fitness.mean)
         note_ranks(agents, config.evolution)
         self.see(fitness.seen)
-        solved = self._compete(config, agents, fitness, evaluator, generation)
+        place = max(range(len(agents)), key=lambda index: _by_fitness(agents[index]))
+        best, episodes, confirms = agents[place], config.evaluation.episodes, config.evaluation.confirmation_episodes
+        self.parents = decode_agents(self.payload, "the elite") if self.payload else []
+        players = [best, *self.parents] if fitness.evaluated is None else self.parents
+        play = self._play(evaluator, players, generation, "generation")
+        played = play(0, episodes) if players else np.zeros((0, episodes))
+        if fitness.evaluated is not None:
+            played = np.concatenate([fitness.evaluated[place : place + 1], played])
+        for agent, theirs in zip(self.parents, played[1:], strict=True):
+            agent.fitness = float(theirs.mean()) if fitness.elite is None else fitness.elite
+            if fitness.by_training and self.training_fitness is not None:
+                # Its episodes of this generation are few, two in Pong, and would rank it by chance.
+                agent.fitness = self.training_fitness
+            elif fitness.by_training and best.fitness is not None:
+                # Training means lag behind and may come from an exploring policy, so the elite gets the best agent's
+                # mean plus the difference on episodes that both have played.
+                agent.fitness += best.fitness - float(played[0].mean())
+        if fitness.elite is None:
+            both = [best, *self.parents]
+            fresh = self._play(evaluator, both, generation, "confirmation") if confirms else None
+            elite = played[1] if self.parents else None
+            won = best.fitness is not None and self.challenge(played[0], elite, fresh, confirms, generation)
+        else:
+            # Both have played the same matches, so ratings decide; the newer wins ties.
+            won = best.fitness is not None and not best.fitness < fitness.elite
+            if won:
+                self._crown(played[0], not confirms, generation)
+            elif self.parents and not confirms:
+                self._count(played[1])
+        solved = False
+        if won:
+            self.parents, self.training_fitness = [], best.fitness if fitness.by_training else None
+        if won or self.parents:
+            solved = self._test(config, self.parents or [best], played[0 if won else 1], evaluator, generation, agents)
+        if won and self.score:
+            # Store the measured mean: the mean over the episodes that selected it is biased upwards. Later episodes do
+            # not change it, since the file would change with it in each generation.
+            self.payload = encode_agents([replace(best, fitness=self.score.mean)])
         self.evaluation_steps, self.repeats = evaluator.pop_steps(), evaluator.repeats
         return solved
 
@@ -304,44 +340,20 @@ class Elite:
         age = generation - (self.generation or 0)
         return self.parents if age <= config.evolution.selection.archive else []
 
-    def _compete(
+    def _test(
         self,
         config: AnyConfig,
-        agents: Sequence[Agent],
-        fitness: Fitness,
+        elite: Sequence[Agent],
+        played: Returns,
         evaluator: Evaluator,
         generation: int,
+        population: Sequence[Agent],
     ) -> bool:
-        place = max(range(len(agents)), key=lambda index: _by_fitness(agents[index]))
-        best, target, settings = agents[place], config.training.target_fitness, config.evaluation
-        self.parents = decode_agents(self.payload, "the elite") if self.payload else []
-        played = self._generation_returns(best, fitness, place, evaluator, generation, settings.episodes)
-        for agent, theirs in zip(self.parents, played[1:], strict=True):
-            agent.fitness = float(theirs.mean()) if fitness.elite is None else fitness.elite
-            if fitness.by_training and self.training_fitness is not None:
-                # Its episodes of this generation are few, two in Pong, and would rank it by chance.
-                agent.fitness = self.training_fitness
-            elif fitness.by_training and best.fitness is not None:
-                # Training means lag behind and may come from an exploring policy, so the elite gets the best agent's
-                # mean plus the difference on episodes that both have played.
-                agent.fitness += best.fitness - float(played[0].mean())
-        if fitness.elite is None:
-            won = best.fitness is not None and self._loses_to(best, played, evaluator, generation, settings)
-        else:
-            # Both have played the same matches, so ratings decide; the newer wins ties.
-            won = best.fitness is not None and not best.fitness < fitness.elite
-            if won:
-                self._crown(played[0], not settings.confirmation_episodes, generation)
-            elif self.parents and not settings.confirmation_episodes:
-                self._count(played[1])
-        if won:
-            self.parents, self.training_fitness = [], best.fitness if fitness.by_training else None
-        elif not self.parents:
-            return False
-        (agent,) = self.parents or [best]
-        seems_reached = target is not None and bool(played[0 if won else 1].mean() >= target)
+        """Measure the elite, which has `played` [N] the generation's episodes; return True if it reaches the target."""
+        target, settings = config.training.target_fitness, config.evaluation
         confirms = settings.confirmation_episodes
-        play = self._play(evaluator, [agent], generation, "measurement") if confirms else None
+        seems_reached = target is not None and bool(played.mean() >= target)
+        play = self._play(evaluator, elite, generation, "measurement") if confirms else None
         # Play all episodes when the target is tested: stopping after a bad start would bias those means low.
         wanted, repeated = confirms if seems_reached else settings.episodes, evaluator.repeats
         count = self.measure(play, wanted, confirms)
@@ -349,34 +361,9 @@ class Elite:
             # These episodes were the first to show it.
             self.forget()
             count = self.measure(play, wanted, confirms)
-        independent = play is not None or not evaluator.repeats
-        solved = (
-            target is not None
-            and independent
-            and self.reaches(target, settings.error, seems_reached, play, confirms, count, len(agents))
-        )
-        if won and self.score:
-            # Store the measured mean: the mean over the episodes that selected it is biased upwards. Later episodes do
-            # not change it, since the file would change with it in each generation.
-            self.payload = encode_agents([replace(best, fitness=self.score.mean)])
-        return solved
-
-    def _generation_returns(
-        self, best: Agent, fitness: Fitness, place: int, evaluator: Evaluator, generation: int, episodes: int
-    ) -> Returns:
-        """Returns [1 or 2, N] of the generation's best agent, at `place`, and of the elite on the same episodes."""
-        if fitness.evaluated is None:
-            return self._play(evaluator, [best, *self.parents], generation, "generation")(0, episodes)
-        elite = [self._play(evaluator, [agent], generation, "generation")(0, episodes) for agent in self.parents]
-        return np.concatenate([fitness.evaluated[place : place + 1], *elite])
-
-    def _loses_to(
-        self, best: Agent, played: Returns, evaluator: Evaluator, generation: int, settings: Evaluation
-    ) -> bool:
-        """Let the generation's best agent challenge the elite; both have `played` [1 or 2, N] its episodes."""
-        confirms = settings.confirmation_episodes
-        play = self._play(evaluator, [best, *self.parents], generation, "confirmation") if confirms else None
-        return self.challenge(played[0], played[1] if self.parents else None, play, confirms, generation)
+        if target is None or (play is None and evaluator.repeats):
+            return False
+        return self.reaches(target, settings.error, seems_reached, play, confirms, count, len(population))
 
     def _play(self, evaluator: Evaluator, agents: Sequence[Agent], generation: int, purpose: Purpose) -> Play:
         def play(first: int, episodes: int) -> Returns:
