@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -353,13 +352,6 @@ def _own_gpu(local: int) -> str:
     count = _gpus()
     # If a cluster exposes one GPU per rank, its index is 0 for all ranks; the UUID distinguishes them.
     return str(torch.cuda.get_device_properties(local % count).uuid) if count else ""
-
-
-def default_launch_file() -> Path:
-    """The file that `accelerate config` writes and `accelerate launch` reads by default; it need not exist."""
-    from accelerate.commands.config import default_config_file  # Accelerate's commands take long to import.
-
-    return Path(default_config_file)
 
 
 def is_initialized() -> bool:

@@ -6,17 +6,13 @@ Options of Accelerate that would have no effect or fail in a traceback are rejec
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
-import psutil
 import torch
-import yaml
 
 from evorl.actors.actors import max_staleness
 from evorl.algorithms import SETTINGS, Algorithm, make_algorithm
@@ -24,7 +20,6 @@ from evorl.config import AnyConfig, check_name, validate
 from evorl.config.fields import BENCHMARK, ENVIRONMENT, RATING, RETURN, as_configured
 from evorl.config.schema import LeagueSettings, Network
 from evorl.config.yaml import VERBOSE, is_for_another_task, plain_assignments, read_settings, source
-from evorl.distributed import default_launch_file
 from evorl.envs import Environments
 from evorl.envs.games import is_game
 from evorl.envs.spaces import ObservationSpecs, wide_bounds
@@ -76,14 +71,6 @@ def refuse_options(variables: Mapping[str, str] = os.environ) -> None:
                 f"accelerate's {option}: {value.lower()} would have no effect, since evorl trains its stacks itself "
                 f"and only their gradients are averaged; leave it out, or use {plain!r}"
             )
-    if "ACCELERATE_USE_CPU" in variables and variables.get("WORLD_SIZE", "1") == "1":
-        wanted = processes_wanted(_launcher_arguments())
-        if wanted > 1:
-            raise UserError(
-                f"accelerate was asked for {wanted} processes and has started one, as it does on a CPU; use `evorl "
-                f"train --processes {wanted}`, or `--multi_gpu` or `distributed_type: MULTI_GPU` and `use_cpu: false`, "
-                "which serve CPU machines too (configs/accelerate/accelerate.yaml)"
-            )
 
 
 def asked_for_bf16(variables: Mapping[str, str] = os.environ) -> bool:
@@ -91,79 +78,23 @@ def asked_for_bf16(variables: Mapping[str, str] = os.environ) -> bool:
     return variables.get(PRECISION, "no").lower() == "bf16"
 
 
-def processes_wanted(arguments: Sequence[str]) -> int:
-    """The number of processes that an `accelerate launch` command line requests; 1 if unspecified.
-
-    Without `--cpu`, Accelerate reads the file that `accelerate config` wrote, if there is one.
-    """
-    try:
-        parsed = _launch_options(arguments)
-        if parsed.num_processes is not None:
-            return int(parsed.num_processes)
-        file = parsed.config_file
-        if file is None and not parsed.cpu and any(Path(word).stem == "accelerate" for word in arguments):
-            file = default_launch_file()
-        settings: Any = yaml.safe_load(file.read_text(encoding="utf-8")) if file else {}
-        return int(settings["num_processes"])
-    except (argparse.ArgumentError, OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
-        return 1
-
-
-def _launch_options(arguments: Sequence[str]) -> argparse.Namespace:
-    """The options of an `accelerate launch` command line that matter here. Raises argparse.ArgumentError."""
-    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False, allow_abbrev=False)
-    parser.add_argument("--num_processes", "--num-processes", type=int)
-    parser.add_argument("--config_file", "--config-file", type=Path)
-    parser.add_argument("--num_cpu_threads_per_process", "--num-cpu-threads-per-process", type=int)
-    parser.add_argument("--cpu", action="store_true")
-    return parser.parse_known_args(list(arguments))[0]
-
-
-def _launcher_arguments() -> list[str]:
-    try:
-        return psutil.Process(os.getppid()).cmdline()
-    except psutil.Error:
-        return []
-
-
 def use_threads(wanted: int | None, parts: ObservationSpecs, ranks: int) -> int:
-    """Set and return the number of torch threads, chosen by the observation type unless given.
+    """Set and return the number of torch threads: `wanted` (`run.threads`), else OMP_NUM_THREADS, else by observation.
 
-    `wanted` is `run.threads`, `parts` the observation specs, `ranks` the number of ranks on this machine.
+    That is 1, or for images an equal share of the cores for each of the `ranks` of this machine: a small matrix product
+    finishes before a second thread has started, and waits for that thread if another program occupies its core.
     """
     images = any(part.kind == "image" for part in parts.values())
-    count = choose_threads(wanted or _set_by_user(), images, usable_cores(), ranks)
+    count = wanted or _set_by_user() or (max(1, usable_cores() // ranks) if images else 1)
     torch.set_num_threads(count)
     return count
 
 
-def choose_threads(wanted: int | None, images: bool, cores: int, ranks: int) -> int:
-    """Return `wanted` if given; else 1, or an equal share of the cores for image observations.
-
-    A small matrix product finishes before a second thread has started, and waits for that thread if another program
-    occupies its core.
-    """
-    if wanted is not None:
-        return wanted
-    return max(1, cores // ranks) if images else 1
-
-
 def _set_by_user() -> int | None:
-    """Return the threads that the user set: by an option of `accelerate launch`, or by OMP_NUM_THREADS.
-
-    Without the option, `accelerate launch` sets OMP_NUM_THREADS for its processes to a number of its own.
-    """
-    variables: Mapping[str, str] = os.environ
-    if any(name in variables for name in LAUNCHED):
-        with contextlib.suppress(argparse.ArgumentError):
-            if (given := _launch_options(_launcher_arguments()).num_cpu_threads_per_process) is not None:
-                return max(1, int(given))
-        try:
-            variables = psutil.Process(os.getppid()).environ()
-        except psutil.Error:
-            return None
+    """Return the threads that the user set by OMP_NUM_THREADS; launchers set it to a number of their own."""
+    first = "" if any(name in os.environ for name in LAUNCHED) else os.environ.get("OMP_NUM_THREADS", "")
     # OpenMP accepts a list with one number per nesting level.
-    first = variables.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    first = first.split(",")[0].strip()
     return int(first) if first.isdecimal() and int(first) > 0 else None
 
 

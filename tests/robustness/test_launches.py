@@ -22,7 +22,7 @@ from evorl.commands.train import launch_command
 from evorl.distributed import Launch, Peer, Ranks, local_launch
 from evorl.distributed.ranks import _own_gpu, choose_backend, join_attempt, loopback
 from evorl.runs.directory import Owner
-from evorl.runs.launch import processes_wanted, refuse_options
+from evorl.runs.launch import refuse_options
 from evorl.system.signals import signal_handlers
 from evorl.types import UserError
 
@@ -152,22 +152,6 @@ def test_options_without_an_effect_are_refused(variable, value, option):
 def test_other_precisions_are_refused_with_the_reason(precision, reason):
     with pytest.raises(UserError, match=f"accelerate's mixed_precision: {precision} .*{reason}.*; use 'bf16' or 'no'"):
         refuse_options({"ACCELERATE_MIXED_PRECISION": precision})
-
-
-def test_a_plain_launcher_that_starts_one_process_of_two_is_an_error(monkeypatch):
-    words = ["accelerate", "launch", "--num_processes", "2", "program.py"]
-    monkeypatch.setattr("evorl.runs.launch._launcher_arguments", lambda: words)
-    with pytest.raises(UserError, match=r"asked for 2 processes and has started one.*`evorl train --processes 2`"):
-        refuse_options({"ACCELERATE_USE_CPU": "False"})
-    refuse_options({"ACCELERATE_USE_CPU": "False", "WORLD_SIZE": "2"})
-    refuse_options({})
-
-
-def test_the_launchers_arguments_say_how_many_processes_it_was_asked_for(tmp_path):
-    (tmp_path / "a.yaml").write_text("num_processes: 3\n")
-    assert processes_wanted(["accelerate", "launch", "--cpu", "--num_processes", "2", "program.py"]) == 2
-    assert processes_wanted(["accelerate", "launch", f"--config_file={tmp_path / 'a.yaml'}", "program.py"]) == 3
-    assert processes_wanted(["bash"]) == processes_wanted(["x", "--config_file", "none"]) == 1
 
 
 DRIFTING = """

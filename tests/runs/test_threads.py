@@ -1,8 +1,9 @@
 """How many threads compute, and who says so."""
 
 import os
-import subprocess
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 from helpers.support import interface, train
@@ -11,7 +12,7 @@ from evorl.commands.command import run_command
 from evorl.commands.train import processes_for
 from evorl.config import Environment
 from evorl.envs.vector import _atari_options
-from evorl.runs.launch import choose_threads, use_threads
+from evorl.runs.launch import use_threads
 from evorl.system.processes import usable_cores
 from evorl.types import EvorlWarning, UserError
 
@@ -26,18 +27,14 @@ def _threads_as_before(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("wanted", "images", "cores", "ranks", "count"),
-    [
-        (None, False, 64, 1, 1),
-        (None, True, 64, 1, 64),
-        (None, True, 64, 8, 8),
-        (None, True, 2, 8, 1),
-        (3, False, 64, 1, 3),
-        (3, True, 2, 8, 3),
-    ],
+    ("wanted", "cores", "ranks", "count"), [(None, 64, 1, 64), (None, 64, 8, 8), (None, 2, 8, 1), (3, 2, 8, 3)]
 )
-def test_small_networks_take_one_thread_and_images_a_share_of_the_cores(wanted, images, cores, ranks, count):
-    assert choose_threads(wanted, images, cores, ranks) == count
+def test_images_take_a_share_of_the_cores(wanted, cores, ranks, count, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr("evorl.runs.launch.usable_cores", lambda: cores)
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
+    images = interface(gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)).parts
+    assert use_threads(wanted, images, ranks) == count
 
 
 @pytest.mark.parametrize("value", [None, "2", "3,1", "many", "0"])
@@ -50,31 +47,10 @@ def test_threads_follow_omp_num_threads(value, monkeypatch):
     assert use_threads(4, VECTOR, 1) == 4 == torch.get_num_threads()
 
 
-@pytest.mark.parametrize(("value", "count"), [(None, 1), ("2", 2)])
-def test_threads_ignore_omp_num_threads_of_accelerate(value, count, monkeypatch):
-    """As `accelerate launch` does, whose own environment has what the user has set."""
-    variables = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    variables |= {"OMP_NUM_THREADS": value} if value else {}
+def test_threads_ignore_omp_num_threads_of_a_launcher(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
-    with subprocess.Popen(["cat"], env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as launcher:
-        assert launcher.stdin
-        assert launcher.stdout
-        launcher.stdin.write(b"\n")
-        launcher.stdin.flush()
-        # Linux shows no environment of a process that has only just begun its program.
-        assert launcher.stdout.readline() == b"\n"
-        monkeypatch.setattr(os, "getppid", lambda: launcher.pid)
-        assert use_threads(None, VECTOR, 1) == count
-
-
-def test_threads_follow_accelerate_option(monkeypatch):
-    words = ["accelerate", "launch", "--num_cpu_threads_per_process", "3", "program.py"]
-    monkeypatch.setattr("evorl.runs.launch._launcher_arguments", lambda: words)
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    assert use_threads(None, VECTOR, 1) == 1, "this process was not started by it"
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
-    assert use_threads(None, VECTOR, 1) == 3
+    assert use_threads(None, VECTOR, 1) == 1
 
 
 def test_a_run_and_its_evaluation_compute_with_the_threads_of_the_configuration(in_directory, capsys):
