@@ -72,7 +72,7 @@ def fingerprint(folder: Path, name: str, layout: Layout) -> str:
         return f"{case} failed with {code}: {' | '.join(output.strip().splitlines()[-3:])}"
     checkpoint = max((run / "checkpoints").glob("generation-*"))
     agents = tensors([checkpoint / "agents.safetensors"])
-    experience = tensors(sorted(checkpoint.glob("replay-rank-*.safetensors")))
+    experience = tensors(sorted(checkpoint.glob("experience-rank-*.safetensors")))
     lineage, metrics = (rows(run / file) for file in ("lineage.jsonl", "metrics.jsonl"))
     return f"{case} agents={agents} experience={experience} lineage={lineage} metrics={metrics}"
 

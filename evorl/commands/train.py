@@ -26,7 +26,7 @@ from evorl.runs.progress import progress_of
 from evorl.runs.read import read_overview
 from evorl.runs.train import ASYNCHRONOUS, ONLINE, main_of, program_for
 from evorl.runs.trust import refuse_code
-from evorl.system.files import CHECKPOINTS, json_bytes, parse_json
+from evorl.system.files import CHECKPOINTS
 from evorl.system.processes import usable_cores
 from evorl.types import UserError
 
@@ -142,15 +142,11 @@ def _ranks_of(run: Path) -> int:
     An interim checkpoint, saved within a generation, is newer than all others. A run without checkpoints has the number
     in its metrics.
     """
-    interim = Checkpoints(run / CHECKPOINTS, keep=1, stem="interim")
-    for number in reversed(interim.generations()):
-        with contextlib.suppress(UserError, ValueError, KeyError, TypeError):
-            state = parse_json(interim.read(number, STATE))
-            return progress_of(json_bytes(state["progress"]), str(interim.path(number))).ranks
-    checkpoints = Checkpoints(run / CHECKPOINTS, keep=1)
-    for generation in reversed(checkpoints.generations()):
-        with contextlib.suppress(UserError):
-            return progress_of(checkpoints.read(generation, STATE), str(checkpoints.path(generation))).ranks
+    for stem in ("interim", "generation"):
+        checkpoints = Checkpoints(run / CHECKPOINTS, keep=1, stem=stem)
+        for number in reversed(checkpoints.generations()):
+            with contextlib.suppress(UserError):
+                return progress_of(checkpoints.read(number, STATE), str(checkpoints.path(number))).ranks
     with contextlib.suppress(UserError, KeyError, TypeError, ValueError):
         return max(1, int(read_overview(run).last["ranks"]))
     return 1

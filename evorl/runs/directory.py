@@ -98,13 +98,12 @@ def from_here(run: str | Path) -> str:
 NUMBER = r"([0-9]{6}|[1-9][0-9]{6,11})"
 MANIFEST = "manifest.json"
 AGENTS, ELITE, ARCHIVE, STATE = "agents.safetensors", "elite.safetensors", "archive.safetensors", "state.json"
-PARTS = ("policy", "learner", "experience")
+EXPERIENCE, ENVIRONMENTS = "experience", "environments"
+PARTS = ("policy", "learner", EXPERIENCE)
 """The names of the parts, in the order of the argument `parts` of `Run.steps`."""
-ENVIRONMENTS, REPLAY = "environments", "replay"
-"""Names of a rank's other files."""
 FILE = re.compile(
     "|".join(map(re.escape, (AGENTS, ELITE, ARCHIVE, STATE)))
-    + rf"|({'|'.join((REPLAY, ENVIRONMENTS, *PARTS))})-rank-[0-9]{{3,6}}\.safetensors"
+    + rf"|({'|'.join((ENVIRONMENTS, *PARTS))})-rank-[0-9]{{3,6}}\.safetensors"
 )
 """The name of a file of a checkpoint."""
 Files = Mapping[str, Mapping[str, Any]]
@@ -242,7 +241,7 @@ def _manifest(generation: int, files: Files) -> bytes:
 
 
 def part_file(name: str, rank: int) -> str:
-    """The name of the file with what `rank` alone has: the part `name` of its training, its replay or environments."""
+    """The name of the file with what `rank` alone has: the part `name` of its training, or its environments."""
     return f"{name}-rank-{rank:03d}.safetensors"
 
 

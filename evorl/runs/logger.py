@@ -172,7 +172,7 @@ class Logger(NullLogger):
             )
         if warning := self._config.algorithm.warning(counts.metrics):
             self._warn_once("metrics", f"{warning} (generation {progress.generation})")
-        left_out = ("elite", "league", "benchmark", "evaluation_steps")
+        left_out = ("elite", "league", "benchmark", "evaluation_steps", "position")
         numbers = {name: value for name, value in asdict(progress).items() if name not in left_out}
         row = generation_row(agents, fitness, counts, numbers, progress.elite, seconds, self._config)
         row |= evaluation_row(fitness, self._config.evolution.fitness, progress.elite.evaluation_steps)

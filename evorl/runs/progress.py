@@ -18,6 +18,23 @@ from evorl.runs.elite import Elite
 from evorl.system.processes import made_with
 from evorl.types import Number, UserError, Words
 
+Seconds = Annotated[float, Field(ge=0)]
+
+
+@dataclass(frozen=True)
+class Position:
+    """Progress within a generation: the vector steps that each rank has done, of `horizon`, and the seconds they took.
+
+    `seconds` are those of the parts of the loop.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    steps: Annotated[list[Number], Field(min_length=1, max_length=1_000_000)]
+    horizon: Number
+    training_seconds: Seconds = 0.0
+    seconds: Annotated[dict[Words, Seconds], Field(max_length=100)] = field(default_factory=dict)
+
 
 @dataclass
 class Progress:
@@ -37,7 +54,7 @@ class Progress:
     next_id: Number = 0
     elite: Elite = field(default_factory=Elite)
     solved: bool = False
-    wall_clock_seconds: Annotated[float, Field(ge=0)] = 0.0
+    wall_clock_seconds: Seconds = 0.0
     ranks: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     placement: Words = "replicated"
     vectorization: Words | None = None
@@ -55,6 +72,8 @@ class Progress:
     league: Standings | None = None
     """Of a game: payoff matrix, ratings and archive, whose agents have a file of their own."""
     made_with: Annotated[dict[Words, Words], Field(max_length=100)] = field(default_factory=dict)
+    position: Position | None = None
+    """Of a checkpoint within a generation: how far that is."""
 
     def __post_init__(self) -> None:
         self.archive: bytes = b""

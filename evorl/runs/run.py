@@ -26,7 +26,7 @@ from evorl.population import Learner, Policy
 from evorl.population.evaluation import Evaluator
 from evorl.replay import Experience
 from evorl.runs.callbacks import Callback
-from evorl.runs.checkpoint import CheckpointManager, InterimCheckpoints, Part
+from evorl.runs.checkpoint import CheckpointManager, Part
 from evorl.runs.console import details, header
 from evorl.runs.directory import RunDirectory, from_here
 from evorl.runs.ending import end_of, exchange_reasons, summary_of
@@ -36,7 +36,7 @@ from evorl.runs.launch import use_threads
 from evorl.runs.logger import EVALUATION, Logger, NullLogger
 from evorl.runs.metrics import Counts, RecentEpisodes
 from evorl.runs.opponents import Opponent, Task, load_benchmark
-from evorl.runs.progress import Progress
+from evorl.runs.progress import Position, Progress
 from evorl.runs.transfer import first_agents
 from evorl.seeding import derive_seed, torch_generator
 from evorl.system.console import WarnOnce, say
@@ -75,7 +75,6 @@ class Run:
     _evolver: Evolver
     _directory: RunDirectory
     _checkpoints: CheckpointManager
-    _interim: InterimCheckpoints
     _logger: NullLogger
     _pauses: Pauses
     _callbacks: Sequence[Callback]
@@ -138,7 +137,6 @@ class Run:
             directory,
             self._warn_once,
         )
-        self._interim = self._checkpoints.interim
         self.league = league_of(config, placement, algorithm)
         self._benchmark = None
         if self.league is not None:
@@ -149,7 +147,6 @@ class Run:
         if restored is None:
             self.progress = Progress(next_id=config.population.size)
             self.agents = first_agents(config, algorithm, self.ranks, self._evolver.tuner)
-            self._checkpoints.restore_first(self.agents)
         else:
             self.progress, self.agents = restored
             if self.league is not None and self.progress.league is not None:
@@ -161,16 +158,15 @@ class Run:
                     "this resume is not bit-exact: evolution.strategy did not repeat its earlier choices; either it "
                     "draws random numbers that do not come from its seed, or the lineage was damaged",
                 )
-            self._checkpoints.roll_back()
             self.progress.solved = self.progress.is_solved(config)
+        self._checkpoints.roll_back(self.progress)
         self._within = self._unsaved = self._stopped = ""
         self._signals = contextlib.ExitStack()
         directory.begin(config, self.ranks, finished=self.finished)
-        is_resumed = restored is not None or self._interim.position is not None
         self.generation = self.progress.generation + 1
         measured_otherwise = self.progress.measured_otherwise(config)
         if self._benchmark is not None:
-            if is_resumed and not self.finished and self.progress.benchmark != self._benchmark.digest:
+            if restored is not None and not self.finished and self.progress.benchmark != self._benchmark.digest:
                 measured_otherwise = True
                 self._warn_once(
                     BENCHMARK,
@@ -186,7 +182,7 @@ class Run:
         self._saved_steps, self._steps_within = self.progress.agent_steps, 0
         if measured_otherwise and not self.finished:
             self.progress.elite.forget()
-        self._before = (self._interim.progress or self.progress).wall_clock_seconds
+        self._before = self.progress.wall_clock_seconds
         self._began = time.perf_counter()
 
     @property
@@ -206,7 +202,7 @@ class Run:
     @property
     def carries_over(self) -> bool:
         """True if running episodes continue: from the previous generation, or from this one's interim checkpoint."""
-        return self._interim.position is not None or (self.generation_plan.carries_over and self.generation > 1)
+        return self.progress.position is not None or (self.generation_plan.carries_over and self.generation > 1)
 
     def seed(self, purpose: str) -> int:
         """This rank's seed for one purpose in this generation."""
@@ -289,10 +285,10 @@ class Run:
         The trackers receive the means over `recent` episodes. With the `parts` of the training (policy, learner,
         experience), a generation is saved every `checkpoint.minutes` and on a signal, and resumed where it was saved.
         """
-        position, done = self._interim.position, 0
+        position, done = self.progress.position, 0
         steps_per_round = self.config.environment.num_envs * self.placement.copies
         if position is not None:
-            done = self._interim.resume(parts)
+            done = self._checkpoints.resume(self.progress, parts)
             self._steps_within = done * steps_per_round
             self._note_saved(done)
             self.stopwatch.seconds.update(position.seconds)
@@ -321,26 +317,20 @@ class Run:
         Raises Interrupted after a signal, to this rank or another one.
         """
         number = signalled()
-        paused = self._pauses.reached(done, SAVE if number is None and self._interim.is_due else number)
+        paused = self._pauses.reached(done, SAVE if number is None and self._checkpoints.is_due else number)
         if paused is False:
             return
         if paused is None:
-            self._interim.postpone()
+            self._checkpoints.postpone()
             raise_if_signalled()
             if self._pauses.reason != SAVE:
                 raise Interrupted(self._pauses.reason)
             return
         reason = self._pauses.reason
-        problem = self._interim.save(
-            self._progress_now(),
-            self.agents,
-            parts,
-            done,
-            self.generation_plan.steps,
-            training_seconds,
-            self.stopwatch.seconds,
-            self._unsaved,
-        )
+        self.progress.wall_clock_seconds = self._wall_clock_seconds()
+        position = Position([], self.generation_plan.steps, training_seconds, dict(self.stopwatch.seconds))
+        agents = encode_agents(self.agents) if self.ranks.is_main else b""
+        problem = self._checkpoints.save_within(self.progress, agents, parts, done, position)
         if problem:
             what = f"generation {self.generation} could not be saved after {self._of_steps(done)}: {problem}"
             self._warn_once("interim", what if reason else f"{what}; training goes on")
@@ -358,10 +348,6 @@ class Run:
     def _of_steps(self, done: int) -> str:
         steps_per_round = self.config.environment.num_envs * self.placement.copies
         return f"{done * steps_per_round:,} of {self.generation_plan.steps * steps_per_round:,} steps of each agent"
-
-    def _progress_now(self) -> Progress:
-        """The progress with the time that the run has taken until now."""
-        return replace(self.progress, wall_clock_seconds=self._wall_clock_seconds())
 
     def gather_agents(self, learner: Learner) -> list[Agent]:
         """All trained agents, on every rank. If replicas have drifted apart, every rank takes those of rank 0."""
@@ -474,7 +460,6 @@ class Run:
         self._unsaved = self._checkpoints.save(self.progress, payload)
         if not self._unsaved:
             self._saved_steps, self._within = self.progress.agent_steps, ""
-            self._interim.clear()
         agents = self._checkpoints.reload(payload, self.generation)
         self.ranks.assert_identical(digest(encode_agents(agents)), "evolved agents")
         return agents

@@ -30,7 +30,7 @@ def test_replicas_stay_bit_identical_over_generations_of_every_mutation(tmp_path
     assert {"architecture", "parameters", "hyperparameters"} <= kinds
     assert len({json.dumps(shape) for row in rows for shape in row["architectures"]}) > 3
     assert json.loads((run / "summary.json").read_text())["ranks"] == 2
-    assert (run / "checkpoints" / f"generation-{last:06d}" / "replay-rank-001.safetensors").is_file()
+    assert (run / "checkpoints" / f"generation-{last:06d}" / "experience-rank-001.safetensors").is_file()
     assert not [line for line in done.stderr.splitlines() if line.startswith("error: ")]
 
     whole = {row["generation"]: row["fitness"] for row in rows}

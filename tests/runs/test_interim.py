@@ -129,13 +129,13 @@ def test_run_stopped_within_generations_ends_as_undisturbed(case, stops, in_dire
 
 
 def test_interim_checkpoints_change_no_result(whole_run, in_directory, monkeypatch):
-    saves, given = [], checkpoint.InterimCheckpoints.save
+    saves, given = [], checkpoint.CheckpointManager.save_within
 
     def save(self, *arguments):
         saves.append(arguments)
         return given(self, *arguments)
 
-    monkeypatch.setattr(checkpoint.InterimCheckpoints, "save", save)
+    monkeypatch.setattr(checkpoint.CheckpointManager, "save_within", save)
     assert play("b", monkeypatch=monkeypatch, more=("checkpoint.minutes=1e-5",)) == 0
     assert len(saves) > 10
     assert differences(whole_run, Path("runs/b")) == []
@@ -158,7 +158,7 @@ def test_damaged_interim_checkpoint_is_set_aside(whole_run, stopped_run, monkeyp
     place = stopped_run(CASE, 30)
     file = place / "learner-rank-000.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"?")
-    with pytest.warns(EvorlWarning, match=r"learner-rank-000.safetensors: damaged; .*generation 2 starts over"):
+    with pytest.warns(EvorlWarning, match=r"learner-rank-000.safetensors: damaged; .*; its generation starts over"):
         assert play("b", monkeypatch=monkeypatch) == 0
     assert [path.name for path in saved("b")] == [f"damaged-{place.name}"]
     assert all(f"damaged-{place.name}/" in name for name in differences(whole_run, Path("runs/b")))
@@ -225,8 +225,8 @@ def test_interim_checkpoint_with_wrong_rollout_is_refused(lie, stopped_run, monk
     "change",
     [
         lambda state: state["position"].update(steps=[10**9]),
-        lambda state: state.pop("progress"),
-        lambda state: state["position"].update(base="0" * 64),
+        lambda state: state.pop("global_steps"),
+        lambda state: state.update(position=None),
     ],
 )
 @pytest.mark.usefixtures("in_directory")
@@ -239,7 +239,7 @@ def test_interim_checkpoint_with_wrong_state_is_not_used(change, stopped_run, mo
         return json.dumps(state).encode()
 
     rewritten(place, "state.json", changed)
-    with pytest.warns(EvorlWarning, match="generation 2 starts over"):
+    with pytest.warns(EvorlWarning, match="its generation starts over"):
         assert play("b", monkeypatch=monkeypatch, more=("training.max_steps=96",)) == 0
 
 
@@ -262,7 +262,7 @@ def test_interim_checkpoint_whose_episodes_cannot_be_replayed_is_not_used(
 def test_a_resume_starts_the_ranks_that_saved_within_the_generation(stopped_run):
     def changed(payload):
         state = json.loads(payload)
-        state["progress"]["ranks"] = 2
+        state.update(ranks=2, position=state["position"] | {"steps": 2 * state["position"]["steps"]})
         return json.dumps(state).encode()
 
     place = stopped_run(CASE, 30)

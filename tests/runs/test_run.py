@@ -128,7 +128,7 @@ def test_a_generation_that_was_cut_short_is_trained_again_where_the_run_gets_mor
     assert told(longer) == told(whole)
     assert lines(longer / "lineage.jsonl") == lines(whole / "lineage.jsonl")
     newest = max(path.name for path in (whole / "checkpoints").glob("generation-*"))
-    for name in ("agents.safetensors", "replay-rank-000.safetensors"):
+    for name in ("agents.safetensors", "experience-rank-000.safetensors"):
         mine, theirs = ((run / "checkpoints" / newest / name).read_bytes() for run in (longer, whole))
         assert mine == theirs, name
     assert (longer / "checkpoints" / f"shortened-generation-{generation:06d}").is_dir()

@@ -23,7 +23,7 @@ from evorl.system.formats import decode_tensors, encode_tensors
 from evorl.types import EvorlWarning, UserError
 
 RESUME = ("run.name=a", "run.resume=auto", "training.max_steps=200")
-REPLAY = "replay-rank-000.safetensors"
+REPLAY = "experience-rank-000.safetensors"
 
 
 @pytest.fixture
