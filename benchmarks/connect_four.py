@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 from evorl.config import Environment
 from evorl.envs.open_spiel import make_open_spiel
 from evorl.report.statistics import score_of
-from evorl.runs.loaded import LoadedAgent, load
-from evorl.runs.read import read_run
+from evorl.runs.reading.loaded import LoadedAgent, load
+from evorl.runs.reading.read import read_run
 
 DATA = Path(__file__).parent / "data" / "connect_four.jsonl"
 PETTINGZOO, OPENSPIEL, OWN = (

@@ -2,10 +2,10 @@
 
     python benchmarks/stopping.py [--runs 400]
 
-A run has 25 generations of four agents that play 10 episodes each; the best challenges the elite, as in
-`evorl/runs/elite.py`, and the target is tested. Agents are distributions of returns. "before" is the previous rule:
-the elite's score pooled the episodes that decided the duel, and the target was tested by Student's bound, corrected for
-skewness (Hall 1992), with a share of the error for each test. Runs of the first table have not seen the failures of new
+A run has 25 generations of four agents that play 10 episodes each; the best challenges the `Elite`, and the target is
+tested. Agents are distributions of returns. "before" is the previous rule: the elite's score pooled the episodes that
+decided the duel, and the target was tested by Student's bound, corrected for skewness (Hall 1992), with a share of the
+error for each test. Runs of the first table have not seen the failures of new
 agents, so the worst return is least informative; those of the second have (`known`).
 """
 
@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from evorl.runs.elite import Elite, Play, error_of_test, play_until_clear
+from evorl.runs.agents.elite import Elite, Play, error_of_test, play_until_clear
 
 Returns = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, int], Returns]

@@ -24,7 +24,7 @@ from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
 from evorl.population import Learner, Policy, initial_population
 from evorl.runs.launch import load_config
-from evorl.runs.metrics import gather_metrics
+from evorl.runs.output.metrics import gather_metrics
 from evorl.runs.program import run_program
 from evorl.seeding import derive_seed, torch_generator
 from evorl.system.stopwatch import Stopwatch

@@ -25,10 +25,10 @@ from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
 from evorl.population import Learner, Policy
 from evorl.population.evaluation import Evaluator
-from evorl.runs.callbacks import Callback
-from evorl.runs.console import announce
 from evorl.runs.launch import load_config
-from evorl.runs.metrics import gather_metrics
+from evorl.runs.output.callbacks import Callback
+from evorl.runs.output.console import announce
+from evorl.runs.output.metrics import gather_metrics
 from evorl.runs.program import run_program
 from evorl.runs.run import Run
 from evorl.seeding import seed_process

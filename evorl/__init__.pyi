@@ -43,13 +43,13 @@ from evorl.config.schema import RunSettings as RunSettings
 from evorl.config.schema import Selection as Selection
 from evorl.config.schema import Tracking as Tracking
 from evorl.config.schema import Training as Training
-from evorl.runs.callbacks import Generation as Generation
-from evorl.runs.callbacks import Stop as Stop
-from evorl.runs.loaded import LoadedAgent as LoadedAgent
-from evorl.runs.loaded import load as load
-from evorl.runs.read import RunRecord as RunRecord
-from evorl.runs.read import columns as columns
-from evorl.runs.read import read_run as read_run
+from evorl.runs.output.callbacks import Generation as Generation
+from evorl.runs.output.callbacks import Stop as Stop
+from evorl.runs.reading.loaded import LoadedAgent as LoadedAgent
+from evorl.runs.reading.loaded import load as load
+from evorl.runs.reading.read import RunRecord as RunRecord
+from evorl.runs.reading.read import columns as columns
+from evorl.runs.reading.read import read_run as read_run
 from evorl.runs.train import TrainedRun as TrainedRun
 from evorl.runs.train import train as train
 

@@ -33,7 +33,7 @@ from evorl.envs import Environments
 from evorl.envs.vector import for_evaluation
 from evorl.population import Policy
 from evorl.population.evaluation import evaluate
-from evorl.runs.directory import Checkpoints
+from evorl.runs.storage.checkpoint_files import Checkpoints
 from evorl.system.formats import decode_agents
 from evorl.system.processes import cpu
 

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from evorl.config import read_yaml
-from evorl.runs.directory import STATE, Checkpoints, RunDirectory, load_elite
+from evorl.runs.storage.checkpoint_files import STATE, Checkpoints
+from evorl.runs.storage.directory import RunDirectory, load_elite
 from evorl.system.files import json_bytes, remove
 from evorl.system.formats import encode_agents
 

@@ -28,7 +28,7 @@ from baselines import landing
 from time_to_target import run_peer
 
 import evorl
-from evorl.runs.loaded import LoadedAgent
+from evorl.runs.reading.loaded import LoadedAgent
 from evorl.system.processes import cpu
 
 sys.path.append(str(Path(__file__).parents[1]))

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from evorl.commands.command import file_and_assignments
 from evorl.config.errors import on_one_line
-from evorl.runs.directory import CONFIG, check_run
-from evorl.runs.hub import is_on_hub
-from evorl.runs.read import RunOverview, read_overview
+from evorl.runs.reading.hub import is_on_hub
+from evorl.runs.reading.read import RunOverview, read_overview
+from evorl.runs.storage.directory import CONFIG, check_run
 from evorl.system.console import aligned, digits
 from evorl.system.files import CHECKPOINTS, Lock, is_locked, remove, size_of
 from evorl.types import UserError
 
 if TYPE_CHECKING:
-    from evorl.runs.lineage import Stage
+    from evorl.runs.reading.lineage import Stage
 
 WIDEST = 80
 """The maximum number of characters in a cell of `evorl list`, except the run's name."""
@@ -121,8 +121,8 @@ def _megabytes(path: Path) -> str:
 
 def lineage(parsed: argparse.Namespace) -> None:
     """`evorl lineage`."""
-    from evorl.runs.directory import load_elite
-    from evorl.runs.lineage import ancestry, reader_of, table
+    from evorl.runs.reading.lineage import ancestry, reader_of, table
+    from evorl.runs.storage.directory import load_elite
 
     stages, use = ancestry(parsed.run), reader_of(load_elite(parsed.run)[0])
     print("\n".join(table(stages, use) if parsed.settings else lineage_table(stages, use)))
@@ -133,7 +133,7 @@ def lineage_table(stages: Sequence[Stage], use: Callable[[str, float], float]) -
 
     `use` converts stored hyperparameters to the values training uses.
     """
-    from evorl.runs.lineage import SAME
+    from evorl.runs.reading.lineage import SAME
 
     rows: list[tuple[str, ...]] = [LINEAGE_HEADINGS]
     for number, group in groupby(stages, key=lambda stage: stage.id):

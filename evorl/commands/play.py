@@ -17,8 +17,8 @@ from evorl.envs.closing import close_in_time
 from evorl.envs.games import MODES, TEXT, MoveRequest, Opponents, batched, is_allowed, make_game, reseed, result_of
 from evorl.envs.spaces import EnvSpec
 from evorl.envs.turns import Game
+from evorl.runs.agents.opponents import agent_opponent
 from evorl.runs.launch import use_threads
-from evorl.runs.opponents import agent_opponent
 from evorl.seeding import derive_seed
 from evorl.system.plugins import described
 from evorl.types import Flags, UserError

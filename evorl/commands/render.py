@@ -20,8 +20,8 @@ from evorl.system.files import check_folder, write_atomically
 from evorl.types import UserError
 
 if TYPE_CHECKING:
-    from evorl.runs.loaded import LoadedAgent
-    from evorl.runs.video import Image
+    from evorl.runs.output.video import Image
+    from evorl.runs.reading.loaded import LoadedAgent
 
 
 def watch(parsed: argparse.Namespace) -> None:
@@ -29,9 +29,9 @@ def watch(parsed: argparse.Namespace) -> None:
     from evorl.commands.evaluate import seeds_of
     from evorl.envs.games import is_game
     from evorl.envs.vector import for_evaluation, stacked_frames
-    from evorl.runs.loaded import load
-    from evorl.runs.trust import refuse_code
-    from evorl.runs.video import check_video, play, write_video
+    from evorl.runs.output.video import check_video, play, write_video
+    from evorl.runs.reading.loaded import load
+    from evorl.runs.reading.trust import refuse_code
     from evorl.system.console import has_display
 
     if parsed.video is not None:
@@ -93,9 +93,9 @@ def plot(parsed: argparse.Namespace) -> None:
 def export(parsed: argparse.Namespace) -> None:
     """`evorl export`."""
     from evorl.export.onnx_file import check_packages, in_float32, write_onnx
-    from evorl.runs.directory import EXPORTED
-    from evorl.runs.hub import is_on_hub
-    from evorl.runs.loaded import load
+    from evorl.runs.reading.hub import is_on_hub
+    from evorl.runs.reading.loaded import load
+    from evorl.runs.storage.directory import EXPORTED
 
     check_packages()
     if parsed.output is not None:

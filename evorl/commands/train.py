@@ -13,19 +13,13 @@ from evorl.commands.command import file_and_assignments
 from evorl.config import read_yaml
 from evorl.config.fields import leaves
 from evorl.config.yaml import ACCELERATE, PACKAGE, VERBOSE, assignment, override, plain_assignments, read_settings
-from evorl.runs.directory import (
-    CONFIG,
-    STATE,
-    Checkpoints,
-    check_run,
-    check_same_run,
-    saved_config,
-)
 from evorl.runs.launch import check, read_config
-from evorl.runs.progress import progress_of
-from evorl.runs.read import read_overview
+from evorl.runs.reading.read import read_overview
+from evorl.runs.reading.trust import refuse_code
+from evorl.runs.storage.checkpoint_files import STATE, Checkpoints
+from evorl.runs.storage.directory import CONFIG, check_run, check_same_run, saved_config
+from evorl.runs.storage.progress import progress_of
 from evorl.runs.train import ASYNCHRONOUS, ONLINE, main_of, program_for
-from evorl.runs.trust import refuse_code
 from evorl.system.files import CHECKPOINTS
 from evorl.system.processes import usable_cores
 from evorl.types import UserError

@@ -13,7 +13,8 @@ from evorl.config.errors import shown
 from evorl.config.schema import as_yaml
 from evorl.report.data import Drawn, load
 from evorl.report.picture import draw
-from evorl.runs.directory import (
+from evorl.runs.reading.hub import HUB
+from evorl.runs.storage.directory import (
     CONFIG,
     ELITE_AGENT,
     ELITE_FACTS,
@@ -24,7 +25,6 @@ from evorl.runs.directory import (
     SUMMARY,
     saved_config,
 )
-from evorl.runs.hub import HUB
 from evorl.system.extras import missing, require
 from evorl.system.files import file_errors, read_bounded
 from evorl.tracking.tracker import shared_settings

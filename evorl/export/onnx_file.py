@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from evorl.algorithms import make_algorithm
 from evorl.envs.spaces import choices
 from evorl.export.network import ACTION, NEXT_STATE, ActingAgent
-from evorl.runs.loaded import LoadedAgent
+from evorl.runs.reading.loaded import LoadedAgent
 from evorl.system.extras import require
 from evorl.system.files import write_atomically
 from evorl.system.plugins import described

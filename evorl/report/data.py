@@ -20,12 +20,13 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from evorl.config.errors import on_one_line
 from evorl.config.fields import RATING
 from evorl.league.standings import Standings
-from evorl.runs.directory import LINEAGE, METRICS, STATE, Checkpoints
-from evorl.runs.elite import Score
-from evorl.runs.json_lines import JsonLines
-from evorl.runs.lineage import Stage, ancestors, reader_of, stage_of
-from evorl.runs.progress import progress_of
-from evorl.runs.read import read_overview
+from evorl.runs.agents.elite import Score
+from evorl.runs.reading.lineage import Stage, ancestors, reader_of, stage_of
+from evorl.runs.reading.read import read_overview
+from evorl.runs.storage.checkpoint_files import STATE, Checkpoints
+from evorl.runs.storage.directory import LINEAGE, METRICS
+from evorl.runs.storage.json_lines import JsonLines
+from evorl.runs.storage.progress import progress_of
 from evorl.system.files import CHECKPOINTS, read_lines, reason
 from evorl.types import NO_BASELINE, Measured, UserError
 

@@ -9,7 +9,7 @@ from typing import Any
 from evorl.report.data import Drawn
 from evorl.report.figures import look
 from evorl.report.statistics import FEWEST, Effect, Interval
-from evorl.runs.lineage import Stage
+from evorl.runs.reading.lineage import Stage
 from evorl.system.console import compact, digits, duration
 
 Fact = tuple[str, str]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from evorl.report.data import Drawn, Generation, born_by
 from evorl.report.statistics import Effect, cut_off, extent, thinned
-from evorl.runs.lineage import Stage
+from evorl.runs.reading.lineage import Stage
 from evorl.system.console import digits
 
 Figure = dict[str, Any]

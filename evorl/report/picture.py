@@ -15,7 +15,7 @@ from evorl.config.errors import on_one_line
 from evorl.report.data import Drawn, born_by
 from evorl.report.figures import LOOKS, PLAIN, STEPS, Look, look, spans_a_decade, value_of
 from evorl.report.statistics import MEASURES, Group, cut_off, extent, groups, measures, points, thinned
-from evorl.runs.lineage import Stage
+from evorl.runs.reading.lineage import Stage
 from evorl.system.extras import require
 from evorl.system.files import check_folder, replacing
 from evorl.types import UserError

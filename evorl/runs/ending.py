@@ -7,7 +7,7 @@ from typing import Any
 from evorl.config import AnyConfig
 from evorl.config.errors import on_one_line
 from evorl.distributed import Ranks
-from evorl.runs.progress import Progress
+from evorl.runs.storage.progress import Progress
 from evorl.system.plugins import described
 from evorl.system.signals import Interrupted
 from evorl.types import FINISHED, STOPPED, RunFailed, UserError

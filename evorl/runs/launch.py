@@ -29,11 +29,11 @@ from evorl.evolution.strategy import load_strategy
 from evorl.league.rating import MATCHMAKING
 from evorl.networks import ACTIVATIONS, CELLS, NETWORKS
 from evorl.population import check_memory, check_population_size
-from evorl.runs.directory import from_here
-from evorl.runs.hub import is_on_hub
-from evorl.runs.opponents import Task, benchmark_of, is_run, opponent_of
+from evorl.runs.agents.opponents import Task, benchmark_of, is_run, opponent_of
+from evorl.runs.output.video import check_encoder
 from evorl.runs.program import Parser, parse
-from evorl.runs.video import check_encoder
+from evorl.runs.reading.hub import is_on_hub
+from evorl.runs.storage.directory import from_here
 from evorl.system.console import say
 from evorl.system.extras import EXTRAS, require
 from evorl.system.processes import is_first_rank, usable_cores

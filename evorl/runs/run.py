@@ -25,19 +25,19 @@ from evorl.league import League, league_of
 from evorl.population import Learner, Policy
 from evorl.population.evaluation import Evaluator
 from evorl.replay import Experience
-from evorl.runs.callbacks import Callback
-from evorl.runs.checkpoint import CheckpointManager, Part
-from evorl.runs.console import details, header
-from evorl.runs.directory import RunDirectory, from_here
+from evorl.runs.agents.evolving import Evolver, mean_reward
+from evorl.runs.agents.fitness import Fitness, generation_fitness
+from evorl.runs.agents.opponents import Opponent, Task, load_benchmark
+from evorl.runs.agents.transfer import first_agents
 from evorl.runs.ending import end_of, exchange_reasons, summary_of
-from evorl.runs.evolving import Evolver, mean_reward
-from evorl.runs.fitness import Fitness, generation_fitness
 from evorl.runs.launch import use_threads
-from evorl.runs.logger import EVALUATION, Logger, NullLogger
-from evorl.runs.metrics import Counts, RecentEpisodes
-from evorl.runs.opponents import Opponent, Task, load_benchmark
-from evorl.runs.progress import Position, Progress
-from evorl.runs.transfer import first_agents
+from evorl.runs.output.callbacks import Callback
+from evorl.runs.output.console import details, header
+from evorl.runs.output.logger import EVALUATION, Logger, NullLogger
+from evorl.runs.output.metrics import Counts, RecentEpisodes
+from evorl.runs.storage.checkpoint import CheckpointManager, Part
+from evorl.runs.storage.directory import RunDirectory, from_here
+from evorl.runs.storage.progress import Position, Progress
 from evorl.seeding import derive_seed, torch_generator
 from evorl.system.console import WarnOnce, say
 from evorl.system.files import digest

@@ -35,11 +35,11 @@ from evorl.config.schema import (
 )
 from evorl.config.yaml import ROOT, configuration_file, read_settings
 from evorl.distributed import own_world
-from evorl.runs.callbacks import Callback
-from evorl.runs.directory import from_here, saved_settings
-from evorl.runs.loaded import LoadedAgent, load
-from evorl.runs.read import RunRecord, read_run
+from evorl.runs.output.callbacks import Callback
+from evorl.runs.reading.loaded import LoadedAgent, load
+from evorl.runs.reading.read import RunRecord, read_run
 from evorl.runs.run import Run
+from evorl.runs.storage.directory import from_here, saved_settings
 from evorl.seeding import global_generators_restored
 from evorl.system.console import digits, warnings_on_one_line
 from evorl.system.plugins import SCRIPT, name_of

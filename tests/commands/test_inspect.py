@@ -10,8 +10,8 @@ from helpers.support import error_line, lines, train
 from evorl.commands.command import run_command
 from evorl.commands.evaluate import evaluate_elite
 from evorl.commands.inspect import lineage_table
-from evorl.runs.lineage import SAME, Stage
 from evorl.runs.program import run_program
+from evorl.runs.reading.lineage import SAME, Stage
 from evorl.types import Mutation
 
 

@@ -12,9 +12,9 @@ from helpers.support import error_line
 
 from evorl.commands.command import run_command
 from evorl.commands.evaluate import evaluate_elite
-from evorl.runs.loaded import load
+from evorl.runs.output.video import play
 from evorl.runs.program import run_program
-from evorl.runs.video import play
+from evorl.runs.reading.loaded import load
 from evorl.system import console
 
 

@@ -12,9 +12,9 @@ from evorl.algorithms import SETTINGS
 from evorl.commands.command import run_command
 from evorl.config import override, read_yaml, validate
 from evorl.config.yaml import configuration_file
-from evorl.runs.directory import _first_difference
 from evorl.runs.launch import check, load_config
 from evorl.runs.program import run_program
+from evorl.runs.storage.directory import _first_difference
 from evorl.types import EvorlWarning, UserError
 
 DQN = ROOT / "configs" / "training" / "dqn.yaml"

@@ -13,7 +13,7 @@ import pytest
 from helpers.support import ROOT, SMALL
 
 import evorl
-from evorl.runs.callbacks import Generation
+from evorl.runs.output.callbacks import Generation
 
 TASK = "CartPole-v1"
 

@@ -17,7 +17,7 @@ from evorl.envs.spaces import action_reader, choices, split
 from evorl.export import onnx_file
 from evorl.league.players import Players
 from evorl.population import Policy, initial_population
-from evorl.runs.video import play
+from evorl.runs.output.video import play
 
 WHOLE = [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64]
 

@@ -15,8 +15,8 @@ from evorl.envs.vector import for_evaluation, stacked_frames
 from evorl.population import initial_population
 from evorl.population.evaluation import evaluate
 from evorl.replay.factory import make_replay
-from evorl.runs.loaded import LoadedAgent
-from evorl.runs.video import play as film_of
+from evorl.runs.output.video import play as film_of
+from evorl.runs.reading.loaded import LoadedAgent
 from evorl.types import UserError
 
 pytest.importorskip("ale_py")

@@ -11,7 +11,7 @@ from evorl.envs import Environments
 from evorl.envs.games import RESULT, is_game, make_game
 from evorl.envs.vector import make_vector
 from evorl.runs.launch import check
-from evorl.runs.trust import custom_code, refuse_code
+from evorl.runs.reading.trust import custom_code, refuse_code
 from evorl.types import UserError
 
 spiel = pytest.importorskip("pyspiel")

@@ -4,7 +4,7 @@ import json
 
 from safetensors.torch import save
 
-from evorl.runs.directory import Checkpoints
+from evorl.runs.storage.checkpoint_files import Checkpoints
 from evorl.system.formats import decode_agents, encode_agents
 from helpers.support import agent
 

@@ -8,7 +8,7 @@ from evorl.config.yaml import read_settings
 from evorl.envs import Environments
 from evorl.envs.json_spaces import interface_to_json
 from evorl.population import initial_population
-from evorl.runs.directory import RunDirectory
+from evorl.runs.storage.directory import RunDirectory
 from evorl.system.formats import encode_agents
 from helpers.support import SMALL
 

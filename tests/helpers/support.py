@@ -40,7 +40,7 @@ from evorl.replay.samplers import RankTotals, SamplerSettings, UniformSampler
 from evorl.replay.storage import Storage
 from evorl.runs.launch import read_config
 from evorl.runs.program import run_program
-from evorl.runs.trust import note_trained
+from evorl.runs.reading.trust import note_trained
 from evorl.seeding import torch_generator
 from evorl.system.stopwatch import Stopwatch
 from evorl.types import Agent, AgentState, Batch, PolicyOutput, UserError

@@ -25,10 +25,10 @@ from evorl.league.standings import Standings
 from evorl.population import Policy, initial_population
 from evorl.population.evaluation import Evaluator
 from evorl.report.data import load
-from evorl.runs.elite import Elite
-from evorl.runs.fitness import Fitness
+from evorl.runs.agents.elite import Elite
+from evorl.runs.agents.fitness import Fitness
+from evorl.runs.agents.opponents import Task, opponent_of
 from evorl.runs.launch import check
-from evorl.runs.opponents import Task, opponent_of
 from evorl.seeding import torch_generator
 from evorl.system.formats import decode_agents
 from evorl.types import EvorlWarning, UserError

@@ -20,7 +20,7 @@ from evorl.networks.stack import NetworkSpec, Polyak
 from evorl.networks.standard import StandardNetwork
 from evorl.population import check_agents
 from evorl.replay.statistics import Moments
-from evorl.runs.metrics import record_of
+from evorl.runs.output.metrics import record_of
 from evorl.system.formats import decode_agents, encode_agents
 from evorl.tracking.wandb import cell
 from evorl.types import Architecture, Head, Loss, UserError

@@ -22,7 +22,7 @@ from evorl.report.facts import ends, path_rows
 from evorl.report.page import embedded, page
 from evorl.report.picture import draw
 from evorl.report.statistics import effects, groups, interval, quantile, result_interval
-from evorl.runs.lineage import Stage
+from evorl.runs.reading.lineage import Stage
 from evorl.types import INITIAL, NO_BASELINE, EvorlWarning, Mutation, UserError
 
 pytest.importorskip("jinja2")

@@ -7,7 +7,7 @@ import pytest
 from comparison import differences
 from helpers.support import train, train_below
 
-from evorl.runs.directory import Checkpoints
+from evorl.runs.storage.checkpoint_files import Checkpoints
 from evorl.system.files import read_owner
 from evorl.types import EvorlWarning, UserError
 

@@ -156,7 +156,7 @@ def test_run_on_a_full_disk_fails(kilobytes, steps, small_disk, in_directory, ca
 
 
 def test_run_ends_well_once_a_full_disk_has_room_again(in_directory, monkeypatch):
-    from evorl.runs.directory import Checkpoints
+    from evorl.runs.storage.checkpoint_files import Checkpoints
 
     write, failures = Checkpoints.write, []
 
@@ -173,7 +173,7 @@ def test_run_ends_well_once_a_full_disk_has_room_again(in_directory, monkeypatch
 
 
 def test_a_summary_that_cannot_be_written_is_no_success(in_directory, monkeypatch, capsys):
-    from evorl.runs.directory import RunDirectory
+    from evorl.runs.storage.directory import RunDirectory
 
     def full(self, summary):
         raise OSError(errno.ENOSPC, "No space left on device", "summary.json")
@@ -185,8 +185,8 @@ def test_a_summary_that_cannot_be_written_is_no_success(in_directory, monkeypatc
 
 @pytest.mark.parametrize(("healed", "code"), [(True, 0), (False, 1)])
 def test_an_elite_that_cannot_be_written_is_tried_again_at_the_end(healed, code, in_directory, monkeypatch, capsys):
-    from evorl.runs.directory import RunDirectory
-    from evorl.runs.logger import Logger
+    from evorl.runs.output.logger import Logger
+    from evorl.runs.storage.directory import RunDirectory
 
     write, close, is_full = RunDirectory.write_elite, Logger.close, []
 
@@ -213,7 +213,11 @@ def test_an_elite_that_cannot_be_written_is_tried_again_at_the_end(healed, code,
 
 @pytest.mark.parametrize(
     "before",
-    ["runs.run:Run.record", "runs.directory:RunDirectory.write_elite", "runs.directory:RunDirectory.write_summary"],
+    [
+        "runs.run:Run.record",
+        "runs.storage.directory:RunDirectory.write_elite",
+        "runs.storage.directory:RunDirectory.write_summary",
+    ],
 )
 def test_a_run_whose_directory_is_moved_or_removed_ends_and_makes_no_other(before, in_directory, monkeypatch, capsys):
     path, elsewhere, calls = in_directory / "runs" / "a", in_directory / "elsewhere", []
@@ -310,7 +314,7 @@ def test_directories_that_cannot_be_are_one_line(directory, reason, in_directory
 
 
 def test_elite_is_measured_anew_under_another_max_steps(in_directory, monkeypatch):
-    from evorl.runs.elite import Elite
+    from evorl.runs.agents.elite import Elite
 
     forget, forgotten = Elite.forget, []
 
@@ -337,7 +341,7 @@ def test_resume_warns_of_other_versions_and_settings(in_directory, monkeypatch):
     assert train("run.name=a", "training.max_steps=40") == 0
     newest = max((in_directory / "runs" / "a" / "checkpoints").iterdir())
     assert json.loads((newest / "state.json").read_text())["made_with"].keys() >= {"torch", "numpy", "cpu", "threads"}
-    from evorl.runs import progress
+    from evorl.runs.storage import progress
 
     with pytest.warns(EvorlWarning, match="not bit-exact: run.kernel changed from .* to torch"):
         assert train("run.name=a", "run.resume=auto", "training.max_steps=60", "run.kernel=false") == 0

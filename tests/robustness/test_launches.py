@@ -21,8 +21,8 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from evorl.commands.train import launch_command
 from evorl.distributed import Launch, Peer, Ranks, local_launch
 from evorl.distributed.ranks import _own_gpu, choose_backend, join_attempt, loopback
-from evorl.runs.directory import Owner
 from evorl.runs.launch import refuse_options
+from evorl.runs.storage.directory import Owner
 from evorl.system.signals import signal_handlers
 from evorl.types import UserError
 

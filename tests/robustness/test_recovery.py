@@ -15,7 +15,7 @@ sys.path[:0] = ["{root}/demos"]
 import online
 from evorl.commands.command import run_command
 from evorl.distributed import Launch
-from evorl.runs import directory
+from evorl.runs.storage import directory
 from evorl.runs.program import run_program
 from evorl.runs.run import Run
 from evorl.types import UserError

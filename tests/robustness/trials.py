@@ -15,7 +15,7 @@ from launches import Handle, Main, Process, command, fork_launch, resume_command
 from systems import CASES, PLACEMENTS
 from timeline import ROOT, Timeline, Undisturbed
 
-from evorl.runs.directory import Checkpoints
+from evorl.runs.storage.checkpoint_files import Checkpoints
 
 MODULES = ROOT / "tests"
 """Where environments of the tests are found."""

@@ -8,7 +8,7 @@ import pytest
 from helpers.support import lines, train_below
 
 from evorl.commands.command import run_command
-from evorl.runs.lineage import SAME, ancestry
+from evorl.runs.reading.lineage import SAME, ancestry
 from evorl.types import Mutation, UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore:no episode ended")

@@ -10,8 +10,8 @@ import pytest
 from helpers.support import ROOT, agent, config, context, lines, train
 
 from evorl.evolution import SELECTIONS, evolve
-from evorl.runs.elite import Elite, Score, error_of_test, lower_bound, play_until_clear
-from evorl.runs.progress import PROGRESS, Progress, progress_of
+from evorl.runs.agents.elite import Elite, Score, error_of_test, lower_bound, play_until_clear
+from evorl.runs.storage.progress import PROGRESS, Progress, progress_of
 from evorl.types import Mutation, UserError
 
 sys.path.insert(0, str(ROOT / "benchmarks"))

@@ -17,9 +17,9 @@ from helpers.support import EVERY_MUTATION, ROOT, SMALL, agent, algorithm, batch
 
 from evorl.commands.train import resume_command
 from evorl.population import check_agents
-from evorl.runs.directory import Checkpoints
-from evorl.runs.evolving import remedy
-from evorl.runs.json_lines import JsonLines
+from evorl.runs.agents.evolving import remedy
+from evorl.runs.storage.checkpoint_files import Checkpoints
+from evorl.runs.storage.json_lines import JsonLines
 from evorl.system.files import Lock, is_locked
 from evorl.system.signals import Interrupted
 from evorl.types import EvorlWarning, RewardStats, UserError
@@ -152,7 +152,7 @@ def test_training_goes_on_over_a_full_disk_and_resumes_from_before_it(in_directo
     def sometimes(self, generation, name, payload):
         return full_disk() if generation > 1 else write(self, generation, name, payload)
 
-    monkeypatch.setattr("evorl.runs.directory.Checkpoints.write", sometimes)
+    monkeypatch.setattr("evorl.runs.storage.checkpoint_files.Checkpoints.write", sometimes)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert train("run.name=a", *settings) == 1, "a run that ends unsaved has failed"
@@ -171,7 +171,7 @@ def test_lines_that_a_full_disk_refused_are_written_later_once(tmp_path, monkeyp
     log = JsonLines(tmp_path / "metrics.jsonl")
     log.add([{"generation": 1}])
     log.flush()
-    monkeypatch.setattr("evorl.runs.json_lines.os.fsync", full_disk)
+    monkeypatch.setattr("evorl.runs.storage.json_lines.os.fsync", full_disk)
     log.add([{"generation": 2}])
     with pytest.raises(OSError, match="No space"):
         log.flush()
@@ -205,7 +205,7 @@ def test_half_written_line_is_removed_on_a_full_disk(tmp_path, monkeypatch):
         signal.signal(signal.SIGXFSZ, ignored)
     assert lines(log.path) == rows[:1]
     monkeypatch.setattr(
-        "evorl.runs.json_lines.os.fsync", lambda descriptor: (_ for _ in ()).throw(Interrupted(signal.SIGTERM))
+        "evorl.runs.storage.json_lines.os.fsync", lambda descriptor: (_ for _ in ()).throw(Interrupted(signal.SIGTERM))
     )
     with pytest.raises(Interrupted):
         log.flush()

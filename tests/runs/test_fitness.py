@@ -9,7 +9,7 @@ from evorl.commands.command import run_command
 from evorl.config import Environment
 from evorl.envs import Environments
 from evorl.population.evaluation import evaluate
-from evorl.runs.metrics import record_of
+from evorl.runs.output.metrics import record_of
 from evorl.runs.program import run_program
 from evorl.types import UserError
 

@@ -9,7 +9,8 @@ import pytest
 from helpers.support import config
 
 from evorl.distributed.ranks import Launch
-from evorl.runs.directory import Checkpoints, Owner, RunDirectory
+from evorl.runs.storage.checkpoint_files import Checkpoints
+from evorl.runs.storage.directory import Owner, RunDirectory
 from evorl.system.files import Lock, is_locked
 from evorl.types import RunFailed, UserError
 

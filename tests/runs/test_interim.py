@@ -16,9 +16,11 @@ from robustness.systems import CASES
 
 from evorl.commands.train import processes_for
 from evorl.envs.environments import SEEN
-from evorl.runs import checkpoint, run
-from evorl.runs.directory import Checkpoints, RunDirectory
+from evorl.runs import run
 from evorl.runs.program import run_program
+from evorl.runs.storage import checkpoint
+from evorl.runs.storage.checkpoint_files import Checkpoints
+from evorl.runs.storage.directory import RunDirectory
 from evorl.system.files import entry
 from evorl.system.formats import decode_tensors, encode_tensors
 from evorl.types import EvorlWarning
@@ -88,7 +90,7 @@ def saved(name):
 @pytest.mark.usefixtures("in_directory")
 def test_trackers_go_on_at_the_step_where_a_resumed_generation_does(stopped_run, monkeypatch):
     points = []
-    monkeypatch.setattr("evorl.runs.logger.Trackers.log_within", lambda self, step, _: points.append(step))
+    monkeypatch.setattr("evorl.runs.output.logger.Trackers.log_within", lambda self, step, _: points.append(step))
     assert play("a", monkeypatch=monkeypatch, more=("tracking.interval=1e-6",)) == 0
     whole = points.copy()
     stopped_run(CASE, 12)

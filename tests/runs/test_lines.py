@@ -9,8 +9,8 @@ from dataclasses import asdict
 import pytest
 from helpers.support import config, lines, train
 
-from evorl.runs.console import closing_lines, generation_line
-from evorl.runs.elite import Elite
+from evorl.runs.agents.elite import Elite
+from evorl.runs.output.console import closing_lines, generation_line
 from evorl.system.console import compact
 from evorl.system.signals import Interrupted
 from evorl.types import Mutation

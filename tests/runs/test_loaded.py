@@ -17,7 +17,7 @@ from evorl.config.yaml import configuration_file
 from evorl.envs.json_spaces import space_from_json, space_to_json
 from evorl.envs.spaces import choices
 from evorl.envs.vector import for_evaluation, make_vector
-from evorl.runs import loaded
+from evorl.runs.reading import loaded
 from evorl.types import UserError
 
 

@@ -109,7 +109,7 @@ def test_a_run_that_goes_on_reads_its_benchmark_where_it_lies(a, in_directory, t
     assert train(*GAME, "run.name=a", "seed=2") == 0
     capsys.readouterr()
     forgotten = []
-    monkeypatch.setattr("evorl.runs.elite.Elite.forget", lambda elite: forgotten.append(elite))
+    monkeypatch.setattr("evorl.runs.agents.elite.Elite.forget", lambda elite: forgotten.append(elite))
     with pytest.warns(EvorlWarning, match=r"^league\.benchmark: runs/a has another best agent than when this run was"):
         assert train(*settings, "run.name=changed", "run.resume=auto") == 0
     assert len(forgotten) == 1, "the elite is measured again"

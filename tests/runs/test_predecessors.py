@@ -12,8 +12,8 @@ from helpers.support import algorithm, config, lines, train
 from evorl.config.fields import HyperparameterRange
 from evorl.distributed import Ranks
 from evorl.population import Predecessor, initial_population
-from evorl.runs.directory import load_elite
-from evorl.runs.transfer import LAST, first_agents, read_predecessors
+from evorl.runs.agents.transfer import LAST, first_agents, read_predecessors
+from evorl.runs.storage.directory import load_elite
 from evorl.types import UserError
 
 RANGES = "evolution.hyperparameters={learning_rate: {min: 1e-5, max: 1e-1}, gamma: {min: 0.9, max: 0.999}}"

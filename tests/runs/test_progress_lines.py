@@ -5,7 +5,7 @@ import re
 import pytest
 from helpers.support import train
 
-from evorl.runs.console import ProgressLines
+from evorl.runs.output.console import ProgressLines
 from evorl.system.console import duration
 
 
@@ -63,7 +63,7 @@ def test_durations(seconds, text):
 
 @pytest.mark.parametrize("watched", [False, True])
 def test_a_run_that_nobody_watches_prints_whole_lines(watched, in_directory, monkeypatch, capsys):
-    monkeypatch.setattr("evorl.runs.console.LINE_SECONDS", 0.0)
+    monkeypatch.setattr("evorl.runs.output.console.LINE_SECONDS", 0.0)
     monkeypatch.setattr("evorl.system.console.Terminal.isatty", lambda terminal: watched)
     assert train("run.name=a", "tracking.interval=1e-6") == 0
     said = capsys.readouterr().err

@@ -10,9 +10,9 @@ import pytest
 from helpers.long_runs import write_long_run
 from helpers.support import lines
 
-from evorl.runs.json_lines import JsonLines
-from evorl.runs.lineage import ancestry
-from evorl.runs.read import columns, read_overview, read_run
+from evorl.runs.reading.lineage import ancestry
+from evorl.runs.reading.read import columns, read_overview, read_run
+from evorl.runs.storage.json_lines import JsonLines
 from evorl.system.files import read_lines, read_lines_backwards
 from evorl.types import UserError
 
@@ -148,7 +148,7 @@ STREAMED = {
 def test_what_needs_no_table_keeps_a_few_lines_only(read, long_run, tmp_path, monkeypatch):
     run = shutil.copytree(long_run, tmp_path / "a")
     elite = json.loads((run / "elite" / "agent.json").read_text())
-    monkeypatch.setattr("evorl.runs.lineage.load_elite", lambda run: ({}, SimpleNamespace(id=elite["id"])))
+    monkeypatch.setattr("evorl.runs.reading.lineage.load_elite", lambda run: ({}, SimpleNamespace(id=elite["id"])))
     monkeypatch.setattr("evorl.system.files.BLOCK", 2**14)
     read(run)  # What is imported or compiled at the first time.
     assert (long_run / "lineage.jsonl").stat().st_size > 1_000_000
@@ -157,7 +157,7 @@ def test_what_needs_no_table_keeps_a_few_lines_only(read, long_run, tmp_path, mo
 
 def test_the_winner_is_followed_through_a_long_lineage(long_run, monkeypatch):
     elite = json.loads((long_run / "elite" / "agent.json").read_text())
-    monkeypatch.setattr("evorl.runs.lineage.load_elite", lambda run: ({}, SimpleNamespace(id=elite["id"])))
+    monkeypatch.setattr("evorl.runs.reading.lineage.load_elite", lambda run: ({}, SimpleNamespace(id=elite["id"])))
     known = {(row["generation"], row["id"]): row for row in lines(long_run / "lineage.jsonl")}
     key, path = (elite["generation"], elite["id"]), []
     while key in known:

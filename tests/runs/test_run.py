@@ -14,9 +14,9 @@ from evorl.algorithms import SETTINGS
 from evorl.commands.command import run_command
 from evorl.commands.evaluate import evaluate_elite
 from evorl.config import read_yaml
-from evorl.runs.directory import Checkpoints
 from evorl.runs.program import run_program
 from evorl.runs.run import Run
+from evorl.runs.storage.checkpoint_files import Checkpoints
 from evorl.system.formats import decode_agents, encode_agents
 from evorl.system.signals import Interrupted
 from evorl.types import EvorlWarning, UserError
@@ -387,7 +387,7 @@ def test_checkpoint_that_a_kill_left_half_removed_is_discarded(tmp_path, monkeyp
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("evorl.runs.directory.remove", killed)
+        patched.setattr("evorl.runs.storage.directory.remove", killed)
         checkpoints.complete(2, {"state.json": entries[2]})
         with pytest.raises(KeyboardInterrupt):
             checkpoints.prune(best=None)

@@ -10,9 +10,9 @@ from helpers.support import config, error_line, lines, train
 
 import evorl
 from evorl.commands.command import run_command
-from evorl.runs import hub
 from evorl.runs.launch import launched
 from evorl.runs.program import run_program
+from evorl.runs.reading import hub
 from evorl.types import UserError
 
 huggingface_hub = pytest.importorskip("huggingface_hub")

@@ -17,8 +17,8 @@ from helpers.support import train as train_demo
 import evorl
 from evorl.commands.command import run_command
 from evorl.config import read_yaml
-from evorl.runs.callbacks import Generation
-from evorl.runs.metrics import record_of
+from evorl.runs.output.callbacks import Generation
+from evorl.runs.output.metrics import record_of
 from evorl.runs.program import run_program
 from evorl.runs.train import assignments
 from evorl.types import UserError
@@ -213,7 +213,7 @@ def test_a_start_that_fails_leaves_its_name_free_and_its_lock_open(mistake, in_d
     with pytest.raises(UserError, match="there is no run here") as kept:
         evorl.train(SMALL, run={"name": "a"}, **mistake)
     assert not (in_directory / "runs" / "a" / "config.yaml").exists()
-    monkeypatch.setattr("evorl.runs.directory.LOCK_PATIENCE", 0.0)
+    monkeypatch.setattr("evorl.runs.storage.directory.LOCK_PATIENCE", 0.0)
     evorl.train(SMALL, run={"name": "a"}, training=SHORT)
     assert kept.tb, "an interactive session keeps the error, and all that its frames refer to"
 

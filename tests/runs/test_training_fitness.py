@@ -7,9 +7,9 @@ import pytest
 from helpers.support import agent, config, lines, train
 
 from evorl.population.evaluation import EpisodeResults
-from evorl.runs.elite import Elite
-from evorl.runs.fitness import SHIFT_EPISODES, Fitness, generation_fitness
-from evorl.runs.metrics import record_of
+from evorl.runs.agents.elite import Elite
+from evorl.runs.agents.fitness import SHIFT_EPISODES, Fitness, generation_fitness
+from evorl.runs.output.metrics import record_of
 from evorl.system.formats import encode_agents
 from evorl.types import UserError
 

@@ -13,8 +13,9 @@ from helpers.support import algorithm, config, error_line, lines, train
 from evorl.commands.command import run_command
 from evorl.distributed import Ranks
 from evorl.population import Policy
-from evorl.runs.directory import Checkpoints, load_elite
-from evorl.runs.transfer import first_agents
+from evorl.runs.agents.transfer import first_agents
+from evorl.runs.storage.checkpoint_files import Checkpoints
+from evorl.runs.storage.directory import load_elite
 from evorl.system.files import entry
 from evorl.system.formats import decode_agents, encode_agents
 from evorl.types import UserError

@@ -12,12 +12,12 @@ from helpers.forged import DESCRIBED, forge, hostile
 from helpers.support import error_line, train
 
 from evorl.commands.command import run_command
-from evorl.runs.directory import Checkpoints
-from evorl.runs.json_lines import JsonLines
-from evorl.runs.loaded import load
 from evorl.runs.program import run_program
-from evorl.runs.progress import Progress, progress_of
-from evorl.runs.read import read_overview, read_run
+from evorl.runs.reading.loaded import load
+from evorl.runs.reading.read import read_overview, read_run
+from evorl.runs.storage.checkpoint_files import Checkpoints
+from evorl.runs.storage.json_lines import JsonLines
+from evorl.runs.storage.progress import Progress, progress_of
 from evorl.system.files import entry, read_bounded, refuse_links_within, write_atomically
 from evorl.system.formats import decode_tensors, encode_tensors
 from evorl.types import EvorlWarning, UserError

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from evorl.runs.directory import Checkpoints
+from evorl.runs.storage.checkpoint_files import Checkpoints
 from evorl.system import files
 from evorl.system.files import make_directory, make_subdirectory, replacing, write_atomically
 

@@ -8,8 +8,8 @@ import pytest
 from helpers.offline_wandb import panels, records
 from helpers.support import lines, train
 
-from evorl.runs import logger
-from evorl.runs.metrics import record_of
+from evorl.runs.output import logger
+from evorl.runs.output.metrics import record_of
 from evorl.tracking.tracker import AgentRecord, Paths, Record, thinned
 from evorl.tracking.wandb import EACH, MOST_ROWS, AgentTables
 from evorl.types import EvorlWarning, UserError

@@ -18,10 +18,11 @@ from evorl.config.fields import ENVIRONMENT
 from evorl.distributed import Ranks
 from evorl.evolution.strategy import Tuner
 from evorl.population import Predecessor, check_agents, initial_population
-from evorl.runs.directory import AGENTS, CONFIG, LINEAGE, Checkpoints, load_elite, saved_config, saved_settings
-from evorl.runs.hub import local_run
-from evorl.runs.json_lines import JsonLines
-from evorl.runs.lineage import Stage, stage_of
+from evorl.runs.reading.hub import local_run
+from evorl.runs.reading.lineage import Stage, stage_of
+from evorl.runs.storage.checkpoint_files import AGENTS, Checkpoints
+from evorl.runs.storage.directory import CONFIG, LINEAGE, load_elite, saved_config, saved_settings
+from evorl.runs.storage.json_lines import JsonLines
 from evorl.system.files import CHECKPOINTS, file_errors, refuse_links_within
 from evorl.system.formats import decode_agents, encode_agents
 from evorl.types import INITIAL, Agent, UserError

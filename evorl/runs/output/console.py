@@ -22,9 +22,9 @@ from evorl.evolution.selection import TRUSTED_CORRELATION
 from evorl.kernels.library import executor
 from evorl.population.evaluation import RANDOM
 from evorl.replay import Pace
-from evorl.runs.directory import from_here
-from evorl.runs.elite import Score
-from evorl.runs.trust import code_to_allow
+from evorl.runs.agents.elite import Score
+from evorl.runs.reading.trust import code_to_allow
+from evorl.runs.storage.directory import from_here
 from evorl.system.console import compact, digits, duration, say, speed
 from evorl.system.plugins import SCRIPT
 from evorl.system.processes import multiplies_bfloat16

@@ -19,9 +19,9 @@ from evorl.config.fields import RETURN
 from evorl.distributed import Placement
 from evorl.envs.episodes import Collected, Recent
 from evorl.population import Learner
-from evorl.runs.callbacks import LOGGED
-from evorl.runs.elite import Elite
-from evorl.runs.fitness import Fitness
+from evorl.runs.agents.elite import Elite
+from evorl.runs.agents.fitness import Fitness
+from evorl.runs.output.callbacks import LOGGED
 from evorl.tracking import AgentRecord, Points, Record
 from evorl.types import Agent
 

@@ -9,7 +9,6 @@ import contextlib
 import itertools
 import json
 import os
-import re
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -20,20 +19,18 @@ from typing import TYPE_CHECKING, Any
 from evorl.config import AnyConfig, read_yaml, validate
 from evorl.config.fields import leaves
 from evorl.config.yaml import parse_settings
-from evorl.runs.json_lines import JsonLines
-from evorl.runs.trust import note_trained
+from evorl.runs.reading.trust import note_trained
+from evorl.runs.storage.checkpoint_files import Checkpoints
+from evorl.runs.storage.json_lines import JsonLines
 from evorl.system.files import (
     CHECKPOINTS,
     LOCK,
     Lock,
-    digest,
-    entry,
     file_errors,
     identity,
     json_bytes,
     make_directory,
     make_subdirectory,
-    parse_json,
     read_bounded,
     read_json,
     read_owner,
@@ -42,7 +39,6 @@ from evorl.system.files import (
     refuse_links_within,
     remove,
     settle,
-    sync_directory,
     write_atomically,
     write_json,
 )
@@ -93,156 +89,6 @@ def from_here(run: str | Path) -> str:
     path = Path(run)
     below = path.is_absolute() and path.is_relative_to(Path.cwd())
     return str(path.relative_to(Path.cwd()) if below else run)
-
-
-NUMBER = r"([0-9]{6}|[1-9][0-9]{6,11})"
-MANIFEST = "manifest.json"
-AGENTS, ELITE, ARCHIVE, STATE = "agents.safetensors", "elite.safetensors", "archive.safetensors", "state.json"
-EXPERIENCE, ENVIRONMENTS = "experience", "environments"
-PARTS = ("policy", "learner", EXPERIENCE)
-"""The names of the parts, in the order of the argument `parts` of `Run.steps`."""
-FILE = re.compile(
-    "|".join(map(re.escape, (AGENTS, ELITE, ARCHIVE, STATE)))
-    + rf"|({'|'.join((ENVIRONMENTS, *PARTS))})-rank-[0-9]{{3,6}}\.safetensors"
-)
-"""The name of a file of a checkpoint."""
-Files = Mapping[str, Mapping[str, Any]]
-"""The manifest's entry (size and SHA-256) of each file, by file name."""
-
-
-class Checkpoints:
-    """The `generation-000012/` directories of a run, or others of one `stem` that are numbered in the same way.
-
-    `manifest.json` in each lists the size and SHA-256 of every file, and a SHA-256 of itself.
-    """
-
-    def __init__(self, directory: Path, keep: int, stem: str = "generation") -> None:
-        self.directory = directory
-        self._keep = keep
-        self._stem = stem
-        self._name = re.compile(f"{stem}-{NUMBER}")
-
-    def write(self, generation: int, name: str, payload: bytes) -> dict[str, Any]:
-        """Write a file into the partial checkpoint and return its manifest entry. Raises OSError."""
-        partial = self._gathering(generation)
-        write_atomically(partial / name, payload)
-        return entry(payload)
-
-    def complete(self, generation: int, files: Files) -> None:
-        """Turn the partial checkpoint into a complete one. Raises OSError."""
-        # The partial directory may not exist yet: a host whose replay is too large to be kept has written no file.
-        partial, final = self._gathering(generation), self.path(generation)
-        write_atomically(partial / MANIFEST, _manifest(generation, files))
-        if final.exists():
-            self.set_aside(generation)
-        partial.rename(final)
-        sync_directory(self.directory)
-
-    def prune(self, best: int | None) -> None:
-        """Remove all but the newest checkpoints and that of generation `best`. Raises OSError."""
-        for old in self.generations()[: -self._keep]:
-            if old != best:
-                self._remove(old)
-
-    def clear(self, after: int = 0) -> None:
-        """Remove all checkpoints numbered above `after`. Raises OSError."""
-        for number in self.generations():
-            if number > after:
-                self._remove(number)
-
-    def _remove(self, generation: int) -> None:
-        # Rename before removing, so that a kill in between cannot leave half a checkpoint.
-        doomed = self.directory / f".partial-removed-{self._stem}-{generation:06d}"
-        remove(doomed)
-        self.path(generation).rename(doomed)
-        remove(doomed)
-
-    def discard(self) -> None:
-        """Remove partial checkpoints left behind by an interruption."""
-        for path in self.directory.glob(".partial-*"):
-            remove(path)  # Links too: otherwise the next checkpoint would be written to the link's target.
-
-    def set_aside(self, generation: int, why: str = "damaged") -> None:
-        """Rename the checkpoint of `generation` and all newer ones to `WHY-generation-...`, without deleting them."""
-        for number in self.generations():
-            if number >= generation:
-                aside = self.directory / f"{why}-{self.path(number).name}"
-                remove(aside)
-                self.path(number).rename(aside)
-
-    def path(self, generation: int) -> Path:
-        return self.directory / f"{self._stem}-{generation:06d}"
-
-    def generations(self) -> list[int]:
-        """The generations that have a checkpoint, oldest first. Raises UserError if they cannot be listed."""
-        if not self.directory.is_dir():
-            return []
-        with file_errors(self.directory):
-            matches = [self._name.fullmatch(path.name) for path in self.directory.iterdir()]
-        return sorted(int(match[1]) for match in matches if match)
-
-    def files(self, generation: int) -> Files:
-        """The manifest's entries. Raises UserError if the manifest is damaged or lists an unknown file name."""
-        path = self.path(generation) / MANIFEST
-        refuse_links(self.directory, self.path(generation))
-        try:
-            with file_errors(path):
-                payload = read_bounded(path)
-            files: Files = {str(name): dict(listed) for name, listed in parse_json(payload)["files"].items()}
-            is_whole = payload == _manifest(generation, files)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{path}: damaged; it is not what was written") from error
-        if not is_whole:
-            raise UserError(f"{path}: damaged, or of another generation")
-        for name in files:
-            if not FILE.fullmatch(name):
-                raise UserError(f"{path}: lists {name[:80]!r}, which no checkpoint has")
-        return files
-
-    def verify(self, generation: int) -> Files:
-        """Check every file against the manifest and return its entries. Raises UserError naming a file that differs."""
-        files = self.files(generation)
-        for name in files:
-            self._read(generation, name, files)
-        return files
-
-    def read(self, generation: int, name: str) -> bytes:
-        """The contents of one file. Raises UserError if they differ from the manifest."""
-        return self._read(generation, name, self.files(generation))
-
-    def agents(self, generation: int, name: str) -> list[Agent]:
-        """The agents in one file. Raises UserError like `read`, and if it is no file of agents."""
-        from evorl.system.formats import decode_agents
-
-        return decode_agents(self.read(generation, name), str(self.path(generation) / name))
-
-    def _read(self, generation: int, name: str, files: Files) -> bytes:
-        path = self.path(generation) / name
-        if name not in files:
-            raise UserError(f"{path}: {MANIFEST} does not list it")
-        with file_errors(path):
-            payload = read_bounded(path)
-        if entry(payload) != files[name]:
-            raise UserError(f"{path}: damaged; size or SHA-256 differ from {MANIFEST}")
-        return payload
-
-    def _gathering(self, generation: int) -> Path:
-        """Create and return the directory of the partial checkpoint. Raises OSError, also if the run's was removed."""
-        partial = self.directory / f".partial-{self._stem}-{generation:06d}"
-        make_subdirectory(self.directory)
-        make_subdirectory(partial)
-        return partial
-
-
-def _manifest(generation: int, files: Files) -> bytes:
-    """A manifest; its own digest tells damage to the manifest from damage to a file that it lists."""
-    content = {"generation": generation, "files": files}
-    return json_bytes(content | {"sha256": digest(json_bytes(content))})
-
-
-def part_file(name: str, rank: int) -> str:
-    """The name of the file with what `rank` alone has: the part `name` of its training, or its environments."""
-    return f"{name}-rank-{rank:03d}.safetensors"
 
 
 ELITE_AGENT, ELITE_FACTS = "elite/agent.safetensors", "elite/agent.json"

@@ -13,10 +13,10 @@ from evorl.config import AnyConfig
 from evorl.distributed import Ranks
 from evorl.evolution import Context, evolve
 from evorl.evolution.strategy import Tuner, mutations_of
-from evorl.runs.json_lines import JsonLines
-from evorl.runs.lineage import stage_of
-from evorl.runs.metrics import Counts
-from evorl.runs.progress import Progress
+from evorl.runs.output.metrics import Counts
+from evorl.runs.reading.lineage import stage_of
+from evorl.runs.storage.json_lines import JsonLines
+from evorl.runs.storage.progress import Progress
 from evorl.seeding import derive_seed, numpy_generator
 from evorl.types import Agent, UserError
 

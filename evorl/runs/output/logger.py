@@ -14,12 +14,10 @@ from evorl.config import AnyConfig
 from evorl.envs.generation import GenerationPlan
 from evorl.envs.json_spaces import interface_to_json
 from evorl.envs.spaces import EnvSpec
-from evorl.runs.callbacks import LOGGED, Callback, Stop, call_each
-from evorl.runs.console import ProgressLines, closing_lines, generation_line
-from evorl.runs.directory import RunDirectory
-from evorl.runs.fitness import Fitness
-from evorl.runs.json_lines import JsonLines
-from evorl.runs.metrics import (
+from evorl.runs.agents.fitness import Fitness
+from evorl.runs.output.callbacks import LOGGED, Callback, Stop, call_each
+from evorl.runs.output.console import ProgressLines, closing_lines, generation_line
+from evorl.runs.output.metrics import (
     Counts,
     RecentEpisodes,
     Use,
@@ -30,8 +28,10 @@ from evorl.runs.metrics import (
     perturbed,
     record_of,
 )
-from evorl.runs.progress import Progress
-from evorl.runs.video import film_elite
+from evorl.runs.output.video import film_elite
+from evorl.runs.storage.directory import RunDirectory
+from evorl.runs.storage.json_lines import JsonLines
+from evorl.runs.storage.progress import Progress
 from evorl.system.console import Terminal, WarnOnce, say, speed
 from evorl.system.files import reason
 from evorl.tracking import Record, Trackers

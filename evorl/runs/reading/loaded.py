@@ -19,18 +19,10 @@ from evorl.envs import Environments
 from evorl.envs.json_spaces import interface_from_json, interface_to_json
 from evorl.envs.spaces import MASK, EnvSpec, ObservationReader, action_reader, allows_each_choice, choices, flat_mask
 from evorl.population import Policy, check_agents
-from evorl.runs.directory import (
-    AGENTS,
-    ELITE,
-    INTERFACE,
-    Checkpoints,
-    from_here,
-    load_elite,
-    saved_config,
-    saved_settings,
-)
-from evorl.runs.hub import local_run
-from evorl.runs.trust import refuse_code
+from evorl.runs.reading.hub import local_run
+from evorl.runs.reading.trust import refuse_code
+from evorl.runs.storage.checkpoint_files import AGENTS, ELITE, Checkpoints
+from evorl.runs.storage.directory import INTERFACE, from_here, load_elite, saved_config, saved_settings
 from evorl.seeding import torch_generator
 from evorl.system.console import digits
 from evorl.system.files import CHECKPOINTS, file_errors, read_json

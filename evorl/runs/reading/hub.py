@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from evorl.config.errors import shown
-from evorl.runs.directory import CONFIG, ELITE_AGENT, ELITE_FACTS, INTERFACE
+from evorl.runs.storage.directory import CONFIG, ELITE_AGENT, ELITE_FACTS, INTERFACE
 from evorl.system.extras import require
 from evorl.types import UserError, message_of
 

@@ -14,9 +14,9 @@ from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from evorl.config.errors import shown
-from evorl.runs.directory import ELITE_FACTS, LINEAGE, METRICS, from_here, saved_settings
-from evorl.runs.directory import SUMMARY as SUMMARY_FILE
-from evorl.runs.json_lines import JsonLines, Row
+from evorl.runs.storage.directory import ELITE_FACTS, LINEAGE, METRICS, from_here, saved_settings
+from evorl.runs.storage.directory import SUMMARY as SUMMARY_FILE
+from evorl.runs.storage.json_lines import JsonLines, Row
 from evorl.system.files import file_errors, read_json
 from evorl.types import Measured, Number, UserError, Words
 

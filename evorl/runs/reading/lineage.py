@@ -12,8 +12,8 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 
 from evorl.config.errors import on_one_line, shown
-from evorl.runs.directory import LINEAGE, METRICS, load_elite, saved_config
-from evorl.runs.json_lines import JsonLines, Row
+from evorl.runs.storage.directory import LINEAGE, METRICS, load_elite, saved_config
+from evorl.runs.storage.json_lines import JsonLines, Row
 from evorl.system.console import aligned, digits
 from evorl.types import Architecture, Measured, Mutation, Number, UserError, Words
 

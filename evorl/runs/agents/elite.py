@@ -21,7 +21,7 @@ from pydantic import ConfigDict, FiniteFloat
 from evorl.config import AnyConfig
 from evorl.evolution.selection import note_ranks
 from evorl.population.evaluation import Evaluator, Purpose
-from evorl.runs.fitness import Fitness
+from evorl.runs.agents.fitness import Fitness
 from evorl.system.console import digits
 from evorl.system.formats import decode_agents, encode_agents
 from evorl.types import Agent, Number

@@ -19,8 +19,8 @@ from evorl.envs.spaces import EnvSpec
 from evorl.league.players import Players
 from evorl.population import Policy
 from evorl.population.evaluation import RANDOM
-from evorl.runs.loaded import LoadedAgent, load
-from evorl.runs.trust import is_function
+from evorl.runs.reading.loaded import LoadedAgent, load
+from evorl.runs.reading.trust import is_function
 from evorl.seeding import torch_generator
 from evorl.system.files import digest
 from evorl.system.formats import encode_agents

@@ -14,7 +14,7 @@ from evorl.config.errors import on_one_line
 from evorl.distributed import Placement
 from evorl.kernels.library import usable_kernel
 from evorl.league.standings import Standings
-from evorl.runs.elite import Elite
+from evorl.runs.agents.elite import Elite
 from evorl.system.processes import made_with
 from evorl.types import Number, UserError, Words
 

@@ -21,7 +21,7 @@ from evorl.envs.continuation import Vector
 from evorl.envs.environments import Resets
 from evorl.envs.faults import FAULT, PLACE
 from evorl.envs.vector import for_evaluation, make_vector, stacked_frames
-from evorl.runs.loaded import LoadedAgent, load
+from evorl.runs.reading.loaded import LoadedAgent, load
 from evorl.seeding import numpy_generator
 from evorl.system.extras import require
 from evorl.system.files import check_folder, make_subdirectory, refuse_links, replacing

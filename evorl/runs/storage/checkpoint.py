@@ -23,20 +23,19 @@ from evorl.envs import Environments
 from evorl.population import check_agents, check_environment_hyperparameters
 from evorl.replay import Experience
 from evorl.replay.replay import ReplayExperience
-from evorl.runs.directory import (
+from evorl.runs.storage.checkpoint_files import (
     AGENTS,
     ARCHIVE,
-    CANNOT_WRITE,
     ELITE,
     ENVIRONMENTS,
     EXPERIENCE,
     PARTS,
     STATE,
     Checkpoints,
-    RunDirectory,
     part_file,
 )
-from evorl.runs.progress import Position, Progress, progress_of
+from evorl.runs.storage.directory import CANNOT_WRITE, RunDirectory
+from evorl.runs.storage.progress import Position, Progress, progress_of
 from evorl.seeding import derive_seed
 from evorl.system.console import WarnOnce, say
 from evorl.system.files import file_errors, json_bytes

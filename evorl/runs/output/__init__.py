@@ -1,0 +1,1 @@
+"""What a run says: metrics, log, terminal, callbacks and videos."""
