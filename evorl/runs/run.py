@@ -33,7 +33,7 @@ from evorl.runs.ending import end_of, exchange_reasons, summary_of
 from evorl.runs.launch import use_threads
 from evorl.runs.output.callbacks import Callback
 from evorl.runs.output.console import details, header
-from evorl.runs.output.logger import EVALUATION, Logger, NullLogger
+from evorl.runs.output.logger import EVALUATION, Logger
 from evorl.runs.output.metrics import Counts, RecentEpisodes
 from evorl.runs.storage.checkpoint import CheckpointManager, Part
 from evorl.runs.storage.directory import RunDirectory, from_here
@@ -75,7 +75,8 @@ class Run:
     _evolver: Evolver
     _directory: RunDirectory
     _checkpoints: CheckpointManager
-    _logger: NullLogger
+    _logger: Logger | None
+    """On the main process, once the run is entered."""
     _pauses: Pauses
     _callbacks: Sequence[Callback]
     _recorded: Progress
@@ -176,7 +177,7 @@ class Run:
             self.progress.benchmark = self._benchmark.digest
         self.progress.note_setup(config, placement)
         self._recorded = self.progress.copy()
-        self._logger = NullLogger()
+        self._logger = None
         self.summary = {}
         self._training_seconds = 0.0
         self._saved_steps, self._steps_within = self.progress.agent_steps, 0
@@ -249,7 +250,7 @@ class Run:
         self._recorded.wall_clock_seconds = self.progress.wall_clock_seconds
         self.summary = summary_of(self._recorded, self.config, self.ranks.size, ended, because)
         try:
-            not_written = self._logger.close(self.summary)
+            not_written = self._logger.close(self.summary) if self._logger else ""
         finally:
             # At a prompt, the traceback of another interruption would keep the lock.
             self._directory.release()
@@ -295,13 +296,15 @@ class Run:
             if self.ranks.is_main:
                 say(f"going on {self._within}")
         started = time.perf_counter() - (position.training_seconds if position else 0.0)
-        self._logger.begin(self.generation, done * steps_per_round, self.generation_plan.steps * steps_per_round)
+        if self._logger:
+            self._logger.begin(self.generation, done * steps_per_round, self.generation_plan.steps * steps_per_round)
         if parts:
             self._pauses.begin(done, self.generation_plan.steps)
         for step in range(done, self.generation_plan.steps, at_once):
             yield step
             self._steps_within += steps_per_round * at_once
-            self._logger.advance(steps_per_round * at_once, recent)
+            if self._logger:
+                self._logger.advance(steps_per_round * at_once, recent)
             if parts:
                 self._pause(step + at_once, parts, time.perf_counter() - started)
             else:
@@ -309,7 +312,8 @@ class Run:
         if parts:
             self._pauses.leave()
         self._training_seconds = time.perf_counter() - started
-        self._logger.enter(EVALUATION)
+        if self._logger:
+            self._logger.enter(EVALUATION)
 
     def _pause(self, done: int, parts: Sequence[Part], training_seconds: float) -> None:
         """Save after `done` steps if it is due or if a signal has come, at the same step on all ranks.
@@ -436,6 +440,7 @@ class Run:
         self.stopwatch.clear()
 
         def written() -> bytes:
+            assert self._logger is not None
             stop = self._logger.record(trained, fitness, counts, progress, seconds, actors)
             return b"" if stop is None else stop.reason.encode() or b"a callback"
 
@@ -455,7 +460,8 @@ class Run:
 
         A failing disk is reported, and training continues.
         """
-        self._logger.enter("checkpoint")
+        if self._logger:
+            self._logger.enter("checkpoint")
         payload = encode_agents(evolved) if self.ranks.is_main else b""
         self._unsaved = self._checkpoints.save(self.progress, payload)
         if not self._unsaved:

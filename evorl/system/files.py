@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import glob
 import hashlib
 import json
 import os
@@ -58,10 +57,9 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     Raises OSError if `path` is a link, a pipe, a device or a directory.
     """
     _refuse_special(path)
-    _remove_abandoned(path)
-    temporary, file = _temporary(path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
-        with BufferedWriter(file) as buffer:
+        with BufferedWriter(open_file(temporary, "xb")) as buffer:
             yield buffer
             _sync(buffer)
             temporary.replace(path)
@@ -70,25 +68,6 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             temporary.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)
-
-
-def _temporary(path: Path) -> tuple[Path, FileIO]:
-    """Create a file beside `path` with a name that no other writer has, locked until it is closed. Raises OSError."""
-    while True:
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
-        file = open_file(temporary, "xb")
-        # Before it was locked, another writer may have removed it as abandoned.
-        if _flock(file, fcntl.LOCK_EX) and identity(temporary) is not None:
-            return temporary, file
-        file.close()
-
-
-def _remove_abandoned(path: Path) -> None:
-    """Remove the temporary files that killed writers of `path` have left: those that nobody has locked."""
-    for temporary in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
-        with contextlib.suppress(OSError), _open(temporary) as file:
-            if _flock(file, fcntl.LOCK_SH):
-                temporary.unlink()
 
 
 def _sync(file: BinaryIO) -> None:

@@ -43,39 +43,7 @@ MOST_LINES = 5_000
 """The number of newest lineage lines that trackers receive at the end."""
 
 
-class NullLogger:
-    """A logger that does nothing: on all ranks but the main process, and there until the run is entered."""
-
-    def begin(self, generation: int, done: int, total: int) -> None:
-        """Show that a generation of `total` steps of each agent begins, or goes on after `done` of them."""
-
-    def enter(self, phase: str) -> None:
-        """Show the current phase of the generation."""
-
-    def advance(self, steps: int, recent: RecentEpisodes | None) -> None:
-        """Show `steps` more of each agent; every `tracking.interval` seconds also log means from `recent`."""
-
-    def record(
-        self,
-        agents: list[Agent],
-        fitness: Fitness,
-        counts: Counts,
-        progress: Progress,
-        seconds: Mapping[str, float],
-        actors: Mapping[str, float] | None,
-    ) -> Stop | None:
-        """Log a finished generation with the `fitness` of its agents; return the Stop of a callback, or None."""
-        return None
-
-    def close(self, summary: Row) -> str:
-        """Write pending lines and the summary, and close the trackers; return the write error, empty on success.
-
-        Closing lines are printed unless the run ended with an error, which is printed elsewhere.
-        """
-        return ""
-
-
-class Logger(NullLogger):
+class Logger:
     """Writes and displays the results of each generation; only the main process has one.
 
     A failed write is reported once and retried with the next generation.
@@ -130,18 +98,21 @@ class Logger(NullLogger):
         self._speed = ""
 
     def begin(self, generation: int, done: int, total: int) -> None:
+        """Show that a generation of `total` steps of each agent begins, or goes on after `done` of them."""
         self._move_bar(done)
         self._within.skip(done * self._config.population.size)
         self._progress_lines.begin(generation, done, total)
         self.enter("training")
 
     def enter(self, phase: str) -> None:
+        """Show the current phase of the generation."""
         self._phase, self._recent = phase, ""
         self._show()
         if phase == EVALUATION:
             self._progress_lines.evaluate()
 
     def advance(self, steps: int, recent: RecentEpisodes | None) -> None:
+        """Show `steps` more of each agent; every `tracking.interval` seconds also log means from `recent`."""
         self._move_bar(steps)
         self._progress_lines.advance(steps, self._recent)
         if recent is not None and (due := self._within.advance(steps * self._config.population.size, recent)):
@@ -162,6 +133,7 @@ class Logger(NullLogger):
         seconds: Mapping[str, float],
         actors: Mapping[str, float] | None,
     ) -> Stop | None:
+        """Log a finished generation with the `fitness` of its agents; return the Stop of a callback, or None."""
         # Only steps that reset an environment are not counted. If no episode ended there are none, so a lower count
         # means that the generation was cut short.
         if not counts.ended_episodes.any() and counts.steps.mean() >= self._length.steps * self._length.counted:
@@ -184,6 +156,10 @@ class Logger(NullLogger):
         return stop
 
     def close(self, summary: Row) -> str:
+        """Write pending lines and the summary, and close the trackers; return the write error, empty on success.
+
+        Closing lines are printed unless the run ended with an error, which is printed elsewhere.
+        """
         problem = ""
         lineage: Sequence[Row] = ()
         self._bar.close()

@@ -59,50 +59,18 @@ def ancestors(run: Path, generation: int | None, agent: int | None) -> Iterator[
 
     Raises UserError where `lineage.jsonl` lacks one.
     """
-    key: Key = generation, agent
-    search = _Search(JsonLines(run / LINEAGE))
-    row = search.first(key)
-    while True:
-        if row is None:
-            raise UserError(f"{run / LINEAGE}: has no line for agent {key[1]} in generation {key[0]}")
-        stage = stage_of(row, run / LINEAGE)
-        if stage.parent_generation is not None and stage.parent_generation >= stage.generation:
-            raise UserError(f"{run / LINEAGE}: agent {stage.id} has no parent of an earlier generation")
-        yield stage
-        key = stage.parent_generation, stage.parent
-        before, parent = search.before(stage)
-        if before is None and stage.parent is None:
-            return
-        row = before or parent
-
-
-class _Search:
-    """Finds the lines of an agent's ancestors in one backward pass over `lineage.jsonl`."""
-
-    def __init__(self, lineage: JsonLines) -> None:
-        self._rows = lineage.backwards()
-        self._next: Row | None = None
-
-    def first(self, key: Key) -> Row | None:
-        """The line with this key, or None."""
-        return next((row for row in self._rows if (row["generation"], row.get("id")) == key), None)
-
-    def before(self, stage: Stage) -> tuple[Row | None, Row | None]:
-        """The agent's line of the previous generation and None or, if it did not exist then, None and its
-        parent's line.
-        """
-        parent = None
-        while (row := self._next or next(self._rows, None)) is not None:
-            self._next = None
-            key = row["generation"], row.get("id")
-            if key == (stage.generation - 1, stage.id):
-                return row, None
-            if row["generation"] < stage.generation - 1 and (parent is not None or stage.parent is None):
-                self._next = row
-                break
-            if parent is None and key == (stage.parent_generation, stage.parent):
-                parent = row
-        return None, parent
+    path, stage = run / LINEAGE, None
+    keys: list[Key] = [(generation, agent)]
+    for row in JsonLines(path).backwards():
+        if (row["generation"], row.get("id")) in keys:
+            stage = stage_of(row, path)
+            if stage.parent_generation is not None and stage.parent_generation >= stage.generation:
+                raise UserError(f"{path}: agent {stage.id} has no parent of an earlier generation")
+            yield stage
+            # The agent itself if it lived then; else it was born of its parent.
+            keys = [(stage.generation - 1, stage.id), (stage.parent_generation, stage.parent)]
+    if stage is None or stage.parent is not None:
+        raise UserError(f"{path}: has no line for agent {keys[-1][1]} in generation {keys[-1][0]}")
 
 
 def stage_of(row: Row, path: Path) -> Stage:

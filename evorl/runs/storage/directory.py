@@ -221,6 +221,9 @@ class RunDirectory:
         elif any(not name.startswith(".") for name in there):
             raise UserError(f"run.name: {self.path} is not empty and holds no run; choose another name")
         self.checkpoints.discard()
+        for name in FILES_OF_RUN:  # What killed writers have left; nobody else writes these files now.
+            for path in (self.path / name).parent.glob(f".{Path(name).name}.*.partial"):
+                remove(path)
 
     def _refuse_another(self, config: AnyConfig, restarted: bool) -> None:
         """Raise UserError unless the run in this directory is the one that goes on, after a resume or a restart."""
