@@ -245,31 +245,39 @@ struct Network {
   std::vector<Layer> layers;
   std::vector<Head> heads;
 
-  // Read the words that networks/kernel.py writes.
-  explicit Network(const int64_t* words) : width(0), to_parameters(false) {
+  // Reads what networks/kernel.py writes: the `words` of a plan, with the place of each parameter in the flat buffers
+  // `parameters` and `gradient` (null where none is wanted), and the `addresses` of a call.
+  Network(const int64_t* words, const int64_t* addresses, long rows, float* parameters, float* gradient, bool backward,
+          float* trace)
+      : rows(rows), width(0), backward(backward), to_parameters(gradient), trace(trace), features{} {
     const auto number = [&] { return (long)*words++; };
-    const auto tensor = [&] {
-      words += 2;
-      return Tensor{(float*)words[-2], (float*)words[-1]};
+    const auto parameter = [&] {
+      const long place = number();
+      return place < 0 ? Tensor{} : Tensor{parameters + place, gradient ? gradient + place : nullptr};
     };
-    backward = number(), agents = number(), rows = number(), branches = number();
+    const auto tensor = [&] {
+      addresses += 2;
+      return Tensor{(float*)addresses[-2], (float*)addresses[-1]};
+    };
+    agents = number(), branches = number();
     sources.resize(number()), layers.resize(number()), heads.resize(number());
-    activations = (const int64_t*)number(), trace = (float*)number(), features = tensor();
+    const bool gives_features = number();
+    activations = (const int64_t*)number();
     for (Source& source : sources) {
       source.width = number(), source.tensor = tensor();
       width += source.width;
     }
     for (Layer& layer : layers) {
       layer.units = number(), layer.branches = number();
-      layer.bias = tensor(), layer.gain = tensor(), layer.shift = tensor();
-      layer.share = tensor(), layer.scale = tensor();
+      layer.bias = parameter(), layer.gain = parameter(), layer.shift = parameter(), layer.scale = parameter();
+      layer.share = {(float*)*addresses++, nullptr};
       layer.weights.resize(&layer == &layers[0] ? sources.size() : 1);
-      for (Tensor& weight : layer.weights) weight = tensor();
-      to_parameters |= layer.bias.gradient != nullptr;
+      for (Tensor& weight : layer.weights) weight = parameter();
     }
     for (Head& head : heads) {
-      head.outputs = number(), head.weight = tensor(), head.bias = tensor(), head.output = tensor();
+      head.outputs = number(), head.weight = parameter(), head.bias = parameter(), head.output = tensor();
     }
+    if (gives_features) features = tensor();
   }
 
   long stride() const { return stride_of(std::min(rows, BLOCK)); }
@@ -600,30 +608,62 @@ void split(long items, long threads, const Work& work) {
 
 extern "C" {
 
-int64_t dense_trace_size(const int64_t* words) { return Network(words).trace_size(); }
+// Floats that a forward pass over `rows` keeps for its backward pass.
+int64_t dense_trace_size(const int64_t* words, const int64_t* addresses, int64_t rows) {
+  return Network(words, addresses, rows, nullptr, nullptr, false, nullptr).trace_size();
+}
 
-// Forward, or backward if the words say so.
-void dense(const int64_t* words, int64_t threads) {
-  const Network network(words);
+void dense(const int64_t* words, const int64_t* addresses, int64_t rows, float* parameters, float* gradient,
+           int64_t backward, float* trace, int64_t threads) {
+  const Network network(words, addresses, rows, parameters, gradient, backward, trace);
   split(network.agents, threads, [&](long first, long last) { run(network, first, last); });
 }
 
-// A step of Adam on flat buffers, tensor after tensor, each [agents, sizes[t]]; factors are per agent. Agents whose
-// `active` is 0 keep everything.
+// Flat buffers hold tensor after tensor, each [agents, sizes[t]].
+
+// Each agent's sum of squares of a flat buffer.
+void squares(int64_t tensors, int64_t agents, const int64_t* sizes, const float* values, double* sums) {
+  std::fill(sums, sums + agents, 0.);
+  for (int64_t t = 0; t < tensors; t++)
+    for (int64_t agent = 0; agent < agents; agent++, values += sizes[t]) {
+      Vec lanes{};
+      const int64_t whole = sizes[t] / LANES * LANES;
+      for (int64_t i = 0; i < whole; i += LANES) lanes += load(values + i) * load(values + i);
+      for (int64_t i = whole; i < sizes[t]; i++) lanes[0] += values[i] * values[i];
+      sums[agent] += sum(lanes);
+    }
+}
+
+// A step of Adam on flat buffers, by a gradient times `clip`, with the learning rates and the factors that correct the
+// moments' bias, of step sizes and then of epsilons. Agents whose `active` is 0 keep everything.
 void adam(int64_t tensors, int64_t agents, const int64_t* sizes, float* __restrict parameters, float* __restrict mean,
-          float* __restrict square, const float* __restrict gradient, const float* rates, const float* epsilons,
-          const float* active) {
+          float* __restrict square, const float* __restrict gradient, const double* factors, const float* learning_rate,
+          const float* clip, const float* active) {
   for (int64_t t = 0; t < tensors; t++)
     for (int64_t agent = 0; agent < agents; agent++) {
-      const float rate = rates[agent], epsilon = epsilons[agent];
+      const float rate = factors[agent] * learning_rate[agent], epsilon = factors[agents + agent];
+      const float share = clip ? clip[agent] : 1.f;
       if (!active || active[agent] != 0.f)
         for (int64_t i = 0; i < sizes[t]; i++) {
-          const float g = gradient[i];
+          const float g = gradient[i] * share;
           mean[i] += 0.1f * (g - mean[i]);
           square[i] += 0.001f * (g * g - square[i]);
           parameters[i] -= rate * mean[i] / (std::sqrt(square[i]) + epsilon);
         }
       parameters += sizes[t], mean += sizes[t], square += sizes[t], gradient += sizes[t];
+    }
+}
+
+// Each agent's `target` moves to its parameters by a share `tau`, with 1 exactly.
+void follow(int64_t tensors, int64_t agents, const int64_t* sizes, float* __restrict target,
+            const float* __restrict parameters, const float* tau) {
+  for (int64_t t = 0; t < tensors; t++)
+    for (int64_t agent = 0; agent < agents; agent++) {
+      if (tau[agent] == 1.f)
+        std::copy(parameters, parameters + sizes[t], target);
+      else if (tau[agent] != 0.f)
+        for (int64_t i = 0; i < sizes[t]; i++) target[i] += tau[agent] * (parameters[i] - target[i]);
+      target += sizes[t], parameters += sizes[t];
     }
 }
 }

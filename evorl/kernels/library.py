@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch import Tensor
+
 SOURCE = Path(__file__).with_name("dense.cpp")
 FLAGS = (
     *("-O3", "-std=c++17", "-shared", "-fPIC", "-pthread"),
@@ -34,17 +36,40 @@ class Kernel:
     digest: str
     """Identifies source, compiler, flags and CPU: equal digests compute equal bits."""
 
-    def trace_size(self, words: array[int]) -> int:
-        """Floats that a forward pass keeps for its backward pass."""
-        return int(self.library.dense_trace_size(words.buffer_info()[0]))
+    def trace_size(self, words: array[int], addresses: array[int], rows: int) -> int:
+        """Floats that a forward pass over `rows` keeps for its backward pass."""
+        return int(self.library.dense_trace_size(words.buffer_info()[0], addresses.buffer_info()[0], rows))
 
-    def dense(self, words: array[int], threads: int) -> None:
-        """Run the forward or the backward pass that `words` describe; the interpreter's lock is not held meanwhile."""
-        self.library.dense(words.buffer_info()[0], threads)
+    def dense(
+        self,
+        words: array[int],
+        addresses: array[int],
+        rows: int,
+        parameters: Tensor,
+        gradient: Tensor | None,
+        trace: Tensor | None,
+        threads: int,
+        *,
+        backward: bool = False,
+    ) -> None:
+        """Run the forward or backward pass that `words` describe; the interpreter's lock is not held meanwhile."""
+        flats = (parameters.data_ptr(), 0 if gradient is None else gradient.data_ptr())
+        kept = 0 if trace is None else trace.data_ptr()
+        self.library.dense(words.buffer_info()[0], addresses.buffer_info()[0], rows, *flats, backward, kept, threads)
 
-    def adam(self, sizes: array[int], agents: int, *addresses: int) -> None:
-        """A step of Adam on flat buffers: parameters, moments, gradient, then rates, epsilons and activity [P]."""
+    def squares(self, sizes: array[int], values: Tensor, sums: Tensor) -> None:
+        """Write each agent's sum of squares of flat `values` to `sums` [P] of float64."""
+        self.library.squares(len(sizes), len(sums), sizes.buffer_info()[0], values.data_ptr(), sums.data_ptr())
+
+    def adam(self, sizes: array[int], agents: int, *tensors: Tensor | None) -> None:
+        """A step of Adam. See `dense.cpp` for the order of the flat buffers and of the numbers [P]."""
+        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
         self.library.adam(len(sizes), agents, sizes.buffer_info()[0], *addresses)
+
+    def follow(self, sizes: array[int], target: Tensor, parameters: Tensor, tau: Tensor) -> None:
+        """Move each agent's flat `target` to its `parameters` by a share `tau` [P] of float32."""
+        addresses = target.data_ptr(), parameters.data_ptr(), tau.data_ptr()
+        self.library.follow(len(sizes), len(tau), sizes.buffer_info()[0], *addresses)
 
 
 @functools.cache
@@ -63,12 +88,14 @@ def load_kernel() -> Kernel | str:
         library = ctypes.CDLL(str(path))
     except (OSError, subprocess.SubprocessError) as error:
         return " ".join(str(error).split())[:200]
-    library.dense_trace_size.restype = ctypes.c_int64
-    library.dense_trace_size.argtypes = [ctypes.c_void_p]
-    library.dense.restype = None
-    library.dense.argtypes = [ctypes.c_void_p, ctypes.c_int64]
-    library.adam.restype = None
-    library.adam.argtypes = [ctypes.c_int64] * 2 + [ctypes.c_void_p] * 8
+    number, address = ctypes.c_int64, ctypes.c_void_p
+    library.dense_trace_size.restype = number
+    library.dense_trace_size.argtypes = [address, address, number]
+    library.dense.restype = library.squares.restype = library.adam.restype = library.follow.restype = None
+    library.dense.argtypes = [address, address, number, address, address, number, address, number]
+    library.squares.argtypes = [number, number, address, address, address]
+    library.adam.argtypes = [number, number, *[address] * 9]
+    library.follow.argtypes = [number, number, *[address] * 4]
     return Kernel(library, digest)
 
 

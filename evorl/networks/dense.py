@@ -16,8 +16,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from evorl.types import Tensors
-
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
     "tanh": torch.tanh,
@@ -129,7 +127,7 @@ class DensePlan:
         return x.float() if self.bf16 else x
 
 
-def dense(plan: DensePlan, p: Tensors, sources: Sequence[Tensor]) -> list[Tensor]:
+def dense(plan: DensePlan, p: Mapping[str, Tensor], sources: Sequence[Tensor]) -> Sequence[Tensor]:
     """Map sources [P, B, ...] to the outputs [P, B, outputs] of each head; without heads, to those of the last layer.
 
     With `plan.features`, the features [P, B, N] of the first head come last.
@@ -148,7 +146,7 @@ def dense(plan: DensePlan, p: Tensors, sources: Sequence[Tensor]) -> list[Tensor
     return [*outputs, inputs[0]] if plan.features else outputs
 
 
-def _hidden(plan: DensePlan, layer: DenseLayer, p: Tensors, sources: Sequence[Tensor]) -> Tensor:
+def _hidden(plan: DensePlan, layer: DenseLayer, p: Mapping[str, Tensor], sources: Sequence[Tensor]) -> Tensor:
     """The output [P * branches, B, N] of one hidden layer."""
     x = plan.to_bfloat16(p[f"{layer.name}.bias"])
     for source, suffix in zip(sources, layer.suffixes, strict=True):

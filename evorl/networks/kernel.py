@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ from torch.jit._trace import is_tracing
 
 from evorl.kernels.library import Kernel
 from evorl.networks.dense import DensePlan
-from evorl.types import Tensors
+from evorl.networks.flat import Weights
 
 ACTIVATIONS = ("relu", "tanh", "elu", "gelu", "silu")
 """In the order of the kernel's numbers."""
@@ -26,98 +28,105 @@ def fits(plan: DensePlan, sources: Sequence[Tensor]) -> bool:
     return all(source.dtype == torch.float32 and source.device.type == "cpu" for source in sources)
 
 
-def kernel_dense(kernel: Kernel, plan: DensePlan, p: Tensors, sources: Sequence[Tensor]) -> list[Tensor]:
+class KernelPlan:
+    """A plan as the kernel reads it: `words` of sizes and of places in the flat buffer of parameters, -1 for none."""
+
+    def __init__(self, plan: DensePlan, weights: Weights) -> None:
+        shapes = weights.shapes
+        *starts, end = accumulate((math.prod(shape) for shape in shapes.values()), initial=0)
+        place = dict(zip(shapes, starts, strict=True))
+        self._activations = array("q", [ACTIVATIONS.index(name) for name, *ends in plan.spans for _ in range(*ends)])
+        agents, first = len(self._activations), plan.layers[0]
+        widths = [shapes[f"{first.name}.weight{suffix}"][1] for suffix in first.suffixes]
+        words = [agents, plan.branches, len(widths), len(plan.layers), len(plan.heads), int(plan.features)]
+        words += [self._activations.buffer_info()[0], *widths]
+        for layer in plan.layers:
+            vectors = [f"{layer.name}.{part}" for part in ("bias", "gain", "shift", "scale")]
+            matrices = [f"{layer.name}.weight{suffix}" for suffix in layer.suffixes]
+            words += [shapes[vectors[0]][2], layer.branches, *(place.get(name, -1) for name in vectors + matrices)]
+        for head in plan.heads:
+            words += [shapes[f"{head}.bias"][2], place[f"{head}.weight"], place[f"{head}.bias"]]
+        self.words = array("q", words)
+        self.masks = [f"{layer.name}.active_units" for layer in plan.layers]
+        """The names of the layers' shares of units."""
+        outputs = [(agents, shapes[f"{head}.bias"][2]) for head in plan.heads]
+        self.outputs = [*outputs, (agents, shapes[f"{plan.heads[0]}.weight"][1])] if plan.features else outputs
+        """P and the last axis of each output."""
+        self.covers_all = end == sum(math.prod(shapes[name]) for name in plan.parameters if name in shapes)
+        """True if no other layers share the flat buffer."""
+
+
+def kernel_dense(kernel: Kernel, plan: KernelPlan, weights: Weights, sources: Sequence[Tensor]) -> Sequence[Tensor]:
     """See `dense`, whose results this equals up to rounding."""
     sources = [source if source.is_contiguous() else source.contiguous() for source in sources]
+    masks = [weights.buffers.get(name) for name in plan.masks]
     if not torch.is_grad_enabled():
-        return _forward(kernel, plan, p, sources, keep=False)[0]
-    names = [name for name in plan.parameters if name in p]
-    return list(_KernelDense.apply(kernel, plan, names, len(sources), *sources, *[p[name] for name in names]))
+        return _forward(kernel, plan, masks, weights.flat, sources, keep=False)[0]
+    outputs: tuple[Tensor, ...] = _KernelDense.apply(kernel, plan, masks, weights.flat, *sources)
+    return outputs
 
 
 def _forward(
-    kernel: Kernel, plan: DensePlan, p: Tensors, sources: Sequence[Tensor], *, keep: bool
+    kernel: Kernel,
+    plan: KernelPlan,
+    masks: Sequence[Tensor | None],
+    flat: Tensor,
+    sources: Sequence[Tensor],
+    *,
+    keep: bool,
 ) -> tuple[list[Tensor], Tensor | None]:
     """The outputs, and with `keep` the activations that the backward pass reads."""
-    agents, rows = sources[0].shape[:2]
-    sizes = [p[f"{head}.weight"].shape[2] for head in plan.heads]
-    sizes += [p[f"{plan.heads[0]}.weight"].shape[1]] if plan.features else []
-    outputs = [sources[0].new_empty(agents, rows, size) for size in sizes]
-    call = _Call(plan, p, sources, outputs)
-    trace = sources[0].new_empty(kernel.trace_size(call.words)) if keep else None
-    if trace is not None:
-        call.words[_Call.TRACE] = trace.data_ptr()
-    kernel.dense(call.words, torch.get_num_threads())
+    rows = sources[0].shape[1]
+    outputs = [flat.new_empty(agents, rows, size) for agents, size in plan.outputs]
+    addresses = _addresses(masks, sources, [None] * len(sources), outputs, [None] * len(outputs))
+    trace = flat.new_empty(kernel.trace_size(plan.words, addresses, rows)) if keep else None
+    kernel.dense(plan.words, addresses, rows, flat, None, trace, torch.get_num_threads())
     return outputs, trace
 
 
-class _Call:
-    """The arguments of a call: `words` in the order in which the kernel reads them, and what they point to."""
-
-    TRACE = 8
-
-    def __init__(
-        self,
-        plan: DensePlan,
-        p: Tensors,
-        sources: Sequence[Tensor],
-        outputs: Sequence[Tensor | None],
-        gradients: Tensors | None = None,
-        source_gradients: Sequence[Tensor | None] = (),
-        trace: Tensor | None = None,
-    ) -> None:
-        """With `gradients` of parameters, a backward pass, in which `outputs` are the gradients of the outputs."""
-        backward, into = gradients is not None, gradients or {}
-        kinds = [ACTIVATIONS.index(name) for name, start, stop in plan.spans for _ in range(start, stop)]
-        self._activations = array("q", kinds)
-        agents, rows = sources[0].shape[:2]
-        words = [int(backward), agents, rows, plan.branches, len(sources), len(plan.layers), len(plan.heads)]
-        words += [self._activations.buffer_info()[0], _address(trace)]
-        of_outputs = [(0, _address(each)) if backward else (_address(each), 0) for each in outputs]
-        words += of_outputs[-1] if plan.features else (0, 0)
-        for index, source in enumerate(sources):
-            words += source.shape[2], source.data_ptr(), _address(source_gradients[index]) if backward else 0
-        for layer in plan.layers:
-            words += p[layer.parameters[-1]].shape[2], layer.branches
-            for name in layer.parameters:
-                words += _address(p.get(name)), _address(into.get(name))
-        for head, output in zip(plan.heads, of_outputs, strict=False):
-            words.append(p[f"{head}.weight"].shape[2])
-            for name in (f"{head}.weight", f"{head}.bias"):
-                words += p[name].data_ptr(), _address(into.get(name))
-            words += output
-        self.words = array("q", words)
-
-
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
+def _addresses(
+    masks: Sequence[Tensor | None],
+    sources: Sequence[Tensor],
+    source_gradients: Sequence[Tensor | None],
+    outputs: Sequence[Tensor | None],
+    output_gradients: Sequence[Tensor | None],
+) -> array[int]:
+    """The addresses of a call's tensors in the order in which the kernel reads them, 0 for none."""
+    pairs = (*zip(sources, source_gradients, strict=True), *zip(outputs, output_gradients, strict=True))
+    tensors = [tensor for pair in pairs for tensor in pair]
+    tensors[2 * len(sources) : 2 * len(sources)] = masks
+    return array("q", [0 if tensor is None else tensor.data_ptr() for tensor in tensors])
 
 
 class _KernelDense(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, kernel: Kernel, plan: DensePlan, names: list[str], count: int, *tensors: Tensor
+        ctx: Any,
+        kernel: Kernel,
+        plan: KernelPlan,
+        masks: Sequence[Tensor | None],
+        flat: Tensor,
+        *sources: Tensor,
     ) -> tuple[Tensor, ...]:
-        p = dict(zip(names, tensors[count:], strict=True))
-        outputs, trace = _forward(kernel, plan, p, tensors[:count], keep=True)
-        ctx.kernel, ctx.plan, ctx.names, ctx.count = kernel, plan, names, count
-        ctx.save_for_backward(trace, *tensors)
+        outputs, trace = _forward(kernel, plan, masks, flat, sources, keep=True)
+        ctx.kernel, ctx.plan, ctx.masks = kernel, plan, masks
+        ctx.save_for_backward(trace, flat, *sources)
         ctx.set_materialize_grads(False)
         return tuple(outputs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *output_gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        trace, *tensors = ctx.saved_tensors
-        sources, p = tensors[: ctx.count], dict(zip(ctx.names, tensors[ctx.count :], strict=True))
-        needed = ctx.needs_input_grad[4:]
+        trace, flat, *sources = ctx.saved_tensors
+        *_, flat_needed = ctx.needs_input_grad[:4]
         incoming = [None if gradient is None else gradient.contiguous() for gradient in output_gradients]
-        to_sources = [torch.empty_like(x) if need else None for x, need in zip(sources, needed, strict=False)]
-        to_parameters = {
-            name: torch.empty_like(value)
-            for (name, value), need in zip(p.items(), needed[ctx.count :], strict=True)
-            if need
-        }
-        call = _Call(ctx.plan, p, sources, incoming, to_parameters, to_sources, trace)
-        ctx.kernel.dense(call.words, torch.get_num_threads())
-        return None, None, None, None, *to_sources, *[to_parameters.get(name) for name in ctx.names]
+        to_sources = [
+            torch.empty_like(source) if needed else None
+            for source, needed in zip(sources, ctx.needs_input_grad[4:], strict=True)
+        ]
+        allocate = torch.empty_like if ctx.plan.covers_all else torch.zeros_like
+        to_flat = allocate(flat) if flat_needed else None
+        addresses = _addresses(ctx.masks, sources, to_sources, [None] * len(incoming), incoming)
+        rows = sources[0].shape[1]
+        ctx.kernel.dense(ctx.plan.words, addresses, rows, flat, to_flat, trace, torch.get_num_threads(), backward=True)
+        return None, None, None, to_flat, *to_sources

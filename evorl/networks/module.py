@@ -10,6 +10,7 @@ from torch.func import functional_call, vmap
 
 from evorl.config import Network as NetworkSettings
 from evorl.envs.spaces import ObservationSpec, ObservationSpecs, as_numbers
+from evorl.networks.flat import Weights
 from evorl.networks.parameters import ParameterSpec, Specs
 from evorl.networks.stack import Layout, Network
 from evorl.system.plugins import described, imported
@@ -60,7 +61,7 @@ class ModuleNetwork(Network):
         return values | {_constant(head): torch.full((1, head.outputs), head.bias) for head in constants}
 
     def forward(
-        self, layout: Layout, p: Tensors, x: Observation, recurrent: RecurrentInput | None
+        self, layout: Layout, p: Weights, x: Observation, recurrent: RecurrentInput | None
     ) -> tuple[Tensors, Tensor | None]:
         outputs = self.joined(p, x).split(self.outputs, -1)
         names = [head.name for head in self.heads if not head.constant]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from evorl.kernels.library import Kernel
 from evorl.networks.dense import Span, shares
-from evorl.networks.optimizer import FlatTensors
+from evorl.networks.flat import FlatTensors, Weights
 from evorl.networks.parameters import Specs, fresh_roles, initialise
 from evorl.system.formats import check_tensors
 from evorl.types import (
@@ -70,7 +70,7 @@ class Network(ABC):
 
     @abstractmethod
     def forward(
-        self, layout: Layout, p: Tensors, x: Observation, recurrent: RecurrentInput | None
+        self, layout: Layout, p: Weights, x: Observation, recurrent: RecurrentInput | None
     ) -> tuple[Tensors, Tensor | None]:
         """Map observations [P, B, ...] to the heads' outputs [P, B, outputs] and the next recurrent state [P, S, K, N].
 
@@ -300,9 +300,9 @@ class WeightNoise:
         return tensors
 
 
-def noisy_weights(p: Tensors, noise: Tensors) -> Tensors:
+def noisy_weights(p: Weights, noise: Tensors) -> Weights:
     """Set w = mu + sigma * noise for each parameter that has noise."""
-    return p | {name: torch.addcmul(p[name], p[SIGMA + name], value) for name, value in noise.items()}
+    return p.replaced({name: torch.addcmul(p[name], p[SIGMA + name], value) for name, value in noise.items()})
 
 
 def layer_of(name: str) -> str | None:
@@ -342,10 +342,8 @@ class Shapes:
 class StackedNetwork:
     """One network of all agents in a stack: trained `parameters`, and untrained `buffers`."""
 
-    leaves: Tensors
-    """The parameters as matrices [P * branches, read, produced], with respect to which losses are differentiated."""
-    tensors: Tensors
-    """The inputs of the forward pass: parameters, buffers, and the unit shares of layers with inactive units."""
+    leaf: Tensor
+    """The flat parameters [D], by which losses are differentiated."""
 
     def __init__(
         self,
@@ -362,9 +360,10 @@ class StackedNetwork:
         self.shapes = shapes
         self.parameters = parameters
         self.buffers = buffers
-        views = parameters.matrices(shapes.matrices)
-        self.leaves = {name: view.requires_grad_(learns) for name, view in views.items()}
-        self.tensors = self.leaves | buffers.matrices(shapes.matrices)
+        self.leaf = parameters.flat.detach().requires_grad_(learns)
+        self._matrices = parameters.matrices(shapes.matrices)
+        self.use_masks()
+        self._given: Weights | None = None
         self.recurrent_shape = network.recurrent_shape(layout.architecture)
         self._noise = WeightNoise(shapes.matrices, parameters.agents)
 
@@ -378,9 +377,7 @@ class StackedNetwork:
     def target(self) -> StackedNetwork:
         """Make a target network with its own parameters, all zero, and shared buffers."""
         parameters = FlatTensors(self.shapes.trained, self.parameters.agents, self.parameters.flat.device)
-        copied = StackedNetwork(self.network, self.layout, self.shapes, parameters, self.buffers, learns=False)
-        copied.use_masks()
-        return copied
+        return StackedNetwork(self.network, self.layout, self.shapes, parameters, self.buffers, learns=False)
 
     def __call__(self, x: Observation, recurrent: RecurrentInput | None = None) -> Tensors:
         """Map observations [P, B, ...] to the heads' outputs [P, B, outputs]."""
@@ -388,17 +385,21 @@ class StackedNetwork:
 
     def forward_recurrent(self, x: Observation, recurrent: RecurrentInput | None) -> tuple[Tensors, Tensor | None]:
         """Map observations to the heads' outputs and the recurrent state [P, S, K, N] after them."""
-        return self.network.forward(self.layout, self.tensors, x, recurrent)
+        return self.network.forward(self.layout, self.weights, x, recurrent)
 
-    def gradient(self, per_sample: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
-        """The flat gradient [D] of the sum of `weight` [P, B] times a loss [P, B], written to `out` if given."""
-        leaves = tuple(self.leaves.values())
-        gradients = torch.autograd.grad(per_sample, leaves, weight, allow_unused=True)
-        filled = [
-            torch.zeros_like(leaf) if gradient is None else gradient
-            for leaf, gradient in zip(leaves, gradients, strict=True)
-        ]
-        return torch.cat([gradient.flatten() for gradient in filled], out=out)
+    @property
+    def weights(self) -> Weights:
+        """The inputs of the forward pass: parameters, buffers, and the unit shares of layers with inactive units."""
+        if self._given is not None:
+            return self._given
+        if not torch.is_grad_enabled() or not self.leaf.requires_grad:
+            return self._constant
+        return Weights(self.leaf, self._matrices, self._constant.buffers)
+
+    def gradient(self, per_sample: Tensor, weight: Tensor) -> Tensor:
+        """The flat gradient [D] of the sum of `weight` [P, B] times a loss [P, B]."""
+        (gradient,) = torch.autograd.grad(per_sample, self.leaf, weight)
+        return gradient
 
     @torch.no_grad()
     def state_after(self, x: Observation, started: Tensor) -> Tensor:
@@ -417,23 +418,23 @@ class StackedNetwork:
         """This network with newly drawn weight noise, or itself if no layer is noisy."""
         if not self._noise.matrices:
             return self
-        return self.computing_with(noisy_weights(self.tensors, self._noise.draw(generator)))
+        return self.computing_with(noisy_weights(self.weights, self._noise.draw(generator)))
 
     def frozen(self) -> StackedNetwork:
         """This network with parameters that losses are not differentiated by; gradients of its inputs still flow."""
-        return self.computing_with({name: value.detach() for name, value in self.tensors.items()})
+        return self.computing_with(self._constant)
 
-    def computing_with(self, tensors: Tensors) -> StackedNetwork:
+    def computing_with(self, weights: Weights) -> StackedNetwork:
         """This network with other inputs of its forward pass."""
         other = copy.copy(self)
-        other.tensors = tensors
+        other._given = weights
         return other
 
-    def with_all_shares(self) -> Tensors:
-        """`tensors` without gradients, with the unit shares of all layers, even of those without inactive units."""
-        active = self.buffers.matrices(self.shapes.matrices)
-        others = {name: tensor.detach() for name, tensor in self.tensors.items() if name not in self.shapes.masks}
-        return others | {key: shares(active[key]) for key in self.shapes.masks}
+    def with_all_shares(self) -> Weights:
+        """Weights without gradients, with the unit shares of all layers, even of those without inactive units."""
+        buffers = self._buffer_matrices()
+        all_shares = {key: shares(buffers[key]) for key in self.shapes.masks}
+        return Weights(self._constant.flat, self._matrices, buffers | all_shares)
 
     def load(self, roles: Sequence[Roles]) -> None:
         """Copy the agents' parameters and buffers into the padded tensors."""
@@ -446,13 +447,18 @@ class StackedNetwork:
         sizes = architecture.sizes()
         return {key: spec.shape(sizes) for key, spec in self.network.specs(architecture).items()}
 
+    def _buffer_matrices(self) -> Tensors:
+        shapes = self.buffers.matrices(self.shapes.matrices)
+        return {name: self.buffers.views[name].detach().view(shape) for name, shape in shapes.items()}
+
     def use_masks(self) -> None:
         """Replace each mask by its unit shares for layer norm, or drop it if all units are active."""
-        active = self.buffers.matrices(self.shapes.matrices)
+        buffers = self._buffer_matrices()
         for key in self.shapes.masks:
-            self.tensors.pop(key, None)
-            if not bool((active[key] == 1).all()):
-                self.tensors[key] = shares(active[key])
+            active = buffers.pop(key)
+            if not bool((active == 1).all()):
+                buffers[key] = shares(active)
+        self._constant = Weights(self.parameters.flat.detach(), self._matrices, buffers)
 
 
 @dataclass

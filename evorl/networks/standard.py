@@ -19,8 +19,9 @@ from evorl.config import Network as NetworkSettings
 from evorl.config.fields import Initialisation
 from evorl.envs.spaces import ObservationSpec, ObservationSpecs, as_numbers
 from evorl.networks.dense import DenseLayer, DensePlan, dense
+from evorl.networks.flat import Weights
 from evorl.networks.image import ImageEncoder
-from evorl.networks.kernel import fits, kernel_dense
+from evorl.networks.kernel import KernelPlan, fits, kernel_dense
 from evorl.networks.parameters import (
     HIDDEN_GAIN,
     NEAR_ZERO_GAIN,
@@ -71,6 +72,7 @@ class StandardNetwork(Network):
         self.bf16 = bf16
         self.images = {name: ImageEncoder(name, part, initialisation, bf16) for name, part in images.items()}
         self._plans: dict[Layout, DensePlan] = {}
+        self._kernel_plans: dict[Layout, KernelPlan] = {}
         self._around_cell: dict[Layout, tuple[DensePlan, DensePlan]] = {}
         self.normalized = normalized
 
@@ -115,7 +117,7 @@ class StandardNetwork(Network):
         return branches * CELLS[architecture.recurrent].slots, architecture.recurrent_size
 
     def forward(
-        self, layout: Layout, p: Tensors, x: Observation, recurrent: RecurrentInput | None
+        self, layout: Layout, p: Weights, x: Observation, recurrent: RecurrentInput | None
     ) -> tuple[Tensors, Tensor | None]:
         if not self.computed_heads:
             return self._constants(p), None
@@ -128,7 +130,10 @@ class StandardNetwork(Network):
             sources = [hidden]
         names = (*plan.heads, FEATURES) if plan.features else plan.heads
         if self.kernel is not None and fits(plan, sources):
-            outputs = kernel_dense(self.kernel, plan, p, sources)
+            prepared = self._kernel_plans.get(layout)
+            if prepared is None:
+                prepared = self._kernel_plans[layout] = KernelPlan(plan, p)
+            outputs = kernel_dense(self.kernel, prepared, p, sources)
         else:
             outputs = dense(plan, p, sources)
         return dict(zip(names, outputs, strict=True)) | self._constants(p), state
@@ -196,7 +201,7 @@ class StandardNetwork(Network):
         scale = torch.rsqrt(p[f"normal.{name}.variance"] + 1e-8)
         return ((x - p[f"normal.{name}.mean"]) * scale).clamp(-CLIP, CLIP)
 
-    def _constants(self, p: Tensors) -> Tensors:
+    def _constants(self, p: Mapping[str, Tensor]) -> Tensors:
         constants = {head.name: p[f"{head.name}.bias"] for head in self.heads if head.constant}
         return constants | {head.name: p[f"{head.name}.weight"] for head in self.heads if head.per_feature}
 

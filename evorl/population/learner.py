@@ -59,13 +59,9 @@ class NetworkLearner:
         self.network = network
         self.rule = rule
         self.target = network.target() if rule is not None else None
-        flat = network.parameters
-        self.adam = StackedAdam(
-            dict(network.shapes.trained), flat.agents, epsilon, flat.flat.device, network.network.kernel
-        )
-        self._target_weights = torch.zeros(0)
         self.gradient = gradient
-        self._rows = flat.rows(gradient)
+        self.adam = StackedAdam(network.parameters, gradient, epsilon, network.network.kernel)
+        self._tau = torch.zeros(0)
 
     def load(self, name: str, agents: Sequence[Agent]) -> None:
         """Load the agents' Adam moments and target parameters, or zeros if only a remote learner has them."""
@@ -95,42 +91,23 @@ class NetworkLearner:
     def loss(self, objective: Objective, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
         """Compute an objective's loss, and its gradient into `gradient`."""
         loss = objective.loss(stack, batch, generator)
-        self.network.gradient(loss.per_sample, batch.weight, out=self.gradient)
+        self.gradient.copy_(self.network.gradient(loss.per_sample, batch.weight))
         return loss
-
-    def norms(self) -> Tensor:
-        """Each agent's gradient norm [P]."""
-        parts = [torch.linalg.vector_norm(row, dim=1) for row in self._rows]
-        norms: Tensor = torch.linalg.vector_norm(torch.stack(parts), dim=0)
-        return norms
-
-    def scale(self, factor: Tensor) -> None:
-        """Multiply each agent's gradient by a factor [P]."""
-        column = factor.unsqueeze(-1)
-        for row in self._rows:
-            row *= column
 
     def step(self, stack: Stack, rate: Tensor, active: Tensor | None, clip: Tensor | None) -> None:
         """Take an optimiser step with learning rates [P] for `active` [P] agents, or all; then update the target.
 
         `clip` [P] is a factor for the gradient.
         """
-        parameters, gradient = self.network.parameters, self.gradient
-        if clip is not None:
-            self.scale(clip)
-        if active is not None:
-            # Last, and not by a product: gradients of inactive agents and their factors may be infinite or NaN.
-            stopped = (active == 0).unsqueeze(-1)
-            for row in self._rows:
-                row.masked_fill_(stopped, 0.0)
-        self.adam.step(parameters.flat, gradient, rate, active)
+        self.adam.step(rate, active, clip)
         if self.target is not None and self.rule is not None:
-            if active is not None or self.rule.changes or not len(self._target_weights):
+            changes = active is not None or self.rule.changes
+            if changes or not len(self._tau):
                 tau = self.rule.rate(stack.hyperparameters, self.adam.updates).float()
-                self._target_weights = parameters.spread(tau if active is None else tau * active)
-            self.target.parameters.flat.lerp_(parameters.flat, self._target_weights)
-            if active is not None:
-                self._target_weights = self._target_weights[:0]
+                self._tau = tau if active is None else tau * active
+            self.adam.follow(self.target.parameters, self._tau)
+            if changes:
+                self._tau = self._tau[:0]
 
 
 class Learner:
@@ -392,7 +369,7 @@ class Learner:
         for index, (stack, network, loss, own) in enumerate(zip(stacks, networks, losses, active, strict=True)):
             divergence, limit = divergences[index], objective.max_grad_norm
             # Norms cost 25 to 60 us; where nothing reads them, any tensor stands in.
-            norms = network.norms() if self._checks_agents or limit is not None or reported else divergence
+            norms = network.adam.norms() if self._checks_agents or limit is not None or reported else divergence
             if self._checks_agents:
                 own = self._quarantine(index, own, torch.stack((self._losses[name][index] + divergence, norms)))
             if loss.limit is not None:
@@ -483,9 +460,9 @@ def compute_gradients(learner: Learner, batch: Batch) -> Batch:
     losses = learner.losses(objective, parts)
     means = [_means(loss, part) for loss, part in zip(losses, parts, strict=True)]
     for stack, own, reported in zip(policy.stacks, learner.networks, means, strict=True):
-        reported["gradient_norm"] = norms = own[objective.network].norms()
+        reported["gradient_norm"] = norms = own[objective.network].adam.norms()
         if objective.max_grad_norm is not None:
-            own[objective.network].scale(_share_within(objective.max_grad_norm(stack), norms))
+            own[objective.network].adam.scale_gradient(_share_within(objective.max_grad_norm(stack), norms))
     metrics = {name: policy.joined([each[name] for each in means]) for name in means[0]}
     return gradient_batch({objective.network: learner.gradients[objective.network]}, metrics)
 

@@ -7,6 +7,7 @@ from helpers.support import agent, algorithm, config, interface, population, sco
 
 from evorl.algorithms import make_algorithm
 from evorl.algorithms.functional import of_action
+from evorl.networks.flat import Weights
 from evorl.types import Batch, RecurrentInput, UserError
 
 RECURRENT = "network.recurrent=gru", "network.recurrent_size=7", "network.hidden_sizes=[9]"
@@ -96,8 +97,7 @@ def test_the_gradient_is_the_slope_of_the_loss(parts):
     batch.recurrent.started[:, BURN_IN] = True
     learner.losses(dqn.objectives[0], [batch])
     flat, gradient = stack.networks["q"].parameters.flat, learner.networks[0]["q"].gradient.clone()
-    sizes = [leaf.numel() for leaf in stack.networks["q"].leaves.values()]
-    for name, part in zip(stack.networks["q"].leaves, gradient.split(sizes), strict=True):
+    for name, part in Weights(gradient, stack.networks["q"].weights.shapes, {}).items():
         assert part.abs().sum() > 0, name
     direction = torch.randn(flat.shape, generator=torch.Generator().manual_seed(0)) * (flat != 0)
 

@@ -17,6 +17,7 @@ from evorl.envs import Environments
 from evorl.evolution import mutation as operations
 from evorl.export.network import ActingAgent
 from evorl.networks.distributions import Gaussian, SquashedGaussian
+from evorl.networks.flat import Weights
 from evorl.networks.parameters import importance
 from evorl.system.stopwatch import Stopwatch
 from evorl.types import FEATURES, UserError
@@ -93,8 +94,8 @@ def test_a2c_learns_the_noise_by_the_policy_gradient(critic):
     fields |= {name: drawn(1, B, seed=seed, dtype=torch.float32) for seed, name in enumerate(columns)}
     fields["unclipped_action"] = drawn(1, B, 2, seed=4, dtype=torch.float32)
     batch = batch_of(fields, torch.full((1, B), 1 / B), torch.ones(1))
-    leaves, loss = stack.networks["policy"].leaves, a2c.loss(stack, batch, generator())
-    found = dict(zip(leaves, torch.autograd.grad(loss.per_sample, list(leaves.values()), batch.weight), strict=True))
+    network, loss = stack.networks["policy"], a2c.loss(stack, batch, generator())
+    found = Weights(network.gradient(loss.per_sample, batch.weight), network.weights.shapes, {})
 
     p = {name: value.clone().requires_grad_() for name, value in member.tensors["policy"]["parameters"].items()}
     scale = deviation(features(p, look[0], copy).detach(), p[f"{NOISE}.weight"], -1.0)

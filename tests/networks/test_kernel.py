@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from evorl.kernels import library
 from evorl.kernels.library import load_kernel
 from evorl.networks.dense import DenseLayer, DensePlan, dense, shares
-from evorl.networks.kernel import ACTIVATIONS, fits, kernel_dense
+from evorl.networks.flat import FlatTensors, Weights
+from evorl.networks.kernel import ACTIVATIONS, KernelPlan, fits, kernel_dense
 from evorl.networks.optimizer import StackedAdam
 
 TOLERANCE = 1e-5
@@ -76,6 +77,14 @@ def networks(draw):
     return plan, p, [normal(agents, rows, width) for width in widths]
 
 
+def weights_of(p):
+    """The trained tensors of `p` in one flat leaf, the others as buffers."""
+    trained = {name: value for name, value in p.items() if not name.endswith(".active_units")}
+    flat = torch.cat([value.detach().flatten() for value in trained.values()]).requires_grad_()
+    buffers = {name: value for name, value in p.items() if name not in trained}
+    return Weights(flat, {name: tuple(value.shape) for name, value in trained.items()}, buffers)
+
+
 def gradients(outputs, leaves):
     generator = torch.Generator().manual_seed(1)
     weights = [torch.randn(output.shape, generator=generator, dtype=torch.float64) for output in outputs]
@@ -93,20 +102,20 @@ def single(tensors):
 def test_outputs_and_gradients_equal_torchs(kernel, network):
     """Against float64. Layers of one unit under a norm amplify rounding, so torch's own error is allowed for."""
     plan, p, sources = network
-    leaves = [*(value for value in p.values() if value.requires_grad), *sources]
-    reference = gradients(dense(plan, p, sources), leaves)
     p32, sources32 = dict(zip(p, single(p.values()), strict=True)), single(sources)
-    leaves32 = [*(value for value in p32.values() if value.requires_grad), *sources32]
-    outputs = kernel_dense(kernel, plan, p32, sources32)
+    weights, weights32 = weights_of(p), weights_of(p32)
+    reference = gradients(dense(plan, weights, sources), [weights.flat, *sources])
+    leaves32, prepared = [weights32.flat, *sources32], KernelPlan(plan, weights32)
+    outputs = kernel_dense(kernel, prepared, weights32, sources32)
     largest = max(float(g.abs().max()) for g in reference if g.numel())
-    torchs = gradients(dense(plan, p32, sources32), leaves32)
+    torchs = gradients(dense(plan, weights32, sources32), leaves32)
     for exact, of_torch, of_kernel in zip(reference, torchs, gradients(outputs, leaves32), strict=True):
         error, torch_error = (
             (each - exact).abs().max().item() if each.numel() else 0 for each in (of_kernel, of_torch)
         )
         assert error <= TOLERANCE * largest + 4 * torch_error
     with torch.no_grad():
-        again = kernel_dense(kernel, plan, p32, sources32)
+        again = kernel_dense(kernel, prepared, weights32, sources32)
     assert all(map(torch.equal, outputs, again))
 
 
@@ -119,18 +128,16 @@ def small_network(units=16, rows=200, agents=4, activation="tanh"):
         "value.bias": torch.randn(agents, 1, 1, generator=generator),
     }
     plan = DensePlan((DenseLayer("hidden.0"),), ("value",), 1, ((activation, 0, agents),), layer_norm=False)
-    for value in p.values():
-        value.requires_grad_()
-    return plan, p, torch.randn(agents, rows, 5, generator=generator)
+    return plan, weights_of(p), torch.randn(agents, rows, 5, generator=generator)
 
 
 def test_threads_do_not_change_a_bit(kernel):
-    plan, p, source = small_network()
+    plan, weights, source = small_network()
     results = []
     for threads in (1, 3):
         torch.set_num_threads(threads)
-        outputs = kernel_dense(kernel, plan, p, [source])
-        results.append([*outputs, *torch.autograd.grad(outputs[0].sum(), [*p.values()])])
+        outputs = kernel_dense(kernel, KernelPlan(plan, weights), weights, [source])
+        results.append([*outputs, *torch.autograd.grad(outputs[0].sum(), weights.flat)])
     torch.set_num_threads(1)
     assert all(map(torch.equal, *results))
 
@@ -138,9 +145,10 @@ def test_threads_do_not_change_a_bit(kernel):
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_numbers_that_are_not_finite_are_not_hidden(kernel, activation, value):
-    plan, p, source = small_network(activation=activation)
+    plan, weights, source = small_network(activation=activation)
     source[1, 150, 2] = value
-    (expected,), (output,) = dense(plan, p, [source]), kernel_dense(kernel, plan, p, [source])
+    (expected,) = dense(plan, weights, [source])
+    (output,) = kernel_dense(kernel, KernelPlan(plan, weights), weights, [source])
     assert torch.isfinite(output).equal(torch.isfinite(expected))
     assert torch.isfinite(output[[0, 2, 3]]).all()
 
@@ -153,19 +161,27 @@ def test_torch_computes_what_does_not_fit():
     assert not fits(DensePlan(plan.layers, ("value",), 1, plan.spans, layer_norm=False, bf16=True), [source])
 
 
-def test_adam_takes_torchs_steps(kernel):
-    shapes, device = {"a": (3, 5), "b": (17,)}, torch.device("cpu")
-    by_torch, by_kernel = StackedAdam(shapes, 2, 1e-8, device), StackedAdam(shapes, 2, 1e-8, device, kernel)
-    generator = torch.Generator().manual_seed(0)
-    first = torch.randn(by_torch.exp_avg.flat.numel(), generator=generator)
-    second, rate = first.clone(), torch.tensor([1e-2, 1e-3])
+def test_adam_clips_and_steps_and_targets_follow_as_by_torch(kernel):
+    shapes, generator = {"a": (3, 5), "b": (17,)}, torch.Generator().manual_seed(0)
+    start, rate, tau = torch.randn(2 * 32, generator=generator), torch.tensor([1e-2, 1e-3]), torch.tensor([0.1, 0.5])
+    optimisers, targets = [], []
+    for executor in (None, kernel):
+        parameters, target = (FlatTensors(shapes, 2, torch.device("cpu"), start.clone()) for _ in range(2))
+        optimisers.append(StackedAdam(parameters, torch.zeros(2 * 32), 1e-8, executor))
+        targets.append(target)
     for step in range(5):
-        gradient = torch.randn(first.shape, generator=generator)
+        gradient = torch.randn(2 * 32, generator=generator)
         active = torch.tensor([1.0, float(step % 2)]) if step > 1 else None
-        by_torch.step(first, gradient.clone(), rate, active)
-        by_kernel.step(second, gradient, rate, active)
-        assert torch.allclose(first, second, rtol=1e-5, atol=1e-7)
+        clip = torch.tensor([0.5, 2.0]) if step % 2 else None
+        for adam, target in zip(optimisers, targets, strict=True):
+            adam.gradient.copy_(gradient)
+            adam.step(rate, active, clip)
+            adam.follow(target, tau)
+        by_torch, by_kernel = optimisers
+        assert torch.allclose(by_torch.parameters.flat, by_kernel.parameters.flat, rtol=1e-5, atol=1e-7)
+        assert torch.allclose(targets[0].flat, targets[1].flat, rtol=1e-5, atol=1e-7)
         assert torch.equal(by_torch.updates, by_kernel.updates)
+        assert torch.allclose(by_torch.norms(), by_kernel.norms()) or clip is not None or active is not None
 
 
 @pytest.fixture

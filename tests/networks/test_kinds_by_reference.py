@@ -298,17 +298,19 @@ def test_a_grouped_convolution_has_the_gradients_of_one_for_each_agent(one_stack
     (stack,) = together.policy.stacks
     module = stack.networks["policy"]
     assert len(module.layout.spans) == 3
-    encoder, leaves = module.network.images["observation"], module.leaves
-    mine = {name: leaf for name, leaf in leaves.items() if name.startswith("encoder.")}
+    encoder, weights = module.network.images["observation"], module.weights
+    mine = {name: value for name, value in weights.items() if name.startswith("encoder.")}
     images = torch.randint(256, (4, 7, 2, 12, 12), dtype=torch.uint8)
-    one_by_one = encoder.forward(module.layout, leaves, images)
+    one_by_one = encoder.forward(module.layout, weights, images)
     joined = encoder._layers(
         module.layout.architecture, mine, module.layout.spans, images.transpose(0, 1).flatten(1, 2), 1 / 255
     )
     joined = joined.view(7, 4, -1).transpose(0, 1)
     torch.testing.assert_close(joined, one_by_one, rtol=1e-4, atol=1e-5)
-    weights = torch.randn_like(one_by_one)
-    gradients = [torch.autograd.grad((found * weights).sum(), list(mine.values())) for found in (one_by_one, joined)]
+    factors = torch.randn_like(one_by_one)
+    gradients = [
+        torch.autograd.grad((features * factors).sum(), list(mine.values())) for features in (one_by_one, joined)
+    ]
     assert all(gradient.any() for gradient in gradients[0])
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-3, atol=1e-3)
 
@@ -321,8 +323,8 @@ def test_bytes_of_an_image_are_read_from_its_bounds(low, high):
     encoder = network.network.images["observation"]
     images = torch.randint(low, high + 1, (1, 7, 2, 12, 12), dtype=torch.uint8)
     numbers = (images.float() - low) / (high - low)
-    expected = encoder.forward(network.layout, network.leaves, numbers)
-    torch.testing.assert_close(encoder.forward(network.layout, network.leaves, images), expected)
+    expected = encoder.forward(network.layout, network.weights, numbers)
+    torch.testing.assert_close(encoder.forward(network.layout, network.weights, images), expected)
 
 
 @pytest.mark.parametrize("cell", CELLS)

@@ -70,7 +70,7 @@ def test_convolutions_multiply_in_bfloat16_too():
         image = torch.randint(256, (2, 4, 12, 12, 3), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
         (stack,) = learner.policy.stacks
         (encoder,) = stack.networks["q"].network.images.values()
-        outputs.append(encoder.forward(stack.networks["q"].layout, stack.networks["q"].tensors, image))
+        outputs.append(encoder.forward(stack.networks["q"].layout, stack.networks["q"].weights, image))
     differ_little(outputs[1], outputs[0], 0.01)
 
 

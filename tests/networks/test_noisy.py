@@ -22,6 +22,7 @@ from helpers.support import (
 from evorl.algorithms import SETTINGS
 from evorl.config import ArchitectureLimits, validate
 from evorl.evolution import mutation as operations
+from evorl.networks.flat import Weights
 from evorl.networks.stack import SIGMA, WeightNoise
 from evorl.types import UserError
 
@@ -117,11 +118,11 @@ def test_gradients_are_those_of_autograd_through_the_noise(kind, dueling):
 
     weight = torch.full((2, 4), 1.0)
     found = network.gradient(elements(network.with_noise(generator())(x)), weight)
-    noise, leaves = network._noise.draw(generator()), network.leaves
-    weights = {name: leaves[name] + leaves[SIGMA + name] * factor for name, factor in noise.items()}
-    expected = network.gradient(elements(network.computing_with(network.tensors | weights)(x)), weight)
+    noise, weights = network._noise.draw(generator()), network.weights
+    noisy = {name: weights[name] + weights[SIGMA + name] * factor for name, factor in noise.items()}
+    expected = network.gradient(elements(network.computing_with(weights.replaced(noisy))(x)), weight)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    scales = dict(zip(leaves, found.split([leaf.numel() for leaf in leaves.values()]), strict=True))
+    scales = Weights(found, weights.shapes, {})
     assert all(scales[SIGMA + name].any() for name in noise)
 
 

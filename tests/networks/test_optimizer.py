@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from evorl.networks.optimizer import FlatTensors, StackedAdam
+from evorl.networks.flat import FlatTensors
+from evorl.networks.optimizer import StackedAdam
 
 SHAPES = {"weight": (4, 3), "bias": (3,)}
 RATES = torch.tensor([1e-3, 1e-2, 3e-4])
@@ -19,6 +20,16 @@ def gradients(step):
     flat = FlatTensors(SHAPES, 3, torch.device("cpu"))
     flat.flat.copy_(torch.randn(flat.flat.shape, generator=torch.Generator().manual_seed(step)))
     return flat
+
+
+def optimizer(start):
+    """Adam on `start`, with a gradient to be filled in."""
+    return StackedAdam(start, torch.zeros_like(start.flat), 1e-8)
+
+
+def take_step(adam, gradient, rates, active=None):
+    adam.gradient.copy_(gradient)
+    adam.step(rates, active)
 
 
 def references(start, limits):
@@ -37,7 +48,7 @@ def follow(parameters, optimizers, limits, gradient, agent):
 
 def compare(limits):
     start = gradients(100)
-    adam = StackedAdam(SHAPES, 3, 1e-8, torch.device("cpu"))
+    adam = optimizer(start)
     reference = references(start, limits)
     for step in range(20):
         due = torch.tensor([1.0, float(step % 2), float(step > 10)])
@@ -46,7 +57,7 @@ def compare(limits):
         if limits is not None:
             norms = torch.stack([row.square().sum(-1) for row in start.rows(scaled)]).sum(0).sqrt()
             scaled *= start.spread((limits / norms).clamp(max=1))
-        adam.step(start.flat, scaled, RATES, due)
+        take_step(adam, scaled, RATES, due)
         for agent in range(3):
             if due[agent]:
                 follow(*reference, gradient, agent)
@@ -65,27 +76,27 @@ def test_each_agent_is_clipped_by_its_own_norm():
 
 
 def test_a_step_of_all_agents_is_the_same_as_one_of_those_that_are_active():
-    everyone, each = (StackedAdam(SHAPES, 3, 1e-8, torch.device("cpu")) for _ in range(2))
     one, other = gradients(100), gradients(100)
+    everyone, each = optimizer(one), optimizer(other)
     due = [torch.ones(3)] * 70 + [torch.tensor([1.0, 0.0, 1.0])] + [torch.ones(3)] * 70
     for step, active in enumerate(due):
         gradient, rates = gradients(step).flat, RATES * (1 + step % 3)
-        everyone.step(one.flat, gradient, rates, None if active.all() else active)
-        each.step(other.flat, gradient, rates, active)
+        take_step(everyone, gradient, rates, None if active.all() else active)
+        take_step(each, gradient, rates, active)
     assert torch.equal(one.flat, other.flat), "in how many steps at once factors are computed makes no difference"
     assert everyone.updates.tolist() == each.updates.tolist() == [141, 140, 141]
 
 
 def test_steps_go_on_from_those_that_were_taken():
-    whole, later = (StackedAdam(SHAPES, 3, 1e-8, torch.device("cpu")) for _ in range(2))
     one, other = gradients(100), gradients(100)
+    whole, later = optimizer(one), optimizer(other)
     for step in range(10):
-        whole.step(one.flat, gradients(step).flat, RATES)
+        take_step(whole, gradients(step).flat, RATES)
     other.flat.copy_(one.flat)
     later.exp_avg.flat.copy_(whole.exp_avg.flat)
     later.exp_avg_sq.flat.copy_(whole.exp_avg_sq.flat)
     later.load(whole.updates)
     for step in range(10, 20):
-        whole.step(one.flat, gradients(step).flat, RATES)
-        later.step(other.flat, gradients(step).flat, RATES)
+        take_step(whole, gradients(step).flat, RATES)
+        take_step(later, gradients(step).flat, RATES)
     assert torch.equal(one.flat, other.flat)
