@@ -7,16 +7,11 @@ import signal
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
 import pytest
-import torch.distributed as dist
 from helpers.support import ROOT
 
-from evorl.distributed import Ranks
-from evorl.runs.program import run_program
 from evorl.system.signals import Interrupted, raise_if_signalled, signal_handlers, signals_deferred
-from evorl.types import UserError
 
 VARIABLES = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
@@ -70,42 +65,6 @@ def test_a_mistake_is_told_once_although_the_rank_that_tells_it_is_the_last_to_s
     done = forked_launch(tmp_path, instead=SLOW_TO_TELL)
     assert done.returncode == 1
     assert done.stderr.count("error: a mistake\n") == 1
-
-
-@pytest.mark.parametrize(("told", "signals", "lines"), [(False, 0, 1), (False, 1, 0), (True, 0, 0)])
-def test_a_rank_leaves_the_telling_to_another_and_speaks_only_where_nobody_ends_it(
-    told, signals, lines, monkeypatch, capsys
-):
-    waited = []
-
-    def main(arguments):
-        raise UserError("a mistake", told)
-
-    def wait(seconds):
-        waited.append(seconds)
-        if signals:
-            os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(seconds)
-
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setattr("evorl.runs.program.time", SimpleNamespace(sleep=wait))
-    monkeypatch.setattr("evorl.runs.program.REPORT_AFTER", 10.0 if signals else 0.3)
-    began = time.monotonic()
-    assert run_program(main, []) == 2
-    assert waited == [10.0 if signals else 0.3]
-    assert time.monotonic() - began < 5
-    assert capsys.readouterr().err.lstrip() == lines * "error: a mistake\n"
-
-
-def test_of_ranks_that_end_for_the_same_reason_only_the_first_speaks():
-    store = dist.HashStore()
-    ranks = [Ranks() for _ in range(3)]
-    for number, each in enumerate(ranks):
-        each.rank, each._store = number, store
-    assert ranks[0].first_reason() == ""
-    told = [ranks[number].end(reason) for number, reason in ((1, "a bug"), (0, "a bug"), (2, "another bug"))]
-    assert told == [False, True, False]
-    assert ranks[2].first_reason() == "rank 1: a bug"
 
 
 def test_a_deferred_signal_raises_at_the_end_of_the_outermost_block():
