@@ -54,13 +54,10 @@ def test_a_whole_configuration_reads_as_what_it_shows(name, tmp_path):
     ("key", "told"),
     [
         ("population.size", ["population.size: whole number, at least 1 and at most 10000 (default: 4)"]),
-        ("run.resume", ["run.resume: never or auto (default: never)"]),
         ("run.threads", ["run.threads: whole number, at least 1 and at most 1024; or null (default: null)"]),
-        ("network.hidden_sizes", ["network.hidden_sizes: list of whole numbers, at least 1 and", "[64, 64])"]),
         ("replay.prioritised", ["section; or null (default: null)", "replay.prioritised.importance_exponent.end:"]),
         ("evolution.hyperparameters", ["sections by name; or null", "evolution.hyperparameters.NAME.min: number"]),
         ("algorithm.exploration", ["algorithm.exploration: section\n    With `noisy`, epsilon is 0"]),
-        ("environment.kwargs", ["environment.kwargs: mapping (default: {})"]),
         (
             "algorithm.target",
             ["algorithm.target: polyak or periodic (default: polyak)", "`polyak`: each update moves the target"],

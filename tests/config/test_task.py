@@ -5,7 +5,7 @@ import yaml
 from helpers.support import SMALL
 
 import evorl
-from evorl.config.schema import Environment, Evaluation, Training
+from evorl.config.schema import Environment, Evaluation
 from evorl.config.task import environment_of
 from evorl.config.yaml import configuration_file, read_settings, shipped_names, source
 from evorl.runs import train as in_python
@@ -38,14 +38,6 @@ def test_a_shipped_file_of_another_task_gives_its_algorithms_settings_alone(name
     assert settings.evolution.fitness == {"return": 1.0}
     assert settings.environment == Environment(id=id, num_envs=settings.environment.num_envs)
     assert source(file, words).startswith(f"configs/training/{name}.yaml, without the target, lengths and ")
-
-
-def test_games_are_one_suite_and_rated_alike():
-    file = configuration_file("ppo_connect_four")
-    for id, fitness in (("openspiel:leduc_poker", "rating"), ("CartPole-v1", "return")):
-        assert read_config(file, [f"environment={id}"]).evolution.fitness == {fitness: 1.0}
-    own = read_config(file, ["environment=openspiel:leduc_poker", "evolution.fitness=info.score"])
-    assert own.evolution.fitness == {"info.score": 1.0}
 
 
 @pytest.mark.parametrize("name", [name for name in shipped_names() if name.endswith(("atari", "ram"))])
@@ -114,7 +106,3 @@ def test_training_in_python_takes_the_target_of_its_environment(monkeypatch):
         with pytest.raises(Asked) as asked:
             evorl.train("dqn", environment=given)
         assert numbers(asked.value.args[0]) == (-100.0, 1_000_000, 10_000)
-
-
-def test_an_empty_section_has_the_defaults():
-    assert Training() == read_config(SMALL, ["training={}"]).training

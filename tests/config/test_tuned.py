@@ -3,13 +3,11 @@
 import pytest
 from helpers.support import needs_extra_of
 
-import evorl
 from evorl.algorithms import SETTINGS
 from evorl.commands.command import file_and_assignments, run_command
 from evorl.config import validate
 from evorl.config.task import environment_of
 from evorl.config.yaml import TRAINING, configuration_file, read_settings, read_yaml, shipped_names, tuned_files
-from evorl.runs import train as in_python
 from evorl.runs.program import run_program
 
 ENTRIES = [(name, task) for name, tuned in tuned_files().items() for task in tuned.tasks]
@@ -74,14 +72,6 @@ def test_the_user_s_settings_win_over_those_of_the_task():
     words[1:] = []
     assert read_settings(configuration_file("dqn", words), words)["environment"]["life_loss_ends"] is True
     assert "life_loss_ends" not in read_settings(configuration_file("dqn"), ["environment=ALE/Pong-v5"])["environment"]
-
-
-def test_training_from_python_takes_the_same_file(monkeypatch):
-    files = []
-    monkeypatch.setattr(in_python, "main_of", lambda program: lambda arguments, callbacks: files.append(arguments[1]))
-    with pytest.raises(AttributeError):  # Nothing was trained.
-        evorl.train("sac", environment="MountainCarContinuous-v0")
-    assert files == [str(TRAINING / "sac_mountain_car.yaml")]
 
 
 def test_the_tasks_are_listed_with_commands_that_take_their_files(capsys):
