@@ -102,19 +102,6 @@ def test_clean_deletes_checkpoints_when_told_to_and_nothing_else(run, capsys):
     assert run.is_dir()
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["ppo", "--tasks"], "--tasks: is for all configurations; leave out 'ppo'"),
-        (["ppo", "--markdown"], "--markdown: is for all configurations; leave out 'ppo'"),
-        (["--tasks", "--markdown"], "argument --markdown: not allowed with argument --tasks"),
-    ],
-)
-def test_options_of_config_that_would_be_ignored_are_refused(words, message, capsys):
-    assert run_program(run_command, ["config", *words]) == 2
-    assert message in error_line(capsys)
-
-
 def test_lineage_has_a_row_for_each_ancestor(run, capsys):
     run_command(["lineage", "runs/a"])
     heading, first, *_ = capsys.readouterr().out.splitlines()

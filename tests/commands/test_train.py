@@ -55,22 +55,6 @@ def test_each_shipped_configuration_has_its_program(name):
     assert callable(main_of(program))
 
 
-@pytest.mark.usefixtures("in_directory")
-def test_what_does_not_fit_so_many_processes_is_refused_before_any_is_started(monkeypatch, capsys):
-    monkeypatch.setattr(train, "_become", None)
-    words = [str(SMALL), "--processes", "2", "population.size=3", "population.placement=sharded"]
-    assert run_program(run_command, ["train", *words]) == 2
-    assert "3 agents cannot be divided over 2 processes" in error_line(capsys)
-
-
-@pytest.mark.parametrize("words", [["--seed", "2", "-v"], ["--verbose"]])
-def test_verbose_is_short_for_its_setting(words, in_directory, monkeypatch):
-    begun = []
-    monkeypatch.setattr(train.os, "execv", lambda program, command: begun.append(command))
-    assert run_program(run_command, ["train", "ppo", "--processes", "2", *words]) == 0
-    assert ["run.verbose=true" in command for command in begun] == [True]
-
-
 def test_train_refuses_unknown_configurations(in_directory):
     with pytest.raises(UserError, match="'pppo' is neither a file nor a shipped configuration; did you mean 'ppo'"):
         program_arguments(["pppo"], None, None)
