@@ -318,14 +318,6 @@ def probe_network(inputs, outputs):
     return torch.nn.Sequential(torch.nn.Linear(inputs, 24), torch.nn.SiLU(), torch.nn.Linear(24, outputs))
 
 
-def no_module(inputs, outputs):
-    return 3
-
-
-def wrong_shape(inputs, outputs):
-    return torch.nn.Linear(inputs, outputs + 1)
-
-
 def buggy_network(inputs, outputs):
     return torch.nn.Linear(inputs, {}["units"])
 

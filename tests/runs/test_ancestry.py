@@ -5,31 +5,18 @@ import shutil
 from itertools import pairwise
 
 import pytest
-from helpers.support import lines, train_below
+from helpers.support import lines
 
 from evorl.commands.command import run_command
 from evorl.runs.reading.lineage import SAME, ancestry
 from evorl.types import Mutation, UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore:no episode ended")
-SEARCH = (
-    "run.name=a", "training.max_steps=400", "seed=3",
-    "evolution.mutation={none: 0.1, architecture: 1, parameters: 0.5, activation: 0.5, hyperparameters: 1,"
-    " new_layer: 0.5}",
-    "evolution.architecture={min_units: 4, max_units: 64, unit_steps: [3, 16], max_layers: 4}",
-    "evolution.hyperparameters={learning_rate: {min: 1e-4, max: 1e-2}, gamma: {min: 0.9, max: 0.999}}",
-)  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def searched(tmp_path_factory):
-    """A run of some ten generations, to be copied and not to be changed."""
-    return train_below(tmp_path_factory.mktemp("searched"), *SEARCH)
 
 
 @pytest.fixture
-def run(searched, in_directory):
-    return shutil.copytree(searched, in_directory / "runs" / "a")
+def run(mutated_run, in_directory):
+    return shutil.copytree(mutated_run, in_directory / "runs" / "a")
 
 
 def test_stages_lead_from_an_initial_agent_to_the_elite(run):

@@ -25,12 +25,6 @@ def test_a_run_of_agents_below_the_target_does_not_stop(name):
     assert not any(each.stopped for each in outcomes("after", BELOW[name], 6, known=False))
 
 
-@pytest.mark.parametrize("name", RARE)
-def test_the_simulation_finds_the_false_stops_of_the_rule_before(name):
-    ends = outcomes("before", BELOW[name], 8, known=False)
-    assert sum(each.stopped for each in ends) / len(ends) > 0.2
-
-
 @pytest.mark.parametrize("name", ABOVE)
 def test_a_run_stops_soon_once_an_agent_is_clearly_above_the_target(name):
     ends = outcomes("after", ABOVE[name], 8, known=True)
@@ -46,14 +40,10 @@ def test_equal_returns_stop_a_run_at_once():
 
 
 def test_the_mean_that_is_reported_is_not_too_high():
-    """The mean of the episodes that won the duel is, by a tenth of a standard deviation."""
+    """The mean of the episodes that won the duel would be, by a tenth of a standard deviation."""
     case = BELOW["normal, far below"]
-    before, after = (
-        np.mean([each.reported - case.true for each in outcomes(rule, case, 30, known=False)]) / case.std
-        for rule in ("before", "after")
-    )
-    assert before > 0.05
-    assert after < before - 0.03
+    ends = outcomes("after", case, 30, known=False)
+    assert np.mean([end.reported - case.true for end in ends]) / case.std < 0.05
 
 
 def test_elite_with_a_lucky_mean_is_replaced():
@@ -270,16 +260,9 @@ def test_progress_keeps_the_elite_over_a_file():
     assert progress_of(PROGRESS.dump_json(progress), "here") == progress == progress_of(told(), "here")
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"worst": math.nan}, "here: elite.worst: Input should be a finite number"),
-    ],
-)
-def test_inconsistent_elite_in_a_checkpoint_is_refused(change, said):
-    with pytest.raises(UserError) as caught:
-        progress_of(told(**change), "here")
-    assert str(caught.value).startswith(said)
+def test_an_elite_that_is_not_finite_in_a_checkpoint_is_refused():
+    with pytest.raises(UserError, match=r"^here: elite.worst: Input should be a finite number"):
+        progress_of(told(worst=math.nan), "here")
 
 
 @pytest.mark.parametrize("name", SELECTIONS)

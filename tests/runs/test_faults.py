@@ -16,13 +16,11 @@ import torch
 from helpers.support import EVERY_MUTATION, ROOT, SMALL, agent, algorithm, batch, config, lines, population, train
 
 from evorl.commands.train import resume_command
-from evorl.population import check_agents
 from evorl.runs.agents.evolving import remedy
 from evorl.runs.storage.checkpoint_files import Checkpoints
 from evorl.runs.storage.json_lines import JsonLines
 from evorl.system.files import Lock, is_locked
-from evorl.system.signals import Interrupted
-from evorl.types import EvorlWarning, RewardStats, UserError
+from evorl.types import EvorlWarning, UserError
 
 
 def spoiled(agents, how):
@@ -99,13 +97,12 @@ def exploding(monkeypatch, *ids):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("selection", ["{}", "{name: truncation, replace: 0.25}"])
-def test_a_quarantined_agent_is_marked_and_replaced(selection, in_directory, monkeypatch):
+def test_a_quarantined_agent_is_marked_and_replaced(in_directory, monkeypatch):
     exploding(monkeypatch, 4, 5, 2)
     with pytest.warns(
         EvorlWarning, match=r"agent \d stopped learning in generation 2: loss and gradient norm not finite"
     ):
-        assert train("run.name=a", f"evolution.selection={selection}") == 0
+        assert train("run.name=a") == 0
     rows = lines(in_directory / "runs" / "a" / "lineage.jsonl")
     lost = [row for row in rows if row["fault"]]
     assert lost
@@ -189,7 +186,7 @@ def test_lines_that_a_full_disk_refused_are_written_later_once(tmp_path, monkeyp
         log.cut_back(10**11)
 
 
-def test_half_written_line_is_removed_on_a_full_disk(tmp_path, monkeypatch):
+def test_half_written_line_is_removed_on_a_full_disk(tmp_path):
     log = JsonLines(tmp_path / "metrics.jsonl")
     rows = [{"generation": number, "text": "x" * 400} for number in range(1, 4)]
     log.add(rows[:1])
@@ -204,12 +201,6 @@ def test_half_written_line_is_removed_on_a_full_disk(tmp_path, monkeypatch):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, ignored)
     assert lines(log.path) == rows[:1]
-    monkeypatch.setattr(
-        "evorl.runs.storage.json_lines.os.fsync", lambda descriptor: (_ for _ in ()).throw(Interrupted(signal.SIGTERM))
-    )
-    with pytest.raises(Interrupted):
-        log.flush()
-    monkeypatch.undo()
     log.add(rows[2:])
     log.flush()
     assert lines(log.path) == rows
@@ -289,14 +280,13 @@ def check_ended_in_order(run, number, error):
     kept.verify(kept.generations()[-1])
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130)])
-def test_other_signals_end_a_run_in_order(number, code, tmp_path, forked_launch):
+def test_ctrl_c_ends_a_run_in_order(tmp_path, forked_launch):
     done = forked_launch(
         tmp_path, "run.name=a", "training.max_steps=1000000", "checkpoint.keep=1000", processes=1,
-        stop_at="runs/a/checkpoints/generation-000002", stop_with=number,
+        stop_at="runs/a/checkpoints/generation-000002", stop_with=signal.SIGINT,
     )  # fmt: skip
-    assert done.returncode == code
-    check_ended_in_order(tmp_path / "runs" / "a", number, done.stderr)
+    assert done.returncode == 128 + signal.SIGINT
+    check_ended_in_order(tmp_path / "runs" / "a", signal.SIGINT, done.stderr)
 
 
 @pytest.mark.parametrize("name", ["2024-06-01", "x: y"])
@@ -309,16 +299,13 @@ def test_a_resumed_run_may_have_a_name_that_yaml_reads_otherwise(name, tmp_path)
     assert (resumed.directory, resumed.name, resumed.resume) == (run.parent, name, "auto")
 
 
-@pytest.mark.parametrize("moved", ["run.name=other", "--run.resume=never"])
-def test_a_resumed_run_stays_in_its_directory(moved, trained_run):
+def test_a_resumed_run_stays_in_its_directory(trained_run):
     with pytest.raises(UserError, match=r"a resumed run stays in its directory, .* with population\.from="):
-        resume_command(trained_run, [moved], None, None)
+        resume_command(trained_run, ["run.name=other"], None, None)
 
 
-@pytest.mark.parametrize(("how", "code"), [("signal", 143), ("error", 2)])
-def test_a_program_ends_in_order_and_processes_of_environments_do_not_hold_it_up(how, code, tmp_path):
-    kwargs = "{how: step, seeds: all, episode: 0}" if how == "error" else "{how: nothing}"
-    environment = f"{{id: 'helpers.faults:Failing-v0', vectorization: async, max_restarts: 1, kwargs: {kwargs}}}"
+def test_a_signal_ends_a_program_in_order_and_processes_of_environments_do_not_hold_it_up(tmp_path):
+    environment = "{id: 'helpers.faults:Failing-v0', vectorization: async, kwargs: {how: nothing}}"
     command = [
         sys.executable, str(ROOT / "demos" / "online.py"), "--config", str(SMALL),
         "run.name=a", "training.max_steps=1000000", "checkpoint.keep=1000", f"environment={environment}",
@@ -331,22 +318,15 @@ def test_a_program_ends_in_order_and_processes_of_environments_do_not_hold_it_up
         preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL),
     )  # fmt: skip
     try:
-        sign = "checkpoints/generation-000002" if how == "signal" else "config.yaml"
-        while True:
-            code_before = process.poll()
-            if (run / sign).exists():
-                break
-            assert code_before is None
+        while not (run / "checkpoints" / "generation-000002").exists():
+            assert process.poll() is None
             time.sleep(0.02)
-        if how == "signal":
-            process.terminate()
+        process.terminate()
         _, error = process.communicate(timeout=45)  # The environments' processes would sleep for longer.
     finally:
         process.kill()
-    assert process.returncode == code
-    assert ("error: environment.max_restarts: " in error) == (how == "error")
-    if how == "signal":
-        check_ended_in_order(run, signal.SIGTERM, error)
+    assert process.returncode == 128 + signal.SIGTERM
+    check_ended_in_order(run, signal.SIGTERM, error)
 
 
 LEFT_READER = """
@@ -363,10 +343,8 @@ def test_run_goes_on_with_a_closed_stderr(tmp_path, forked_launch):
     assert json.loads((tmp_path / "runs" / "a" / "summary.json").read_text())["ended"] == "finished"
 
 
-@pytest.mark.parametrize("steps", [36])
-def test_resume_without_checkpoints_is_refused(steps, in_directory, capsys):
-    assert train("run.name=a", f"training.max_steps={steps}") == 0
-    run = in_directory / "runs" / "a"
+def test_resume_without_checkpoints_is_refused(trained_run, in_directory, capsys):
+    run = shutil.copytree(trained_run, in_directory / "runs" / "a")
     shutil.rmtree(run / "checkpoints")
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     assert train("run.name=a", "training.max_steps=200", "run.resume=auto") == 2
@@ -374,9 +352,9 @@ def test_resume_without_checkpoints_is_refused(steps, in_directory, capsys):
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
-def test_resume_goes_on_as_the_run_was_begun(in_directory, tmp_path):
-    assert train("run.name=a") == 0
+def test_resume_goes_on_as_the_run_was_begun(trained_run, in_directory, tmp_path):
     run, program = in_directory / "runs" / "a", ROOT / "demos" / "online.py"
+    shutil.copytree(trained_run, run)
     command = resume_command(run, ["training.max_steps=200"], program, None)
     assert command[:2] == [sys.executable, str(program)]
     assert command[-3:] == [f'run.directory="{run.parent}"', 'run.name="a"', "run.resume=auto"]
@@ -388,10 +366,3 @@ def test_resume_goes_on_as_the_run_was_begun(in_directory, tmp_path):
         resume_command(run, ["algorithm.gamma=0.5"], program, None)
     with pytest.raises(UserError, match="there is no run here"):
         resume_command(in_directory / "nothing", [], program, None)
-
-
-def test_check_agents_takes_large_rewards():
-    ppo = algorithm("algorithm={name: ppo, rollout_steps: 16, batch_size: 8}")
-    member = agent(dqn=ppo)
-    member.state.rewards = RewardStats(1e3, 1e9, 1e18)
-    check_agents([member], ppo, "here")

@@ -56,10 +56,7 @@ def test_an_episode_that_evaluation_cuts_off_has_what_its_last_step_reports():
 @pytest.mark.parametrize(
     ("key", "said"),
     [
-        (
-            "other",
-            r"^evolution.fitness: [^ ]*Reporting-v0 reports no number under 'other' in .* did you mean 'others'\?$",
-        ),
+        ("other", r"^evolution.fitness: .*Reporting-v0 reports no number under 'other' in .* mean 'others'\?$"),
         ("text", r"^evolution.fitness: helpers.reporting:Reporting-v0 reports no number under 'text' in"),
     ],
 )
@@ -93,20 +90,12 @@ def test_terms_are_weighted_and_resumed(in_directory):
     assert lines(in_directory / "runs" / "a" / "metrics.jsonl")[-1]["terms"].keys() == {"return", "info.others"}
 
 
-def test_a_run_ends_with_one_line_where_nothing_of_that_name_is_reported(in_directory, capsys):
-    assert train(*REPORTING, "evolution.fitness=info.success") == 2
-    assert "Reporting-v0 reports no number under 'success'" in capsys.readouterr().err.splitlines()[-1]
-
-
 @pytest.mark.parametrize(
     ("fitness", "said"),
     [
         ("success", "evolution.fitness: 'success' is neither 'return' nor 'info.KEY'"),
-        ("info.", "evolution.fitness: 'info.' is neither"),
         ("{}", "evolution.fitness: no term is left"),
         ("{return: 0}", "evolution.fitness: return has the weight 0"),
-        ("{return: .inf}", "evolution.fitness.return: inf is out of range"),
-        ("3", "evolution.fitness: 3 does not fit"),
     ],
 )
 def test_what_cannot_be_fitness_is_refused(fitness, said):
@@ -117,11 +106,9 @@ def test_what_cannot_be_fitness_is_refused(fitness, said):
 
 
 @pytest.mark.two_process
-@pytest.mark.parametrize("placement", ["replicated"])
-def test_two_ranks_put_their_reports_together(placement, tmp_path, forked_launch):
+def test_two_ranks_put_their_reports_together(tmp_path, forked_launch):
     """Three episodes over two ranks, of which one has an episode fewer."""
-    settings = (f"population.placement={placement}", "evaluation.episodes=3", "evolution.fitness=info.others")
-    done = forked_launch(tmp_path, *REPORTING, *settings)
+    done = forked_launch(tmp_path, *REPORTING, "evaluation.episodes=3", "evolution.fitness=info.others")
     assert done.returncode == 0, done.stderr[-3000:]
     for row in lines(tmp_path / "runs" / "a" / "metrics.jsonl"):
         assert row["fitness"] == row["terms"]["info.others"]

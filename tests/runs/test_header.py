@@ -46,13 +46,6 @@ def details_of(*overrides, ranks=1, seen=None):
                 "on each of 2 ranks of 1 host (cpu, 1 thread each, gloo), in runs/x",
             ],
         ),
-        (
-            ("population.placement=sharded",), 2,
-            [
-                "dqn on CartPole-v1: 4 agents x 8 environments",
-                "divided over 2 ranks of 1 host (cpu, 1 thread each, gloo), in runs/x",
-            ],
-        ),
     ],
 )  # fmt: skip
 def test_header_names_agents_environments_and_ranks(overrides, ranks, lines):
@@ -78,54 +71,28 @@ def test_until_when(overrides, line):
     assert announcement(read_config(SMALL, overrides))[1:] == [line]
 
 
-SPACES = [
-    (
-        gym.spaces.Box(-1, 1, (8,)), gym.spaces.Discrete(4), False,
-        "observations: Box(8,) of float32; actions: Discrete(4)",
-    ),
-    (
-        gym.spaces.Dict(camera=gym.spaces.Box(0, 255, (4, 4, 3), "uint8"), gear=gym.spaces.Discrete(5)),
-        gym.spaces.MultiDiscrete([3, 2]), True,
-        "observations: {camera: Box(4, 4, 3) of uint8, gear: Discrete(5)}; actions: MultiDiscrete([3 2]), with "
-        "action masks",
-    ),
-    (
-        gym.spaces.Tuple([gym.spaces.Discrete(2), gym.spaces.Box(0, 1, (1,))]), gym.spaces.Box(-1, 1, (2,)), False,
-        "observations: (Discrete(2), Box(1,) of float32); actions: Box(2,) of float32",
-    ),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("observation", "action", "masked", "line"), SPACES)
-def test_spaces_are_named(observation, action, masked, line):
-    seen = EnvSpec("CartPole-v1", observation_specs(observation), action, masked, observation)
-    assert details_of(seen=seen)[0] == line
-
-
-def test_a_single_agent_is_said_not_to_evolve():
-    assert header_of("population.size=1")[0].endswith(": 1 agent x 8 environments, without selection and mutation")
-    assert "without" not in header_of("population.size=2")[0]
-
-
 @pytest.mark.parametrize(
     ("overrides", "ranks", "line"),
     [
-        ("{name: dqn, batch_size: 128, learn_step: 4}", 1, "128 transitions, one for every 4 environment steps"),
         ("{name: dqn, batch_size: 128, learn_step: 0.5}", 1, "128 transitions, 2 for every environment step"),
-        (
-            "{name: dqn, batch_size: 640, learn_step: 2.5}", 2,
-            "1,280 transitions of 2 ranks, one for every 5 environment steps",
-        ),
         (
             "{name: dqn, batch_size: 128, learn_step: 2.5, split_batches: true}", 2,
             "128 transitions of 2 ranks, one for every 2.5 environment steps",
         ),
         (PPO % "true", 2, "64 transitions of 2 ranks, 320 for every 2,048 environment steps"),
-        ("{name: a2c, rollout_steps: 16}", 1, "128 transitions, one for every 128 environment steps"),
     ],
 )  # fmt: skip
 def test_header_names_batch_and_update_frequency(overrides, ranks, line):
     assert details_of(f"algorithm={overrides}", ranks=ranks)[1] == f"each update: {line} of an agent"
+
+
+def test_spaces_are_named():
+    spaces = gym.spaces.Dict(camera=gym.spaces.Box(0, 255, (4, 4, 3), "uint8"), gear=gym.spaces.Discrete(5))
+    seen = EnvSpec("CartPole-v1", observation_specs(spaces), gym.spaces.MultiDiscrete([3, 2]), True, spaces)
+    assert details_of(seen=seen)[0] == (
+        "observations: {camera: Box(4, 4, 3) of uint8, gear: Discrete(5)}; actions: MultiDiscrete([3 2]), with action "
+        "masks"
+    )
 
 
 ROLLOUTS = ("algorithm={name: ppo, rollout_steps: 16, batch_size: 8}", "evolution.steps=70")
@@ -143,9 +110,8 @@ def test_a_run_says_it_in_four_lines(in_directory, capsys):
     assert lines[4].startswith("gen 1/")
 
 
-@pytest.mark.parametrize("word", ["-v", "run.verbose=true"])
-def test_on_request_it_says_how_agents_learn_and_in_which_generations(word, in_directory, capsys):
-    assert train("run.name=a", *ROLLOUTS, word) == 0
+def test_on_request_it_says_how_agents_learn_and_in_which_generations(in_directory, capsys):
+    assert train("run.name=a", *ROLLOUTS, "-v") == 0
     lines = capsys.readouterr().err.splitlines()
     assert lines[4].startswith("observations: Box(4,)")
     assert lines[5].startswith("each update: 8 transitions, ")
@@ -153,15 +119,3 @@ def test_on_request_it_says_how_agents_learn_and_in_which_generations(word, in_d
     assert "a generation has 48 steps of each environment" in lines[7]
     assert lines[8].startswith("dense layers by ")
     assert lines[9].startswith("gen 1/")
-
-
-def test_products_in_bfloat16_are_named_and_a_machine_that_is_slow_at_them(tmp_path, monkeypatch):
-    features = tmp_path / "cpuinfo"
-    monkeypatch.setattr("evorl.system.processes.CPU_FEATURES", features)
-    features.write_text("flags : avx2 avx512f avx512_vnni\n")
-    assert [line for line in header_of() if "bf16" in line or "bfloat16" in line] == []
-    *_, where, last = header_of("network.bf16=true")
-    assert "(cpu, 1 thread, products in bfloat16)" in where
-    assert last.startswith("network.bf16: this machine has no bfloat16 hardware")
-    features.write_text("flags : avx2 amx_bf16 avx512f\n")
-    assert len(header_of("network.bf16=true")) == len(header_of())

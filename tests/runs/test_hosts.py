@@ -1,6 +1,5 @@
 """The directory of a run, which all ranks share: how it is claimed, seen from every rank, and cut back."""
 
-import errno
 import json
 import shutil
 from types import SimpleNamespace
@@ -9,9 +8,8 @@ import pytest
 from helpers.support import config
 
 from evorl.distributed.ranks import Launch
-from evorl.runs.storage.checkpoint_files import Checkpoints
 from evorl.runs.storage.directory import Owner, RunDirectory
-from evorl.system.files import Lock, is_locked
+from evorl.system.files import Lock
 from evorl.types import RunFailed, UserError
 
 
@@ -23,32 +21,6 @@ def ranks_of_main(**more):
         "broadcast_bytes": lambda payload, what: payload,
     }
     return SimpleNamespace(is_main=True, rank=0, **methods | more)
-
-
-def with_checkpoints(path, *numbers, stem="generation"):
-    checkpoints = Checkpoints(path, keep=9, stem=stem)
-    for number in numbers:
-        checkpoints.complete(number, {"state.json": checkpoints.write(number, "state.json", b"{}")})
-    return checkpoints
-
-
-def test_a_rollback_that_a_full_disk_ends_can_be_repeated(tmp_path, monkeypatch):
-    run = RunDirectory(tmp_path, keep=9)
-    with_checkpoints(run.checkpoints.directory, 1, 2)
-    for each in (run.metrics, run.lineage):
-        each.add([{"generation": 1}, {"generation": 2}])
-    run.flush()
-
-    def full(generation):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(run.metrics, "cut_back", full)
-        with pytest.raises(UserError, match="No space left"):
-            run.rollback(ranks_of_main(), 1, b"")
-    assert run.checkpoints.generations() == [1, 2]
-    run.rollback(ranks_of_main(), 1, b"")
-    assert run.checkpoints.generations() == [1]
 
 
 def test_a_rank_that_does_not_see_the_directory_of_the_main_process_is_an_error(tmp_path):
@@ -92,18 +64,3 @@ def test_a_run_whose_directory_is_made_anew_leaves_that_of_the_other_run_alone(t
     assert theirs.checkpoints.generations() == []
     theirs.release()
     run.release()
-
-
-def test_an_interrupted_claim_releases_the_lock(tmp_path, monkeypatch):
-    owner = Owner.here(Launch("a launch", restarted=False))
-    settings = config(f"run={{name: a, directory: {tmp_path}}}")
-
-    def interrupted(self, owner):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Lock, "sign", interrupted)
-        with pytest.raises(KeyboardInterrupt) as kept:
-            RunDirectory.claim(settings, owner)
-    assert not is_locked(tmp_path / "a"), f"an interactive session keeps the {kept.type}, and by it the lock"
-    RunDirectory.claim(settings, owner).release()

@@ -9,7 +9,6 @@ import signal
 from pathlib import Path
 
 import pytest
-import torch
 from helpers.support import demo, lines
 from robustness.comparison import differences
 from robustness.systems import CASES
@@ -20,7 +19,6 @@ from evorl.runs import run
 from evorl.runs.program import run_program
 from evorl.runs.storage import checkpoint
 from evorl.runs.storage.checkpoint_files import Checkpoints
-from evorl.runs.storage.directory import RunDirectory
 from evorl.system.files import entry
 from evorl.system.formats import decode_tensors, encode_tensors
 from evorl.types import EvorlWarning
@@ -143,18 +141,6 @@ def test_interim_checkpoints_change_no_result(whole_run, in_directory, monkeypat
     assert differences(whole_run, Path("runs/b")) == []
 
 
-def test_interim_checkpoint_on_a_full_disk_is_reported_once(in_directory, monkeypatch, recwarn):
-    given = RunDirectory.write_checkpoint
-
-    def write(self, ranks, checkpoints, *arguments):
-        full = "interim" in checkpoints.path(0).name
-        return "No space left on device" if full else given(self, ranks, checkpoints, *arguments)
-
-    monkeypatch.setattr(RunDirectory, "write_checkpoint", write)
-    with pytest.warns(EvorlWarning, match="generation 1 could not be saved after .*: No space left on device; train"):
-        assert play("b", monkeypatch=monkeypatch, more=("checkpoint.minutes=1e-5",)) == 0
-
-
 @pytest.mark.usefixtures("in_directory")
 def test_damaged_interim_checkpoint_is_set_aside(whole_run, stopped_run, monkeypatch):
     place = stopped_run(CASE, 30)
@@ -192,9 +178,7 @@ def with_tensors(change):
     ("part", "lie", "says"),
     [
         ("policy", lambda t: t.update(flat=t["flat"][1:]), "tensor 'flat' is torch.float32"),
-        ("learner", lambda t: t.update(more=torch.zeros(1)), "tensor 'more' is not expected here"),
         ("experience", lambda t: t["counters.steps"].fill_(float("nan")), "counters are not finite"),
-        ("experience", lambda t: t["rows"].add_(1), "not 50 rows"),
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("in_directory")
@@ -206,21 +190,6 @@ def test_interim_checkpoint_with_wrong_tensors_is_refused(part, lie, says, stopp
     told = refusal(capsys)
     assert says in told
     assert "interim-000000" not in told
-
-
-@pytest.mark.parametrize(
-    "lie",
-    [
-        lambda t: t["step"].fill_(99),
-        lambda t: t.update({"rollout.states": t["rollout.states"][:, :1]}),
-    ],
-)
-@pytest.mark.usefixtures("in_directory")
-def test_interim_checkpoint_with_wrong_rollout_is_refused(lie, stopped_run, monkeypatch, capsys):
-    place = stopped_run("ppo-recurrent", 21)
-    rewritten(place, "experience-rank-000.safetensors", with_tensors(lie))
-    assert play("b", "ppo-recurrent", monkeypatch=monkeypatch) == 2
-    assert "rollout" in refusal(capsys)
 
 
 @pytest.mark.parametrize(
@@ -245,12 +214,9 @@ def test_interim_checkpoint_with_wrong_state_is_not_used(change, stopped_run, mo
         assert play("b", monkeypatch=monkeypatch, more=("training.max_steps=96",)) == 0
 
 
-@pytest.mark.parametrize("step", [30])
-def test_interim_checkpoint_whose_episodes_cannot_be_replayed_is_not_used(
-    step, in_directory, stopped_run, whole_run, monkeypatch
-):
-    """A generation has 20 steps, so one run is stopped in its first generation and one in its second."""
-    place = stopped_run(CASE, step)
+@pytest.mark.usefixtures("in_directory")
+def test_interim_checkpoint_whose_episodes_cannot_be_replayed_is_not_used(stopped_run, whole_run, monkeypatch):
+    place = stopped_run(CASE, 30)
     name = "environments-rank-000.safetensors"
     names = [key for key in decode_tensors((place / name).read_bytes(), "it") if key.startswith(SEEN)]
     rewritten(place, name, with_tensors(lambda tensors: tensors[names[0]].add_(1)))

@@ -132,17 +132,6 @@ def test_code_is_only_run_where_that_is_allowed(tmp_path):
     assert evorl.load(tmp_path / "a", allow_code=True).agent.id == 0
 
 
-WRONG = (
-    np.zeros(3), np.full(4, np.nan), {"a": 1}, None,
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("observation", WRONG, ids=range(len(WRONG)))
-def test_predict_refuses_wrong_observations(observation, trained_run):
-    with pytest.raises(UserError):
-        evorl.load(trained_run).predict(observation)
-
-
 PARTS = {"a": np.zeros((12, 12), np.uint8), "b": np.zeros(1, np.float32)}
 
 
@@ -150,15 +139,10 @@ PARTS = {"a": np.zeros((12, 12), np.uint8), "b": np.zeros(1, np.float32)}
     ("kind", "given", "message"),
     [
         ("shown dict", {"observation": {"a": PARTS["a"]}}, "observation: is not of .*: it has no part 'b'$"),
-        ("shown dict", {"observation": np.zeros(3)}, r"observation: is not of the agent's space Dict\("),
-        ("shown dict", {"observation": (PARTS, {})}, "observation: is the tuple that .* returns; give its first part"),
         ("shown dict", {"observation": PARTS | {"b": [np.nan]}}, "observation: number 0 of the batch has nan in part"),
-        ("shown tuple", {"observation": None}, r"observation: is not of the agent's space Tuple\("),
         ("shown category", {"observation": [3, 9]}, r"observation: number 1 of the batch has \[6\] in part"),
         ("masks", {"observation": (np.zeros(1), {})}, "observation: is the tuple that .* returns; give its first part"),
-        ("masks", {"observation": np.zeros((0, 1))}, "observation: the batch is empty"),
         ("masks", {"observation": [0.0], "action_mask": [1, 0]}, r"action_mask: has the shape \[2\]; .* \[1, 4\]"),
-        ("memory", {"observation": np.zeros((2, 2)), "episode_start": [True]}, r"episode_start: has the shape \[1\]"),
         ("memory", {"observation": np.zeros((2, 2)), "state": [[[0.0] * 3]]}, r"state: has the shape \[1, 1, 3\]"),
     ],
 )
@@ -173,12 +157,11 @@ def test_predict_names_the_part_that_does_not_fit(kind, given, message, tmp_path
 @pytest.mark.parametrize(
     "payload",
     [
-        "", "{}",
+        "{}",
         '{"observation": {"kind": "Box", "shape": [1000000, 1000000], "dtype": "float32", "low": [0], "high": [1]}}',
-        '{"observation": {"kind": "os", "n": 2}, "action": {"kind": "Discrete", "n": -2, "start": 0}}',
     ],
-    ids=range(4),
-)  # fmt: skip
+    ids=["empty", "huge"],
+)
 def test_a_damaged_description_of_the_environment_is_one_line(payload, trained_run, tmp_path):
     run = shutil.copytree(trained_run, tmp_path / "a")
     (run / "environment.json").write_text(payload)

@@ -1,16 +1,13 @@
 """Opponents by name: in matches, and as the benchmark of a run."""
 
 import json
-import re
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 from helpers.support import error_line, lines, own_copy, steps_until, train, train_below
 
 from evorl.commands.command import run_command
-from evorl.envs.games import is_allowed
 from evorl.runs.program import run_program
 from evorl.types import EvorlWarning
 
@@ -66,16 +63,6 @@ def test_an_opponent_that_cannot_play_is_told_in_one_line(a, capsys):
         assert told in error_line(capsys)
 
 
-def test_moves_of_several_choices_are_held_against_the_mask_of_each():
-    import gymnasium as gym
-
-    space = gym.spaces.MultiDiscrete([2, 3], start=[0, 4])
-    mask = np.array([True, True, False, True, True])
-    assert is_allowed(np.array([1, 5]), mask, space)
-    assert not is_allowed(np.array([1, 4]), mask, space)
-    assert not is_allowed(np.array([1, 3]), mask, space)
-
-
 AGAINST = (*GAME, "training.max_steps=120", "evaluation.confirmation_episodes=40", "evaluation.episodes=6")
 
 
@@ -125,30 +112,6 @@ def test_a_run_that_goes_on_reads_its_benchmark_where_it_lies(a, in_directory, t
 def test_a_run_faces_its_benchmark_in_evaluation(in_directory, capsys):
     assert train(*AGAINST, "run.name=b", "league.benchmark=helpers.games:cheat", "evaluation.episodes=12") == 2
     assert "league.benchmark: helpers.games:cheat made the move 0, which is not allowed" in capsys.readouterr().err
-
-
-def test_the_score_is_against_the_runs_agent(a, in_directory, capsys):
-    """Not against random moves: seats alternate, and the same agent gets about as much as it gives."""
-    assert train(*AGAINST, "run.name=b", "league.benchmark=runs/a") == 0
-    capsys.readouterr()
-    results = {}
-    for benchmark in ("runs/a", "random"):
-        path = in_directory / "runs" / "b" / "config.yaml"
-        path.write_text(re.sub(r"benchmark: .*", f"benchmark: {benchmark}", path.read_text()))
-        run_command(["evaluate", "runs/b", "--json", "--episodes", "200"])
-        results[benchmark] = json.loads(capsys.readouterr().out)["returns"]
-    assert results["runs/a"] != results["random"]
-
-
-def test_a_function_that_another_hand_wrote_into_a_run_is_refused(in_directory, capsys):
-    assert train(*AGAINST, "run.name=b", "league.benchmark=helpers.games:right_reply") == 0
-    path = in_directory / "runs" / "b" / "config.yaml"
-    capsys.readouterr()
-    assert run_program(run_command, ["evaluate", "runs/b", "--episodes", "4"]) == 0
-    path.write_text(path.read_text().replace("helpers.games:right_reply", "helpers.games:cheat"))
-    capsys.readouterr()
-    assert run_program(run_command, ["evaluate", "runs/b", "--episodes", "4"]) == 2
-    assert "names custom code to execute; add --allow-code" in error_line(capsys)
 
 
 def test_a_benchmark_with_code_of_its_own_must_be_the_users(in_directory, tmp_path, monkeypatch, capsys):

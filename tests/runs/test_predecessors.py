@@ -73,14 +73,6 @@ def test_predecessors_outside_the_ranges_are_clipped():
     assert np.log(second / 4).std() / np.log(64) == pytest.approx(np.sqrt(1 / 12), rel=0.15)
 
 
-@pytest.mark.parametrize("scale", ["log", "linear", "one_minus_log"])
-def test_a_value_has_the_share_at_which_it_is(scale):
-    span = HyperparameterRange(min=0.2, max=0.9, scale=scale)
-    for share in (0.0, 0.25, 0.5, 1.0):
-        assert span.share_of(span.at(share)) == pytest.approx(share)
-    assert (span.share_of(-3.0), span.share_of(5.0)) == (0.0, 1.0)
-
-
 def test_the_best_quarter_of_the_last_generations_and_the_elite_are_taken(before):
     _, elite = load_elite(before)
     line = lines(before / "lineage.jsonl")[-1]
@@ -129,30 +121,15 @@ def test_what_is_no_run_or_empty_or_damaged_is_refused(before):
     lineage, whole = before / "lineage.jsonl", (before / "lineage.jsonl").read_text()
     lineage.write_text("")
     refused(before, r"lineage\.jsonl: no agent of the last generations has a fitness; leave this run out")
-    row = json.loads(whole.splitlines()[-1])
-    for spoiled in (
-        row | {"hyperparameters": {"learning_rate": "much"}},
-        row | {"hyperparameters": {str(name): 1.0 for name in range(101)}},
-        row | {"fitness": 1e300},
-        row | {"id": -1},
-        {"generation": 3, "id": "x" * 1000},
-    ):
-        lineage.write_text(json.dumps(spoiled) + "\n")
-        refused(before, r"lineage\.jsonl: agent .* in generation 3: cannot be read: ")
-    lineage.unlink()
-    lineage.symlink_to(before / "metrics.jsonl")
-    refused(before, "link")
-    lineage.unlink()
+    lineage.write_text(json.dumps(json.loads(whole.splitlines()[-1]) | {"fitness": 1e300}) + "\n")
+    refused(before, r"lineage\.jsonl: agent .* in generation 3: cannot be read: ")
     lineage.write_text(whole)
     config_file = before / "config.yaml"
     data = yaml.safe_load(config_file.read_text())
     config_file.write_text(yaml.safe_dump(data | {"algorithm": {"name": "dqn", "gama": 1}}))
     refused(before, r"before/config\.yaml: algorithm\.gama: unknown key")
     config_file.write_text(yaml.safe_dump(data))
-    elite = before / "elite" / "agent.safetensors"
-    elite.write_bytes(elite.read_bytes()[:-1])
-    refused(before, r"agent\.safetensors: not a file of agents")
-    elite.unlink()
+    (before / "elite" / "agent.safetensors").unlink()
     refused(before, "the run has no elite yet")
 
 

@@ -17,10 +17,10 @@ class Clock:
         return self.now
 
 
-def lines_of(advances, *, total=10_000, generation=2, done=0, estimates_only=False, agents=4):
+def lines_of(advances, *, total=10_000, generation=2, done=0):
     """What is said after (seconds, steps, recent episodes) and at the evaluation."""
     said, clock = [], Clock()
-    progress = ProgressLines(said.append, agents, estimates_only=estimates_only, clock=clock)
+    progress = ProgressLines(said.append, agents=4, estimates_only=False, clock=clock)
     progress.begin(generation, done, total)
     for seconds, steps, recent in advances:
         clock.now += seconds
@@ -37,20 +37,15 @@ def test_a_line_comes_every_half_minute_with_the_speed_since_the_last_one():
     ]
 
 
-@pytest.mark.parametrize("estimates_only", [True, False])
-def test_a_long_first_generation_is_told_once_with_what_shortens_it(estimates_only):
+def test_a_long_first_generation_is_told_once_with_what_shortens_it():
     advances = [(10, 1_000, ""), (10, 1_000, ""), (9, 900, ""), (0.5, 50, "")]
-    assert lines_of(advances, total=100_000, generation=1, estimates_only=estimates_only) == [
+    assert lines_of(advances, total=100_000, generation=1) == [
         "the first generation takes about 17 min at 400 steps/s of all agents; evolution.steps=30000 would shorten it "
         "to about 5 min"
     ]
     assert lines_of(advances, total=29_000, generation=1) == []
     assert lines_of(advances, total=100_000, generation=2) == []
     assert lines_of(advances, total=100_000, generation=1, done=10) == []
-
-
-def test_beside_a_bar_there_are_no_other_lines():
-    assert lines_of([(100, 1_000, "")], estimates_only=True) == []
 
 
 @pytest.mark.parametrize(

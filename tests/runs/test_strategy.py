@@ -137,7 +137,6 @@ def test_a_strangers_strategy_is_run_only_with_consent(run):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("climber", "'climber' must have the form package.module:NAME"),
         ("nowhere:Climber", "cannot import 'nowhere:Climber': No module named 'nowhere'"),
         (
             "helpers.strategies:refuses",
@@ -204,15 +203,3 @@ def test_the_example_of_cma_es_searches_and_is_resumed(in_directory, monkeypatch
     assert train(*asked, "run.name=a", "run.resume=auto") == 0
     assert lines(run / "lineage.jsonl") == before
     assert not [one for one in recwarn if issubclass(one.category, EvorlWarning)]
-
-
-def test_cma_es_finds_the_best_settings_of_a_known_landscape():
-    """A bowl in the unit cube, told to the example as a run would."""
-    pytest.importorskip("cmaes")
-    names = {}
-    exec(compile(example(), "docs/recipes.md", "exec"), names)
-    search, best = names["Search"](dict.fromkeys("abc"), 1), np.array([0.2, 0.7, 0.4])
-    for _ in range(40):
-        points = np.array(search.ask(10))
-        search.tell(points.tolist(), (-((points - best) ** 2).sum(1)).tolist())
-    assert np.array(search.ask(10)).mean(0) == pytest.approx(best, abs=0.02)

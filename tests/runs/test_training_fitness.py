@@ -16,16 +16,9 @@ from evorl.types import UserError
 TRAINING = "evaluation.fitness=training"
 REPORTING = ("environment.id=helpers.reporting:Reporting-v0", "run.name=a", TRAINING)
 PPO = ("algorithm={name: ppo, rollout_steps: 20, batch_size: 8}",)
-LOCKSTEP = "actors={count: 2, lockstep: true}"
 RESUMED = {
     "dqn": (),
     "ppo": ("algorithm={name: ppo, rollout_steps: 11, batch_size: 11}",),
-    "apex_dqn": (
-        "algorithm={name: apex_dqn, rollout_steps: 11, batch_size: 8}",
-        # By default the exponent follows `training.max_steps`, in which the runs differ.
-        "replay.prioritised={importance_exponent: {steps: 100}}",
-        LOCKSTEP,
-    ),
 }
 MEASURED = {"actors", "seconds", "env_steps_per_second", "updates_per_second", "wall_clock_seconds"}
 
@@ -40,11 +33,6 @@ def test_the_shift_is_the_mean_difference_of_the_population():
     assert np.isnan(fitness.std).all()
     assert fitness.evaluated is None
     assert np.nanmin(fitness.seen) == 10
-
-
-def test_a_policy_that_is_sampled_is_not_shifted():
-    fitness = Fitness.of_training(np.array([10.0, 20.0]), np.array([3.0, 7.0]))
-    assert fitness.mean.tolist() == fitness.seen.tolist() == [10, 20]
 
 
 class Evaluating:
@@ -76,14 +64,6 @@ def test_training_episodes_save_evaluation_where_every_agent_has_enough():
     assert fitness_of(evaluator, 0, 0, 0) == [100, 101, 102]
     assert fitness_of(evaluator, 9, 9, 9, settings=()) == [100, 101, 102]
     assert evaluator.asked == [None] * 3
-
-
-def test_an_agent_that_a_fault_stopped_costs_no_evaluation_and_has_no_fitness():
-    evaluator = Evaluating()
-    assert fitness_of(evaluator, 9, 9, 0, faults=(None, None, "lost"))[:2] == [30, 10]
-    assert np.isnan(fitness_of(evaluator, 9, 9, 9, faults=(None, None, "lost"))[2])
-    assert evaluator.asked == []
-    assert fitness_of(evaluator, 9, 9, 9, faults=("lost",) * 3) == [100, 101, 102]
 
 
 def test_a_few_episodes_without_noise_shift_the_means_of_those_who_explore_by_noise():
@@ -172,7 +152,7 @@ def test_a_run_plays_few_evaluation_episodes(algorithm, in_directory):
 
 @pytest.mark.parametrize(
     ("name", "carries_over"),
-    [("dqn", "true"), ("ppo", "false"), pytest.param("apex_dqn", "true", marks=pytest.mark.slow)],
+    [("dqn", "true"), ("ppo", "false")],
 )
 def test_a_resumed_run_has_the_same_fitness(name, carries_over, in_directory):
     """A generation has 22 steps of each environment, so an episode of four steps runs on where it may."""
@@ -189,10 +169,9 @@ def test_a_resumed_run_has_the_same_fitness(name, carries_over, in_directory):
 
 
 @pytest.mark.two_process
-@pytest.mark.parametrize("placement", ["sharded"])
-def test_two_ranks_count_their_episodes_together(placement, tmp_path, forked_launch):
+def test_two_ranks_count_their_episodes_together(tmp_path, forked_launch):
     """Every rank selects the same agents, or the run ends with an error."""
-    settings = (f"population.placement={placement}", "evaluation.episodes=6", "evaluation.confirmation_episodes=6")
+    settings = ("population.placement=sharded", "evaluation.episodes=6", "evaluation.confirmation_episodes=6")
     done = forked_launch(tmp_path, *REPORTING, *settings)
     assert done.returncode == 0, done.stderr[-3000:]
     for row in lines(tmp_path / "runs" / "a" / "metrics.jsonl"):
