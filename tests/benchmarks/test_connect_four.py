@@ -1,6 +1,5 @@
 """The opponents in Connect Four, against the rules of PettingZoo and OpenSpiel and a slow search."""
 
-import json
 import sys
 
 import numpy as np
@@ -15,7 +14,6 @@ import connect_four
 from connect_four import (
     COLUMNS,
     OPPONENTS,
-    ROWS,
     Position,
     best_moves,
     has_four,
@@ -24,7 +22,6 @@ from connect_four import (
     minimax,
     negamax,
     play,
-    spiel_state,
     worth,
 )
 
@@ -82,18 +79,6 @@ def test_the_fast_game_is_that_of_pettingzoo():
             for env in (theirs, ours):
                 env.step(move)
         assert ours.agents == theirs.agents == []
-
-
-def test_openspiel_reads_positions_as_they_are():
-    pyspiel = pytest.importorskip("pyspiel")
-    game = pyspiel.load_game("connect_four")
-    for moves in some_games(10):
-        state, here = game.new_initial_state(), Position(0, 0)
-        for move in moves:
-            assert game.new_initial_state(spiel_state(here)).to_json() == state.to_json()
-            state.apply_action(move)
-            here = here.after(move)
-        assert state.is_terminal()
 
 
 @pytest.mark.parametrize("id", [connect_four.PETTINGZOO, connect_four.OPENSPIEL, connect_four.OWN])
@@ -162,27 +147,3 @@ def test_sides_take_seats_in_turns_and_results_are_of_the_first_side():
     assert found["mean"] > 0.8
     again = match(OPPONENTS["minimax"], OPPONENTS["random"], 6, 0)
     assert {**found, "seconds": 0} == {**again, "seconds": 0}
-
-
-def test_more_simulations_play_better():
-    pytest.importorskip("pyspiel")
-    assert match(OPPONENTS["mcts_100"], OPPONENTS["random"], 10, 0)["mean"] > 0.8
-    three = position(3, 0, 3, 0, 3, 6)
-    assert connect_four.mcts_move(three, 100, 0) == 3
-    assert connect_four.mcts_100(three.observation, np.ones(COLUMNS, bool)) == 3
-    assert ROWS * COLUMNS == 42
-    json.loads(spiel_state(three))
-
-
-def test_games_of_one_seed_open_with_the_same_random_plies():
-    def openings(seed):
-        game, found = connect_four.ConnectFour(opening=4), []
-        for number in range(20):
-            game.reset(seed=seed if number == 0 else None)
-            found.append((int(game.last()[0]["observation"].sum()), game.agent_selection))
-        return found
-
-    plies = openings(7)
-    assert {count for count, _ in plies} == {0, 1, 2, 3, 4}
-    assert all(seat == f"player_{count % 2}" for count, seat in plies)
-    assert (openings(7), openings(8) != plies) == (plies, True)

@@ -133,12 +133,3 @@ def test_a_trial_of_tune_reports_each_generation_and_ends_when_it_is_told(tune, 
         tune.demo.trial(CHOSEN, TASK, 20_000, str(in_directory / "stopped"))
     summary = evorl.read_run(in_directory / "stopped" / "trial_1").summary
     assert (summary["ended"], summary["generations"]) == ("SystemExit", 1), "within the second one"
-
-
-def test_the_searches_are_over_what_evolution_leaves_alone(tune, optuna, monkeypatch):
-    seen = []
-    monkeypatch.setattr(evorl, "train", pretended(seen))
-    tune.demo.trial(CHOSEN, TASK, 20_000, "runs")
-    assert seen == [(2, (16, 16), 20_000)]
-    study = imported("optuna_search").search(1, TASK, 20_000)
-    assert {name.rpartition(".")[2] for name in study.best_params} == {*tune.demo.SPACE}

@@ -3,7 +3,6 @@
 import matplotlib.image
 import pytest
 from helpers.drawn import CONFIG, LIVES, write_run
-from helpers.long_runs import write_long_run
 
 from evorl.commands.command import run_command
 from evorl.types import UserError
@@ -20,18 +19,6 @@ def test_a_run_is_drawn_with_its_mutations_and_its_winner(tmp_path):
         assert colour in picture, "hyperparameters, none, a kind of the user's own, the target, the winner"
 
 
-def test_of_a_long_run_fewer_lines_are_drawn(tmp_path, monkeypatch):
-    path = write_long_run(tmp_path / "a", 30, 6)
-    sizes = []
-    for most in (1_000, 100):
-        monkeypatch.setattr("evorl.report.data.MOST_LIVES", most)
-        run_command(["plot", str(path), "--hyperparameter", "learning_rate", "-o", str(tmp_path / "a.svg")])
-        sizes.append((tmp_path / "a.svg").read_text().count('id="line2d_'))
-    assert sizes[0] > sizes[1] + 100
-    with pytest.raises(UserError, match="have no 'lr'; they have learning_rate, gamma"):
-        run_command(["plot", str(path), "--hyperparameter", "lr", "-o", str(tmp_path / "x.png")])
-
-
 def test_several_runs_are_drawn_with_their_mean(tmp_path):
     paths = [str(write_run(tmp_path / str(seed), {**CONFIG, "seed": seed}, gain=5.0 * seed)) for seed in (1, 2, 3)]
     for measure in ("best", "mean"):
@@ -41,21 +28,14 @@ def test_several_runs_are_drawn_with_their_mean(tmp_path):
     assert (best != mean).any()
 
 
-def test_options_of_another_number_of_runs_are_refused(tmp_path):
-    one, other = (str(write_run(tmp_path / name)) for name in "ab")
-    with pytest.raises(UserError, match=r"^--hyperparameter: applies to one run only, but 2 were given$"):
-        run_command(["plot", one, other, "--hyperparameter", "gamma", "-o", str(tmp_path / "x.png")])
-    with pytest.raises(UserError, match=r"^--measure: applies only to several runs, but one was given$"):
-        run_command(["plot", one, one, "--measure", "mean", "-o", str(tmp_path / "x.png")])
-    assert not (tmp_path / "x.png").exists()
-
-
 def test_what_cannot_be_drawn_is_said(tmp_path, monkeypatch):
     path = str(write_run(tmp_path / "a"))
     with pytest.raises(UserError, match=r"x\.gif: a plot is written as one of \.png, \.svg, \.pdf"):
         run_command(["plot", path, "-o", "x.gif"])
     with pytest.raises(UserError, match="have no 'lr'; they have learning_rate, gamma"):
         run_command(["plot", path, "--hyperparameter", "lr", "-o", str(tmp_path / "x.png")])
+    with pytest.raises(UserError, match=r"^--measure: applies only to several runs, but one was given$"):
+        run_command(["plot", path, path, "--measure", "mean", "-o", str(tmp_path / "x.png")])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"a plot needs matplotlib; install it with `pip install -e '\.\[plot\]'`"):
         run_command(["plot", str(tmp_path / "nothing")])

@@ -8,11 +8,8 @@ import pytest
 import wandb
 from helpers.support import config, train
 
-from evorl.commands import train as command
-from evorl.commands.command import run_command
-from evorl.runs.program import run_program
 from evorl.system import extras
-from evorl.tracking import TRACKERS, announcements
+from evorl.tracking import announcements
 from evorl.tracking.wandb import WeightsAndBiases
 
 TOLD = "settings, metrics, lineage, printed lines and the best agent go to the project"
@@ -41,7 +38,7 @@ def test_with_a_key_a_line_says_what_is_sent_where_and_how_not_to(monkeypatch):
     assert told("tracking.mode=offline") == announcements(config("tracking.backends=[tensorboard]")) == []
 
 
-@pytest.mark.parametrize(("mode", "lines"), [("online", 1), ("offline", 0), ("disabled", 0), ("dryrun", 0)])
+@pytest.mark.parametrize(("mode", "lines"), [("online", 1), ("offline", 0)])
 def test_wandb_s_own_variable_decides_before_the_key(mode, lines, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", mode)
     if not lines:
@@ -75,31 +72,3 @@ def test_a_tracker_that_is_not_installed_is_a_mistake_before_training(in_directo
     assert train("tracking.backends=[tensorboard]", "run.name=a") == 2
     assert "tracking.backends: tensorboard needs tensorboard; install it with" in capsys.readouterr().err
     assert not (in_directory / "runs").exists()
-
-
-def test_it_is_told_before_what_trains(in_directory, monkeypatch, capsys):
-    class Silent:
-        def log(self, record):
-            pass
-
-        def finish(self, summary, lineage):
-            pass
-
-    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
-    monkeypatch.setitem(TRACKERS, "wandb", lambda config, directory, history: Silent())
-    assert train("run.name=a", "tracking.backends=[wandb]") == 0
-    _, first, second, *_ = capsys.readouterr().err.splitlines()
-    assert TOLD in first
-    assert second.startswith("dqn on CartPole-v1")
-
-
-def test_no_track_is_short_for_no_tracker(in_directory, monkeypatch):
-    begun, seeds = [], []
-    monkeypatch.setattr(command, "main_of", lambda program: lambda arguments, callbacks: begun.append(arguments))
-    monkeypatch.setattr(command, "train_each", lambda commands, jobs, devices: seeds.extend(commands) or {})
-    assert run_program(run_command, ["train", "--no-track", "a2c", "seed=3", "tracking.backends=[wandb]"]) == 0
-    assert begun[0][2:] == ["seed=3", "tracking.backends=[wandb]", "tracking.backends=[]"], "the last one holds"
-    assert run_program(run_command, ["train", "a2c", "--seeds", "1", "--no-track"]) == 0
-    assert "tracking.backends=[]" in seeds[0][1]
-    assert run_program(run_command, ["train", "a2c"]) == 0
-    assert begun[1][2:] == []

@@ -1,6 +1,5 @@
 """A sweep of W&B: its agent's command is one that trains, and its runs are those that the agent waits for."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -65,10 +64,3 @@ def test_a_run_of_a_sweep_is_the_one_that_its_agent_waits_for(sweep, monkeypatch
     told = [record for record in records(offline) if record.HasField("run")]
     assert {(record.run.run_id, record.run.sweep_id) for record in told} == {("abc123", "s1")}
     assert run_id(sweep / "runs" / "a") == "abc123", "also when it is resumed"
-
-
-def test_runs_outside_sweeps_have_ids_of_their_own(tmp_path, monkeypatch):
-    monkeypatch.setenv("WANDB_RUN_ID", "abc123")
-    monkeypatch.delenv("WANDB_SWEEP_ID", raising=False)
-    assert run_id(tmp_path) != "abc123"
-    assert os.environ["WANDB_RUN_ID"] == "abc123"
