@@ -59,12 +59,13 @@ def logged(name, directory, history, upto, **settings):
     return trackers
 
 
-def test_wandb_takes_from_its_own_variables_what_organises_runs(tmp_path, monkeypatch):
+def test_wandb_takes_from_its_own_variables_what_organises_runs(tmp_path, monkeypatch, capsys):
     given = {"ENTITY": "team", "RUN_GROUP": "seeds", "JOB_TYPE": "search", "NOTES": "a note", "TAGS": "one,two"}
     for name, value in given.items():
         monkeypatch.setenv(f"WANDB_{name}", value)
     wandb.teardown()  # It reads them once in a process.
     finish(logged("wandb", tmp_path, (), 1))
+    assert capsys.readouterr().out.count("W&B: no key found, so the run is recorded offline") == 1
     wandb.teardown()
     (directory,) = (tmp_path / "wandb").glob("offline-run-*")
     run = next(record.run for record in records(directory) if record.HasField("run"))
