@@ -101,7 +101,7 @@ def resume_command(
     location = [assignment("run.directory", str(where.parent)), assignment("run.name", where.name), "run.resume=auto"]
     given = [*overrides, *location]
     config = read_config(run / CONFIG, given)
-    refuse_code(saved_config(read_yaml(run / CONFIG)), allow_code, trains=True)
+    refuse_code(saved_config(read_yaml(run / CONFIG)), allow_code)
     ranks = processes_for(run, processes)
     check_same_run(run, check(config, ranks=ranks))
     program = program or (ONLINE if config.actors is None else ASYNCHRONOUS)

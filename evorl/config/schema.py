@@ -325,11 +325,6 @@ class Evolution(Section):
     that are named here are perturbed, `{}` means none. One may be a number in `environment.kwargs`, as
     `environment.kwargs.gravity`: each agent then trains in environments with its own value, and evaluation keeps the
     configured one."""
-    strategy: Plain | None = None
-    """`package.module:NAME` of a search strategy of your own, such as CMA-ES. It chooses all hyperparameters of new
-    initial agents, and of children that draw the mutation `hyperparameters`, which it replaces. NAME(ranges, seed)
-    returns an object with `ask(count)`, which returns that many lists of numbers from 0 to 1, one for each range, on
-    its scale, and with `tell(settings, fitness)`, which is called after each generation."""
     architecture: ArchitectureLimits = ArchitectureLimits()
     fitness: FitnessTerms = Field(default={RETURN: 1.0})
     """The quantity that selection, the elite and `training.target_fitness` use: the mean over evaluation episodes of
@@ -647,18 +642,12 @@ class Config(Section, Generic[Settings]):
             )
 
     def _check_first_settings(self) -> None:
-        """Raise ValueError if more than one thing decides the agents' first settings, or `strategy` has no choice."""
+        """Raise ValueError if more than one thing decides the agents' first settings."""
         evolution = self.evolution
         if evolution.earlier_runs and self.population.from_ is not None:
             raise ValueError(
                 "evolution.initial: the agents of population.from keep their own settings; leave one of them out"
             )
-        if evolution.strategy is None:
-            return
-        if evolution.earlier_runs:
-            raise ValueError("evolution.strategy: it chooses the first settings itself; leave evolution.initial out")
-        if not self.resolved().evolution.hyperparameters:
-            raise ValueError("evolution.strategy: there are no ranges to choose from; give evolution.hyperparameters")
 
     def _check_replay(self) -> None:
         """Raise ValueError if learning could never start, or nothing is replayed."""

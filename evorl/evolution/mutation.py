@@ -7,7 +7,7 @@ in any of the agent's networks. Growth is function-preserving.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from textwrap import shorten
 
@@ -240,14 +240,10 @@ def _bounds(shape: Architecture, limits: ArchitectureLimits) -> dict[str, tuple[
 
 @dataclass(frozen=True)
 class Context:
-    """The settings and networks that a mutation may read besides the agent.
-
-    `replaced` holds the mutations that take the place of those registered under the same names.
-    """
+    """The settings and networks that a mutation may read besides the agent."""
 
     settings: Evolution
     networks: Networks
-    replaced: Mapping[str, Mutate] = field(default_factory=dict)
 
 
 Mutate = Callable[[Agent, Context, np.random.Generator], Mutation | None]
@@ -338,5 +334,5 @@ def mutate(agent: Agent, context: Context, rng: np.random.Generator) -> None:
     weights = context.settings.mutation.weights()
     total = sum(weights.values())
     kind = str(rng.choice(list(weights), p=[weight / total for weight in weights.values()]))
-    mutation = context.replaced.get(kind, MUTATIONS[kind])(agent, context, rng)
+    mutation = MUTATIONS[kind](agent, context, rng)
     agent.mutation = mutation or Mutation("none", kind, after="nothing to change")

@@ -46,7 +46,6 @@ LOOKS = {
     "none": PLAIN,
     "initial": PLAIN,
     "hyperparameters": Look("hyperparameters", "#0072b2", "diamond", "D"),
-    "strategy": Look("strategy", "#d55e00", "triangle-down", "v"),
     "architecture": Look("architecture", "#e69f00", "square", "s"),
     "parameters": Look("parameters (noise)", "#cc79a7", "triangle-up", "^"),
     "activation": Look("activation", "#009e73", "star", "*"),

@@ -25,7 +25,6 @@ from evorl.envs.games import is_game
 from evorl.envs.spaces import ObservationSpecs, wide_bounds
 from evorl.envs.vector import for_evaluation, reward_threshold
 from evorl.evolution import MUTATIONS, SELECTIONS
-from evorl.evolution.strategy import load_strategy
 from evorl.league.rating import MATCHMAKING
 from evorl.networks import ACTIVATIONS, CELLS, NETWORKS
 from evorl.population import check_memory, check_population_size
@@ -239,12 +238,10 @@ def _check_names(config: AnyConfig) -> None:
 
 
 def _check_training(config: AnyConfig, ranks: int) -> None:
-    """Raise UserError unless the packages, the strategy and the directory of a run are there, and deadlines fit."""
+    """Raise UserError unless the packages and the directory of a run are there, and deadlines fit."""
     for backend in config.tracking.backends:
         if backend in EXTRAS:
             require(backend, f"tracking.backends: {backend}")
-    if config.evolution.strategy is not None:
-        load_strategy(config.evolution.strategy)
     check_exclusions(config)
     _refuse_what_agents_carry(config)
     if config.tracking.video:
@@ -291,7 +288,7 @@ def _check_ranges(config: AnyConfig, algorithm: Algorithm) -> None:
         for end, value in (("min", range.min), ("max", range.max)):
             if reason := algorithm.validation_error({**first, name: value}):
                 raise UserError(f"evolution.hyperparameters.{name}.{end}: with {value:g}: {reason}")
-    chosen = evolution.initial != "configured" or evolution.strategy or config.population.from_
+    chosen = evolution.initial != "configured" or config.population.from_
     if chosen or not is_first_rank():
         return
     first |= config.first_environment_hyperparameters()

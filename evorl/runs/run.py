@@ -147,18 +147,12 @@ class Run:
         restored = self._checkpoints.restore()
         if restored is None:
             self.progress = Progress(next_id=config.population.size)
-            self.agents = first_agents(config, algorithm, self.ranks, self._evolver.tuner)
+            self.agents = first_agents(config, algorithm, self.ranks)
         else:
             self.progress, self.agents = restored
             if self.league is not None and self.progress.league is not None:
                 archive = decode_agents(self.progress.archive, "the archive") if self.progress.archive else []
                 self.league.restore(self.progress.league, archive)
-            if not self._evolver.catch_up(directory.lineage, self.progress.generation, self.agents):
-                self._warn_once(
-                    "strategy",
-                    "this resume is not bit-exact: evolution.strategy did not repeat its earlier choices; either it "
-                    "draws random numbers that do not come from its seed, or the lineage was damaged",
-                )
             self.progress.solved = self.progress.is_solved(config)
         self._checkpoints.roll_back(self.progress)
         self._within = self._unsaved = self._stopped = ""

@@ -1,4 +1,4 @@
-"""Import of user modules (environments, networks, strategies), and errors in them with the lines of that code."""
+"""Import of user modules (environments, networks, opponents), and errors in them with the lines of that code."""
 
 from __future__ import annotations
 

@@ -219,7 +219,6 @@ ACTS = {
     "evolution.architecture.max_channels": Evolves("20", LIMITS),
     "evolution.architecture.channel_steps": Evolves("[3]"),
     "evolution.architecture.activations": Evolves("[tanh, relu]", "evolution.mutation.activation=9"),
-    "evolution.strategy": ("runs/test_strategy.py::test_strategy_is_told_each_generation_and_asked_for_children"),
     "evolution.fitness": "runs/test_fitness.py::test_a_run_selects_by_what_is_reported",
     "evaluation.fitness": "runs/test_training_fitness.py::test_a_run_plays_few_evaluation_episodes",
     "evaluation.episodes": "runs/test_run.py::test_only_fresh_episodes_make_an_elite_and_stop_a_run",

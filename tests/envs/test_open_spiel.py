@@ -194,7 +194,7 @@ def test_ids_of_games_name_no_code_of_their_own():
     assert is_game("openspiel:kuhn_poker")
     plain = config("environment.id=openspiel:kuhn_poker")
     refuse_code(plain, False)
-    assert custom_code(plain, trains=True) == {}
+    assert custom_code(plain) == {}
     for suite in ("openspiel", "pettingzoo"):  # A module of such a name would be imported.
         with pytest.raises(UserError, match=rf"environment\.id: '{suite}:x:Foo-v0' names custom code to execute"):
             refuse_code(config(f"environment.id={suite}:x:Foo-v0"), False)

@@ -56,13 +56,13 @@ def test_code_is_trusted_with_the_same_arguments_in_the_same_working_directory(t
     assert not is_trained(MINE)
     note_trained(MINE)
     assert is_trained(MINE)
-    refuse_code(MINE, False, trains=True)
+    refuse_code(MINE, False)
     for change in (
-        "environment.kwargs={length: 6}", "environment.id=walks:make", "evolution.strategy=walks:Tuner",
+        "environment.kwargs={length: 6}", "environment.id=walks:make",
         "network={name: module, factory: 'walks:net'}",
     ):  # fmt: skip
         with pytest.raises(UserError, match=REFUSAL):
-            refuse_code(config("environment=walks:Walk", "environment.kwargs={length: 5}", change), False, trains=True)
+            refuse_code(config("environment=walks:Walk", "environment.kwargs={length: 5}", change), False)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert not is_trained(MINE), "modules of another directory would be imported"
@@ -94,7 +94,7 @@ def test_without_a_list_code_needs_leave(trained, tmp_path):
     note_trained(MINE)
     assert not is_trained(MINE)
     note_trained(config())
-    refuse_code(config(), False, trains=True)
+    refuse_code(config(), False)
 
 
 @pytest.mark.parametrize("settings", [
@@ -103,7 +103,7 @@ def test_without_a_list_code_needs_leave(trained, tmp_path):
     ["network={name: module, factory: 'torch.nn:Linear'}"],
 ])  # fmt: skip
 def test_classes_and_environments_of_installed_packages_need_no_leave(settings, trained):
-    assert code_to_allow(config(*settings), trains=True) == {}
+    assert code_to_allow(config(*settings)) == {}
 
 
 @pytest.mark.parametrize("settings", [
@@ -114,7 +114,7 @@ def test_classes_and_environments_of_installed_packages_need_no_leave(settings, 
     ["network={name: module, factory: 'gymnasium:make'}"],
 ])  # fmt: skip
 def test_functions_and_the_standard_library_need_leave(settings, trained):
-    assert len(code_to_allow(config(*settings), trains=True)) == 1
+    assert len(code_to_allow(config(*settings))) == 1
 
 
 def test_no_command_asks_for_trained_code_and_each_for_other_code(in_directory, monkeypatch, capsys):

@@ -1,10 +1,6 @@
-"""Evolution between the generations of a run, on its ranks: selection, mutation and the user's strategy."""
+"""Evolution between the generations of a run, on its ranks: selection and mutation."""
 
 from __future__ import annotations
-
-from collections.abc import Callable, Sequence
-from itertools import groupby
-from operator import attrgetter
 
 import numpy as np
 
@@ -12,12 +8,9 @@ from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig
 from evorl.distributed import Ranks
 from evorl.evolution import Context, evolve
-from evorl.evolution.strategy import Tuner, mutations_of
 from evorl.runs.output.metrics import Counts
-from evorl.runs.reading.lineage import stage_of
-from evorl.runs.storage.json_lines import JsonLines
 from evorl.runs.storage.progress import Progress
-from evorl.seeding import derive_seed, numpy_generator
+from evorl.seeding import numpy_generator
 from evorl.types import Agent, UserError
 
 LARGE_REWARD = 1e3
@@ -25,39 +18,12 @@ LARGE_REWARD = 1e3
 
 
 class Evolver:
-    """Makes the agents of the next generation on the main process; its UserErrors are raised on all ranks."""
-
-    tuner: Tuner | None
-    """The user's strategy, on the main process of a run that has one."""
+    """Makes the agents of the next generation on the main process."""
 
     def __init__(self, config: AnyConfig, algorithm: Algorithm, ranks: Ranks) -> None:
         self._config = config
         self._ranks = ranks
-        self._context = Context(config.evolution, algorithm.networks, mutations_of(config.evolution))
-        self.tuner = None
-        self._on_main(self._make_tuner)
-
-    def _make_tuner(self) -> None:
-        if self._config.evolution.strategy is not None:
-            seed = derive_seed(self._config.seed, generation=0, rank=0, purpose="strategy")
-            self.tuner = Tuner(self._config.evolution, seed)
-
-    def catch_up(self, lineage: JsonLines, generation: int, agents: Sequence[Agent]) -> bool:
-        """Repeat all earlier calls of the strategy of a run that resumes with `agents` after a `generation`.
-
-        False if the strategy of the main process chose otherwise than before.
-        """
-        repeated = [True]
-
-        def repeat() -> None:
-            if self.tuner is not None:
-                stages = (stage_of(row, lineage.path) for row in lineage.rows())
-                stages = (stage for stage in stages if stage.generation <= generation)
-                generations = (list(members) for _, members in groupby(stages, key=attrgetter("generation")))
-                repeated[0] = self.tuner.catch_up(generations, agents)
-
-        self._on_main(repeat)
-        return repeated[0]
+        self._context = Context(config.evolution, algorithm.networks)
 
     def evolve(self, trained: list[Agent], progress: Progress, generation: int, reward: float) -> list[Agent]:
         """The agents of the next generation on the main process, and an empty list on other ranks.
@@ -72,17 +38,13 @@ class Evolver:
                 f"all agents were lost in generation {generation} ({faults}); {remedy(self._config, reward)}",
                 reported_elsewhere=not self._ranks.is_main,
             )
-        evolved: list[Agent] = []
-        self._on_main(lambda: evolved.extend(self._evolved(trained, progress, generation)))
-        return evolved
+        return self._evolved(trained, progress, generation) if self._ranks.is_main else []
 
     def _evolved(self, trained: list[Agent], progress: Progress, generation: int) -> list[Agent]:
         """The agents of the next generation, on the main process."""
         elite = progress.elite
         archive = elite.competing(self._config, generation)
         rng = numpy_generator(self._config.seed, generation=generation, rank=0, purpose="evolution")
-        if self.tuner is not None:
-            self.tuner.tell(trained)
         evolved = evolve(
             trained,
             self._context,
@@ -93,22 +55,8 @@ class Evolver:
             elite.generation,
             selects=progress.selection_began is not None,
         )
-        if self.tuner is not None:
-            self.tuner.settle(evolved)
         progress.next_id = max(progress.next_id, 1 + max(agent.id for agent in evolved))
         return evolved
-
-    def _on_main(self, work: Callable[[], None]) -> None:
-        """On the main process, do work that may call the user's strategy; its UserError is raised on all ranks."""
-
-        def done() -> bytes:
-            work()
-            return b""
-
-        if self._config.evolution.strategy is not None:
-            self._ranks.from_main(done, "the main process's evolution.strategy")
-        elif self._ranks.is_main:
-            work()
 
 
 def mean_reward(counts: Counts) -> float:

@@ -16,7 +16,6 @@ from evorl.config import AnyConfig
 from evorl.config.errors import shown
 from evorl.config.fields import ENVIRONMENT
 from evorl.distributed import Ranks
-from evorl.evolution.strategy import Tuner
 from evorl.population import Predecessor, check_agents, initial_population
 from evorl.runs.reading.hub import local_run
 from evorl.runs.reading.lineage import Stage, stage_of
@@ -33,23 +32,19 @@ MOST = 10_000
 """The maximum number of newest lines read from a run's lineage, which may be an untrusted file."""
 
 
-def first_agents(config: AnyConfig, algorithm: Algorithm, ranks: Ranks, tuner: Tuner | None = None) -> list[Agent]:
+def first_agents(config: AnyConfig, algorithm: Algorithm, ranks: Ranks) -> list[Agent]:
     """The initial population on all ranks: new agents, or those of the run `population.from`.
 
-    Only the main process reads other runs, and has the `tuner` of `evolution.strategy`, which chooses the
-    hyperparameters of new agents. Raises UserError on all ranks if these are not what the algorithm can use.
+    Only the main process reads other runs. Raises UserError on all ranks if these are not what the algorithm can use.
     """
     source, runs = config.population.from_, config.evolution.earlier_runs
-    if source is None and not runs and config.evolution.strategy is None:
+    if source is None and not runs:
         return initial_population(config, algorithm)
 
     def made() -> bytes:
         if source is not None:
             return encode_agents(_trained(config, algorithm, source))
-        agents = initial_population(config, algorithm, read_predecessors(config, algorithm, runs))
-        if tuner is not None:
-            tuner.begin(agents)
-        return encode_agents(agents)
+        return encode_agents(initial_population(config, algorithm, read_predecessors(config, algorithm, runs)))
 
     return decode_agents(ranks.from_main(made, "the initial agents"), "the initial agents")
 

@@ -236,11 +236,8 @@ def closing_lines(summary: Row, config: AnyConfig, directory: Path, *, has_elite
     `has_elite` is True if the elite is on disk.
     """
     target, steps = config.training.target_fitness, config.training.max_steps
-    path = shlex.quote(from_here(directory))
-    plain, where = (
-        path + (" --allow-code" if code_to_allow(config, trains=trains) else "") for trains in (False, True)
-    )
-    next_steps = [f"`evorl evaluate {plain}`"] if has_elite else []
+    where = shlex.quote(from_here(directory)) + (" --allow-code" if code_to_allow(config) else "")
+    next_steps = [f"`evorl evaluate {where}`"] if has_elite else []
     if summary["ended"] != FINISHED:
         how = f"{_broken_off(summary)} after generation {summary['generations']}"
         next_steps.append(f"`evorl resume {where}` to go on")

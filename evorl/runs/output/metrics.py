@@ -147,7 +147,7 @@ def perturbed(config: AnyConfig) -> frozenset[str]:
     """
     evolution = config.evolution
     names: set[str] = set()
-    if evolution.initial != "configured" or evolution.strategy is not None:
+    if evolution.initial != "configured":
         names |= set(evolution.hyperparameters or ())
     if config.population.size > 1:
         names |= set(evolution.hyperparameters or ()) if evolution.mutation.hyperparameters else set()

@@ -24,13 +24,12 @@ FAILURES = (OSError, RuntimeError, UserError)
 """Errors where there is no working directory, no home, no space on the disk, or a link in place of the list."""
 
 
-def custom_code(config: AnyConfig, *, trains: bool) -> dict[str, str]:
-    """The settings that name code to import, by their paths; strategies only where the run `trains`."""
+def custom_code(config: AnyConfig) -> dict[str, str]:
+    """The settings that name code to import, by their paths."""
     names = {
         "environment.id": config.environment.id,
         "network.factory": config.network.factory or "",
         BENCHMARK: "" if config.league is None or not is_function(config.league.benchmark) else config.league.benchmark,
-        "evolution.strategy": (config.evolution.strategy or "") if trains else "",
     }
     is_game = names["environment.id"].rpartition(":")[0] in GAMES
     return {key: name for key, name in names.items() if ":" in name and not (is_game and key == "environment.id")}
@@ -41,16 +40,17 @@ def is_function(name: str) -> bool:
     return re.fullmatch(r"[\w.]+:[\w.]+", name) is not None
 
 
-def code_to_allow(config: AnyConfig, *, trains: bool) -> dict[str, str]:
+def code_to_allow(config: AnyConfig) -> dict[str, str]:
     """The part of `custom_code` that needs the user's leave."""
-    code = custom_code(config, trains=trains)
-    names = {key: path for key, path in code.items() if not _is_installed_class(path, key == "environment.id")}
+    names = {
+        key: path for key, path in custom_code(config).items() if not _is_installed_class(path, key == "environment.id")
+    }
     return {} if not names or is_trained(config) else names
 
 
-def refuse_code(config: AnyConfig, allowed: bool, *, trains: bool = False) -> None:
+def refuse_code(config: AnyConfig, allowed: bool) -> None:
     """Raise UserError if a run's configuration names code that needs the user's leave, unless that is `allowed`."""
-    for key, name in {} if allowed else code_to_allow(config, trains=trains).items():
+    for key, name in {} if allowed else code_to_allow(config).items():
         raise UserError(
             f"{key}: {name!r} names custom code to execute; add --allow-code (allow_code=True in Python) if you "
             "trust this run"
@@ -79,7 +79,7 @@ def is_trained(config: AnyConfig) -> bool:
 
 def note_trained(config: AnyConfig) -> None:
     """Add the code that a configuration names, if any, to the user's list; nothing where that fails."""
-    if not custom_code(config, trains=True):
+    if not custom_code(config):
         return
     with contextlib.suppress(*FAILURES):
         path = _trained()
@@ -94,7 +94,7 @@ def note_trained(config: AnyConfig) -> None:
 def _digest(config: AnyConfig) -> bytes:
     """The digest of the code that a configuration names, its arguments and the working directory. Raises OSError."""
     environment = config.model_dump(mode="json", include={"environment"})["environment"]
-    content = [str(Path.cwd()), custom_code(config, trains=True), environment["id"], environment["kwargs"]]
+    content = [str(Path.cwd()), custom_code(config), environment["id"], environment["kwargs"]]
     return digest(json.dumps(content, sort_keys=True).encode()).encode()
 
 
