@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -143,8 +142,8 @@ Scale = Literal["log", "linear", "one_minus_log"]
 
 
 class HyperparameterRange(Section):
-    """The range of one hyperparameter: it bounds mutations, and initial values are drawn from it unless
-    `evolution.initial` is `configured`."""
+    """The range of one hyperparameter: it bounds mutations, and with `evolution.initial: sampled` initial values are
+    drawn from it."""
 
     min: Finite
     """The least value."""
@@ -176,15 +175,6 @@ class HyperparameterRange(Section):
         value = low + share * (high - low) if self.scale == "linear" else low * (high / low) ** share
         value = 1 - value if self.scale == "one_minus_log" else value
         return float(min(max(value, self.min), self.max))
-
-    def share_of(self, value: float) -> float:
-        """Locate a value between `min` and `max` on the range's scale, in [0, 1]; the inverse of `at`, clipped."""
-        low, high, value = self.min, self.max, min(max(value, self.min), self.max)
-        if self.scale == "one_minus_log":
-            low, high, value = 1 - low, 1 - high, 1 - value
-        linear = self.scale == "linear"
-        share = (value - low) / (high - low) if linear else math.log(value / low) / math.log(high / low)
-        return min(max(share, 0.0), 1.0)
 
     def validation_error(self) -> str | None:
         """Return why the bounds are invalid on this scale, or None."""

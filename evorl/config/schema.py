@@ -287,22 +287,6 @@ class ArchitectureLimits(Section):
         return self
 
 
-MAX_RUNS = 100
-
-
-def _is_initial(given: Any) -> Any:
-    listed = isinstance(given, list | tuple) and all(isinstance(each, str | Path) for each in given)
-    if given not in ("configured", "sampled") and not (listed and 1 <= len(given) <= MAX_RUNS):
-        raise ValueError(
-            f"{shown(given)} is neither 'configured' nor 'sampled' nor a list of 1 to {MAX_RUNS} directories of runs"
-        )
-    return given
-
-
-Initial = Annotated[Literal["configured", "sampled"] | tuple[UserPath, ...], BeforeValidator(_is_initial)]
-"""The settings of initial agents, or the directories of runs around whose settings they are drawn."""
-
-
 class Evolution(Section):
     """The length of a generation, and how the next one's agents are made from its own."""
 
@@ -313,11 +297,9 @@ class Evolution(Section):
     """Generations that end without selection and mutation. With `auto`, selection begins after a third of
     `training.max_steps`, which grows if a run is resumed with more steps before then. With eight agents or more it
     begins earlier if their ranks in successive generations correlate by 0.7; the ranks of fewer do so by chance."""
-    initial: Initial = "configured"
+    initial: Literal["configured", "sampled"] = "configured"
     """`sampled` draws each initial agent's hyperparameters evenly from their ranges, on their scales, and the sizes of
-    its layers from the limits of `architecture` where mutations may change them. A list of directories of earlier runs,
-    of the same environment and algorithm, draws them around the settings of the best agents there; every fourth agent
-    is drawn as by `sampled`. Weights are new in any case."""
+    its layers from the limits of `architecture` where mutations may change them."""
     selection: Selection = Selection()
     mutation: Mutation = Mutation()
     hyperparameters: Annotated[dict[str, HyperparameterRange] | None, BeforeValidator(with_dotted_names)] = None
@@ -338,11 +320,6 @@ class Evolution(Section):
     def ranks_kept(self) -> int:
         """The number of generations of which agents keep their ranks."""
         return max(self.selection.memory if self.selection.memory > 1 else 0, 2 if self.burn_in == "auto" else 0)
-
-    @property
-    def earlier_runs(self) -> tuple[Path, ...]:
-        """Return the directories of the runs that `initial` lists; empty if it lists none."""
-        return () if isinstance(self.initial, str) else self.initial
 
 
 MAX_COPIES = 2**16
@@ -606,7 +583,6 @@ class Config(Section, Generic[Settings]):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         self._check_population()
-        self._check_first_settings()
         self._check_replay()
         environments = self.first_environment_hyperparameters()
         if self.evaluation.fitness == "training":
@@ -639,14 +615,6 @@ class Config(Section, Generic[Settings]):
             raise ValueError(
                 f"environment.num_envs: {self.environment.num_envs} for each of {size} agents make more than "
                 f"{MAX_COPIES} environments"
-            )
-
-    def _check_first_settings(self) -> None:
-        """Raise ValueError if more than one thing decides the agents' first settings."""
-        evolution = self.evolution
-        if evolution.earlier_runs and self.population.from_ is not None:
-            raise ValueError(
-                "evolution.initial: the agents of population.from keep their own settings; leave one of them out"
             )
 
     def _check_replay(self) -> None:

@@ -36,8 +36,6 @@ MAX_CONVOLUTIONS = 6
 """The maximum number of convolutional layers that mutations may reach."""
 MAX_KERNEL = 9
 """The width to which mutations let kernels grow."""
-SPREAD = 1 / 6
-"""Standard deviation of initial settings around those of an earlier run's agent, as a share of the range's width."""
 DEPTH = ".residual_layers"
 """Ends the target of a mutation that adds or removes a residual layer after a layer."""
 MERGED = "merged into the next"
@@ -196,35 +194,16 @@ def mutate_dormant(agent: Agent, context: Context, rng: np.random.Generator) -> 
     return Mutation("dormant", f"units reset in {groups}", None, sum(counts.values())) if counts else None
 
 
-def sample_hyperparameters(
-    hyperparameters: Mapping[str, float],
-    ranges: Mapping[str, HyperparameterRange],
-    rng: np.random.Generator,
-    center: Mapping[str, float],
-) -> dict[str, float]:
-    """Draw the hyperparameters that have a range, on the range's scale; others are kept.
-
-    Those in `center` come from a normal distribution around their value there, with a standard deviation of `SPREAD` of
-    the range's width, and are clipped to the range. The rest are drawn uniformly.
-    """
-    shares = {
-        name: range.share_of(center[name]) + SPREAD * rng.standard_normal() if name in center else rng.random()
-        for name, range in ranges.items()
-    }
-    return {**hyperparameters, **{name: ranges[name].at(share) for name, share in shares.items()}}
+def sample_hyperparameters(ranges: Mapping[str, HyperparameterRange], rng: np.random.Generator) -> dict[str, float]:
+    """Draw the hyperparameters that have a range, uniformly on the range's scale."""
+    return {name: range.at(rng.random()) for name, range in ranges.items()}
 
 
-def sample_sizes(
-    shape: Architecture, limits: ArchitectureLimits, rng: np.random.Generator, center: Mapping[str, int]
-) -> Architecture:
-    """Draw units and channels, for the same number of layers.
-
-    Groups in `center` come from a log-normal distribution around their size there, with a standard deviation of
-    `SPREAD` of the logarithmic width of the limits, to which draws are clipped. The rest are drawn log-uniformly.
-    """
+def sample_sizes(shape: Architecture, limits: ArchitectureLimits, rng: np.random.Generator) -> Architecture:
+    """Draw units and channels log-uniformly within the limits, for the same number of layers."""
     for group, (low, high) in _bounds(shape, limits).items():
-        first, shares = (center[group], SPREAD * rng.standard_normal()) if group in center else (low, rng.random())
-        shape = shape.resized(group, min(max(round(first * (high / low) ** shares), low), high))
+        size = round(low * (high / low) ** rng.random())
+        shape = shape.resized(group, min(max(size, low), high))
     return shape
 
 

@@ -1,7 +1,6 @@
 """Populations of agents: initialisation, policies, learners and evaluation."""
 
 from evorl.population.initial import (
-    Predecessor,
     check_agents,
     check_environment_hyperparameters,
     check_memory,
@@ -14,7 +13,6 @@ from evorl.population.policy import Policy
 __all__ = [
     "Learner",
     "Policy",
-    "Predecessor",
     "check_agents",
     "check_environment_hyperparameters",
     "check_memory",

@@ -3,61 +3,43 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 
-import numpy as np
 from pydantic import TypeAdapter
 
 from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig, Evolution, check_name
 from evorl.config.fields import ENVIRONMENT
 from evorl.envs.spaces import choices
-from evorl.evolution.mutation import (
-    MAX_CONVOLUTIONS,
-    sample_hyperparameters,
-    sample_sizes,
-)
+from evorl.evolution.mutation import MAX_CONVOLUTIONS, sample_hyperparameters, sample_sizes
 from evorl.networks import ACTIVATIONS
 from evorl.networks.stack import check_network, new_tensors
 from evorl.seeding import numpy_generator, torch_generator
 from evorl.system.formats import MAX_HEADER_BYTES, header_bytes
 from evorl.system.processes import check_room
-from evorl.types import INITIAL, ROLES, Agent, AgentState, Architecture, UserError
+from evorl.types import ROLES, Agent, AgentState, Architecture, UserError
 
 ARCHITECTURE = TypeAdapter(Architecture)
-EXPLORES = 4
-"""Every `EXPLORES`-th initial agent ignores the earlier runs, so that a population can escape misleading settings."""
 
 
-@dataclass(frozen=True)
-class Predecessor:
-    """The settings of an agent of an earlier run, around which initial agents' settings are drawn.
-
-    `name` identifies that agent in the lineage; `sizes` are the sizes of each network's groups of units.
-    """
-
-    name: str
-    hyperparameters: Mapping[str, float]
-    sizes: Mapping[str, Mapping[str, int]]
-
-
-def initial_population(
-    config: AnyConfig, algorithm: Algorithm, predecessors: Sequence[Predecessor] = ()
-) -> list[Agent]:
+def initial_population(config: AnyConfig, algorithm: Algorithm) -> list[Agent]:
     """Create the first generation.
 
-    Agents differ only in their random weights or, unless `evolution.initial` is `configured`, also in whatever
-    evolution may change: drawn from the whole ranges, or around one of the `predecessors`, chosen uniformly.
+    Agents differ only in their random weights or, if `evolution.initial` is `sampled`, also in whatever evolution may
+    change: hyperparameters are then drawn from their ranges, and sizes of layers from their limits.
     """
     agents, evolution = [], config.evolution
     for id in range(config.population.size):
         generator = torch_generator(config.seed, generation=0, rank=id, purpose="first parameters")
         agent = _founder(id, config, algorithm)
-        if evolution.initial != "configured":
+        if evolution.initial == "sampled":
             rng = numpy_generator(config.seed, generation=0, rank=id, purpose="first hyperparameters")
-            is_near = predecessors and id % EXPLORES < EXPLORES - 1
-            _sample(agent, predecessors[int(rng.integers(len(predecessors)))] if is_near else None, evolution, rng)
+            agent.hyperparameters |= sample_hyperparameters(evolution.hyperparameters or {}, rng)
+            if evolution.mutation.architecture > 0:
+                agent.architectures = {
+                    name: sample_sizes(shape, evolution.architecture, rng)
+                    for name, shape in agent.architectures.items()
+                }
         new_tensors(algorithm.networks, agent, generator)
         agents.append(agent)
     return agents
@@ -72,23 +54,6 @@ def _founder(id: int, config: AnyConfig, algorithm: Algorithm) -> Agent:
         tensors={},
         state=AgentState(acting=algorithm.initial_state()),
     )
-
-
-def _sample(agent: Agent, near: Predecessor | None, evolution: Evolution, rng: np.random.Generator) -> None:
-    """Draw the agent's settings, and the sizes of its layers if mutations may change them.
-
-    They come from the whole ranges or, if given, from around a predecessor's, whose name is recorded.
-    """
-    ranges, center = evolution.hyperparameters or {}, near.hyperparameters if near is not None else {}
-    agent.hyperparameters = sample_hyperparameters(agent.hyperparameters, ranges, rng, center)
-    if evolution.mutation.architecture > 0:
-        sizes = near.sizes if near is not None else {}
-        agent.architectures = {
-            name: sample_sizes(shape, evolution.architecture, rng, sizes.get(name, {}))
-            for name, shape in agent.architectures.items()
-        }
-    if near is not None:
-        agent.mutation = replace(INITIAL, target=near.name)
 
 
 def check_population_size(config: AnyConfig, algorithm: Algorithm) -> None:

@@ -173,17 +173,14 @@ def launched(config: AnyConfig, bf16: bool) -> AnyConfig:
     """
     if bf16 and config.network.bf16 is False:
         raise UserError("network.bf16: false, and accelerate's mixed_precision is 'bf16'; leave one of them out")
-    run, network, population, evolution = config.run, config.network, config.population, config.evolution
-    league = config.league
+    run, network, population, league = config.run, config.network, config.population, config.league
     run = run.model_copy(update={"directory": run.directory.absolute()})
     network = network.model_copy(update={"bf16": bf16 if network.bf16 is None else network.bf16})
     if population.from_ is not None and not is_on_hub(population.from_):
         population = population.model_copy(update={"from_": population.from_.absolute()})
-    if evolution.earlier_runs:
-        evolution = evolution.model_copy(update={"initial": tuple(path.absolute() for path in evolution.earlier_runs)})
     if league is not None and is_run(league.benchmark):
         league = league.model_copy(update={"benchmark": str(Path(league.benchmark).absolute())})
-    update = {"run": run, "network": network, "population": population, "evolution": evolution, "league": league}
+    update = {"run": run, "network": network, "population": population, "league": league}
     return config.model_copy(update=update)
 
 
@@ -288,7 +285,7 @@ def _check_ranges(config: AnyConfig, algorithm: Algorithm) -> None:
         for end, value in (("min", range.min), ("max", range.max)):
             if reason := algorithm.validation_error({**first, name: value}):
                 raise UserError(f"evolution.hyperparameters.{name}.{end}: with {value:g}: {reason}")
-    chosen = evolution.initial != "configured" or config.population.from_
+    chosen = evolution.initial == "sampled" or config.population.from_
     if chosen or not is_first_rank():
         return
     first |= config.first_environment_hyperparameters()

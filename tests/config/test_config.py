@@ -182,8 +182,7 @@ def test_paths_may_begin_with_the_home_directory(tmp_path, monkeypatch):
     assert config("run.directory='~'", "run.name='~'").run.directory == tmp_path
     assert config("run.name='~'").run.name == "~", "a name is no path of its own"
     assert config("population.from=~/a").population.from_ == tmp_path / "a"
-    initial = config("evolution.initial=[~/a, b~/c]").evolution.initial
-    assert initial == (tmp_path / "a", Path("b~/c"))
+    assert config("population.from=b~/c").population.from_ == Path("b~/c")
     benchmarks = {"~/a": f"{tmp_path}/a"} | {name: name for name in ("random", "my.game:player", "./a")}
     assert [config(f"league.benchmark={each}").league.benchmark for each in benchmarks] == [*benchmarks.values()]
     assert str(config("population.from=hf:ME/a").population.from_) == "hf:ME/a"

@@ -473,9 +473,7 @@ def test_resampled_and_first_values_are_drawn_evenly_on_the_scale(scale):
     assert (span.at(0.0), span.at(1.0)) == pytest.approx((low, high))
     rng = np.random.default_rng(0)
     moves = walk(SimpleNamespace(settings=SimpleNamespace(hyperparameters={name: span})), name, start, 2000, rng)
-    first = np.array(
-        [sample_hyperparameters({name: start, "other": 3.0}, {name: span}, rng, {})[name] for _ in range(2000)]
-    )
+    first = np.array([sample_hyperparameters({name: span}, rng)[name] for _ in range(2000)])
     for values in (moves, first):
         share = np.sort((place(values) - place(np.array(low))) / (place(np.array(high)) - place(np.array(low))))
         # The statistic of Kolmogorov and Smirnov; 1.63 / sqrt(n) is exceeded once in a hundred times.

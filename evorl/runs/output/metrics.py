@@ -147,7 +147,7 @@ def perturbed(config: AnyConfig) -> frozenset[str]:
     """
     evolution = config.evolution
     names: set[str] = set()
-    if evolution.initial != "configured":
+    if evolution.initial == "sampled":
         names |= set(evolution.hyperparameters or ())
     if config.population.size > 1:
         names |= set(evolution.hyperparameters or ()) if evolution.mutation.hyperparameters else set()
