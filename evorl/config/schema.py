@@ -235,19 +235,14 @@ class Mutation(Section):
     """The activation is another of `architecture.activations`."""
     hyperparameters: Weight = 0.2
     """A hyperparameter is perturbed or redrawn within its range."""
-    dormant: Weight = 0.0
-    """Units that hardly learn any more are reset: incoming weights are redrawn, and outgoing weights become zero."""
     new_layer: Fraction = 0.2
     """The share of architecture mutations that add or remove a layer rather than units."""
     strength: Positive = 0.02
     """Standard deviation of parameter noise, relative to each weight."""
-    dormant_threshold: Annotated[float, Field(ge=0, lt=1)] = 0.025
-    """The largest gradient of a dormant unit's incoming weights, relative to the mean of its layer. Both are running
-    means over some 1,000 updates, so a unit falls below 0.025 about 7,400 updates after its gradients have ceased."""
 
     def weights(self) -> dict[str, float]:
         """Return the weight of each kind of mutation by name."""
-        return {name: value for name, value in self if name not in ("new_layer", "strength", "dormant_threshold")}
+        return {name: value for name, value in self if name not in ("new_layer", "strength")}
 
     @model_validator(mode="after")
     def _something_can_happen(self) -> Self:

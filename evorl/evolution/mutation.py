@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from textwrap import shorten
 
 import numpy as np
 import torch
@@ -17,7 +16,6 @@ import torch
 from evorl.config import ArchitectureLimits, Evolution
 from evorl.config.fields import HyperparameterRange
 from evorl.networks.parameters import (
-    activity,
     added_exp_avg_sq,
     fresh_roles,
     grow,
@@ -25,7 +23,6 @@ from evorl.networks.parameters import (
     initialise,
     joined,
     newborn_exp_avg_sq,
-    renew,
     shrink,
 )
 from evorl.networks.stack import NetworkSpec
@@ -172,28 +169,6 @@ def _torch_generator(rng: np.random.Generator) -> torch.Generator:
     return torch.Generator().manual_seed(int(rng.integers(2**62)))
 
 
-def mutate_dormant(agent: Agent, context: Context, rng: np.random.Generator) -> Mutation | None:
-    """Reset the units whose `activity` is at most `dormant_threshold`, in all layers, encoders and recurrent cells.
-
-    Dormant units are reset as in ReDo (arXiv 2302.12902), and found by their gradients as in ReGraMa (arXiv
-    2505.24061). Adam's second moments remember the gradients, so no data is needed. Where a unit's gradients cease, its
-    activity halves every 1,386 updates, and falls from 1 to ReDo's threshold of 0.025 in 7,400. A unit that was reset
-    starts with an activity of about 1, so it has as long to come into use.
-    """
-    networks, threshold, counts = context.networks, context.settings.mutation.dormant_threshold, dict[str, int]()
-    for name in networks:
-        shape, generator = agent.architectures[name], _torch_generator(rng)
-        specs, sizes = networks[name].network.specs(shape), shape.sizes()
-        # A reset changes the moments that the next layer's activity is read from.
-        activities = {group: activity(specs, agent.tensors[name][EXP_AVG_SQ], group) for group in sizes}
-        for group, active in activities.items():
-            if active is not None and (dormant := active <= threshold).any():
-                agent.tensors[name] = renew(specs, sizes, agent.tensors[name], group, dormant, generator)
-                counts[_of(name, networks) + group] = int(dormant.sum())
-    groups = shorten(", ".join(counts), 200, placeholder=" and others")
-    return Mutation("dormant", f"units reset in {groups}", None, sum(counts.values())) if counts else None
-
-
 def sample_hyperparameters(ranges: Mapping[str, HyperparameterRange], rng: np.random.Generator) -> dict[str, float]:
     """Draw the hyperparameters that have a range, uniformly on the range's scale."""
     return {name: range.at(rng.random()) for name, range in ranges.items()}
@@ -304,7 +279,6 @@ MUTATIONS: Mapping[str, Mutate] = {
     "parameters": mutate_parameters,
     "activation": mutate_activation,
     "hyperparameters": mutate_hyperparameter,
-    "dormant": mutate_dormant,
 }
 
 

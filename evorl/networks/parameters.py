@@ -206,32 +206,6 @@ def shrink(specs: Specs, roles: Roles, group: str, kept: Tensor) -> Roles:
     return shrunk
 
 
-def renew(
-    specs: Specs, sizes: Mapping[str, int], roles: Roles, group: str, units: Tensor, generator: torch.Generator
-) -> Roles:
-    """Reset the marked `units` [S, N] of `group`, in each of its S branches, as in ReDo (arXiv 2302.12902).
-
-    They become like units that `grow` adds: random incoming and zero outgoing weights, and the other units' mean
-    `exp_avg_sq`. Nothing else changes, not even buffers: if layer norm statistics excluded reset units, none would
-    be left in the end. At least one unit per branch must stay.
-    """
-    renewed = {role: dict(tensors) for role, tensors in roles.items()}
-    for branch, marked in enumerate(units):
-        kept, reset = (~marked).nonzero().flatten(), marked.nonzero().flatten()
-        grown = grow(specs, sizes, _selected(specs, roles, group, kept), group, generator)
-        drawn = _selected(specs, grown, group, torch.cat((kept, reset)).argsort())
-        for role, tensors in renewed.items():
-            for name in [name for name in tensors if specs[name].trained and group in specs[name].axes]:
-                if len(units) == 1:
-                    tensors[name] = drawn[role][name]
-                elif specs[name].branches:
-                    tensors[name] = tensors[name].clone()
-                    tensors[name][branch] = drawn[role][name][branch]
-                elif specs[name].branch in (None, branch):
-                    tensors[name] = drawn[role][name]
-    return renewed
-
-
 def _selected(specs: Specs, roles: Roles, group: str, units: Tensor) -> Roles:
     """Index the units of `group` by `units`, in the tensors of all roles."""
     selected = {role: dict(tensors) for role, tensors in roles.items()}
@@ -252,25 +226,6 @@ def importance(specs: Specs, parameters: Tensors, group: str) -> Tensor:
         for axis in spec.axes_read(group)
     ]
     return torch.stack(read).sum(0)
-
-
-def activity(specs: Specs, exp_avg_sq: Tensors, group: str) -> Tensor | None:
-    """Each unit's gradient magnitude relative to the mean of its branch [S, N], as in GraMa (arXiv 2505.24061).
-
-    It is the root mean square gradient of the unit's incoming weights, by Adam's `exp_avg_sq`; the bias correction
-    cancels. None for groups without incoming weights. A branch that never had a gradient has NaN.
-    """
-    squares = [
-        exp_avg_sq[name].movedim(axis, -1).reshape(spec.branches or 1, -1, exp_avg_sq[name].shape[axis])
-        for name, spec in specs.items()
-        if spec.is_weight
-        for axis, axis_group in enumerate(spec.axes)
-        if axis_group == group and axis not in spec.axes_read(group)
-    ]
-    if not squares:
-        return None
-    magnitude = torch.cat(squares, 1).mean(1).sqrt()
-    return magnitude / magnitude.mean(1, keepdim=True)
 
 
 def _template(

@@ -50,7 +50,6 @@ LOOKS = {
     "parameters": Look("parameters (noise)", "#cc79a7", "triangle-up", "^"),
     "activation": Look("activation", "#009e73", "star", "*"),
     "migration": Look("migration", "#56b4e9", "hexagon", "h"),
-    "dormant": Look("dormant units reset", "#d55e00", "pentagon", "p"),
 }
 
 

@@ -198,10 +198,6 @@ ACTS = {
     "evolution.mutation.parameters": Evolves("9"),
     "evolution.mutation.activation": Evolves("9"),
     "evolution.mutation.hyperparameters": Evolves("9"),
-    "evolution.mutation.dormant": Evolves("9"),
-    "evolution.mutation.dormant_threshold": (
-        "evolution/test_dormant.py::test_the_threshold_says_how_little_a_dormant_unit_may_learn"
-    ),
     "evolution.mutation.new_layer": Evolves("1"),
     "evolution.mutation.strength": Evolves("1"),
     "evolution.hyperparameters.NAME.min": Evolves("5e-5", LIMITS),
