@@ -284,8 +284,8 @@ class Agent:
 
     `architectures` and `tensors` are those of each of its networks; tensors are by role, in their unpadded shapes.
     `parent` is the id of the agent it was copied from, `parent_generation` the generation after which that happened.
-    `fault` says why it stopped learning before its generation ended. `ranks` are its fitness ranks in recent
-    generations, between 0 (worst) and 1 (best), as many as selection uses; a new agent starts with its parent's.
+    `fault` says why it stopped learning before its generation ended. `ranks` are its fitness ranks in the last
+    two generations, between 0 (worst) and 1 (best), with `burn_in: auto`; a new agent starts with its parent's.
     """
 
     id: int

@@ -208,9 +208,6 @@ class Selection(Section):
     replace: Rate = 0.25
     """The share of the population, the worst agents, that children replace; the others train on unchanged. With 1 a
     tournament replaces all but the elite; `truncation` replaces half at most."""
-    memory: Annotated[int, Field(ge=1, le=100, strict=True)] = 1
-    """Generations over which agents are compared: with 1 by fitness, with more by the mean of an agent's ranks in these
-    generations. A new agent inherits its parent's ranks."""
     periods: Annotated[tuple[Size, ...], Field(min_length=1, max_length=100)] = (1, 2, 5, 10)
     """For `multi_frequency`: the generations from one evolution to the next, of each part of the population. Each needs
     four agents or more."""
@@ -310,11 +307,6 @@ class Evolution(Section):
     `rating` is the agents' Elo rating from the matches of the generation, and the elite is then the agent with the
     highest rating, without a confirmation; its score and target are its mean result (1 a win, 0.5 a draw) against
     `league.benchmark`."""
-
-    @property
-    def ranks_kept(self) -> int:
-        """The number of generations of which agents keep their ranks."""
-        return max(self.selection.memory if self.selection.memory > 1 else 0, 2 if self.burn_in == "auto" else 0)
 
 
 MAX_COPIES = 2**16

@@ -15,6 +15,8 @@ from evorl.types import MIGRATED, MIGRATION, RESTORED, Agent, Mutation
 
 TRUSTED_CORRELATION, LATEST_SHARE = 0.7, 1 / 3
 """`burn_in: auto` ends once ranks of successive generations correlate by this, or this share of steps is spent."""
+RANKED_GENERATIONS = 2
+"""The number of newest generations whose ranks agents carry."""
 FEWEST_RANKED = 8
 """Agents whose ranks are compared at least: random ranks correlate by 0.7 in half of the generations of two agents, in
 17 % of those of four, and in 3 % of those of eight."""
@@ -165,13 +167,12 @@ def ranks(fitness: NDArray[np.float64], among: NDArray[np.float64]) -> NDArray[n
 
 
 def note_ranks(agents: Sequence[Agent], settings: Evolution) -> None:
-    """Append each agent's rank in this generation to its record, which goes back as far as the settings read it."""
-    kept = settings.ranks_kept
-    if not kept:
+    """With `burn_in: auto`, record each agent's rank in this generation after that in the last one."""
+    if settings.burn_in != "auto":
         return
     fitness = _fitness_of(agents)
     for agent, rank in zip(agents, ranks(fitness, fitness), strict=True):
-        agent.ranks = (*agent.ranks, float(rank))[-kept:]
+        agent.ranks = (*agent.ranks, float(rank))[-RANKED_GENERATIONS:]
 
 
 def rank_correlation(agents: Sequence[Agent]) -> float | None:
@@ -180,7 +181,7 @@ def rank_correlation(agents: Sequence[Agent]) -> float | None:
     It shows how reliable fitness is: pure noise would rank agents at random in every generation. None where it is
     undefined, and of fewer than `FEWEST_RANKED` agents, whose ranks correlate by chance.
     """
-    last = np.array([agent.ranks[-2:] for agent in agents if len(agent.ranks) >= 2])
+    last = np.array([agent.ranks for agent in agents if len(agent.ranks) == RANKED_GENERATIONS])
     if len(last) < FEWEST_RANKED or not last.std(0).all():
         return None
     return float(np.corrcoef(last.T)[0, 1])
@@ -204,18 +205,6 @@ def begins(settings: Evolution, generation: int, correlation: float | None, shar
 
 def _fitness_of(agents: Sequence[Agent]) -> NDArray[np.float64]:
     return np.array([np.nan if agent.fitness is None else agent.fitness for agent in agents])
-
-
-def _scores(candidates: Sequence[Agent], memory: int) -> NDArray[np.float64]:
-    """Each candidate's fitness or, with a `memory` of several generations, its mean rank over these.
-
-    A new agent has its parent's ranks.
-    """
-    fitness = _fitness_of(candidates)
-    if memory == 1:
-        return fitness
-    means = np.array([np.mean(agent.ranks[-memory:]) if agent.ranks else np.nan for agent in candidates])
-    return np.where(np.isnan(fitness), np.nan, means)
 
 
 def _settle(migrant: Agent, other: Agent | None) -> Mutation:
@@ -246,17 +235,16 @@ def evolve(
     population of one trains on without selection and mutation: nothing would tell whether a mutation made it better,
     and the archive would reset it to its own past.
     """
-    if context.settings.ranks_kept:
+    if context.settings.burn_in == "auto":
         # An archived agent's last rank made it the elite, perhaps by luck, which its children would inherit: only its
         # present rank counts.
         now = ranks(_fitness_of(archive), _fitness_of(agents))
         archive = [replace(agent, ranks=(float(rank),)) for agent, rank in zip(archive, now, strict=True)]
     candidates = [*archive, *agents]
     selection = context.settings.selection
-    scores = _scores(candidates, selection.memory)
     # An archived agent is older than those of the population, also than the one with its id that trained on.
     ids = [*range(-len(archive), 0), *(agent.id for agent in agents)]
-    competing = Candidates(scores, len(archive), generation, ids)
+    competing = Candidates(_fitness_of(candidates), len(archive), generation, ids)
     evolved = []
     name = selection.name if selects and len(agents) > 1 else "none"
     for offspring in SELECTIONS[name](competing, selection, rng):

@@ -12,6 +12,7 @@ from evorl.config import AnyConfig, Evolution, check_name
 from evorl.config.fields import ENVIRONMENT
 from evorl.envs.spaces import choices
 from evorl.evolution.mutation import MAX_CONVOLUTIONS, sample_hyperparameters, sample_sizes
+from evorl.evolution.selection import RANKED_GENERATIONS
 from evorl.networks import ACTIVATIONS
 from evorl.networks.stack import check_network, new_tensors
 from evorl.seeding import numpy_generator, torch_generator
@@ -64,7 +65,7 @@ def check_population_size(config: AnyConfig, algorithm: Algorithm) -> None:
     size = config.population.size
     agent = _founder(10**9, config, algorithm)
     agent.architectures = {name: _grown(shape, config.evolution) for name, shape in agent.architectures.items()}
-    agent.ranks = (1 / 3,) * config.evolution.ranks_kept
+    agent.ranks = (1 / 3,) * RANKED_GENERATIONS
     tensors = []
     for module, spec in algorithm.networks.items():
         shape = agent.architectures[module]

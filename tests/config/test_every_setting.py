@@ -186,9 +186,6 @@ ACTS = {
     "evolution.selection.name": Evolves("none"),
     "evolution.selection.size": Evolves("4"),
     "evolution.selection.replace": Evolves("0.25"),
-    "evolution.selection.memory": (
-        "evolution/test_evolution.py::test_with_a_memory_agents_are_compared_by_their_mean_rank"
-    ),
     "evolution.selection.periods": Evolves("[2]", "evolution.selection={name: multi_frequency, periods: [1]}"),
     "evolution.selection.archive": (
         "runs/test_elite.py::test_the_archive_competes_for_so_many_generations_and_no_longer"

@@ -160,45 +160,24 @@ def test_ranks_are_the_share_of_the_others_beaten():
     assert ranks(fitness, fitness).tolist() == [0.75, 0.125, 0.375, 0.75]
 
 
-def test_ranks_are_kept_as_far_back_as_they_are_read_and_children_have_their_parents():
-    members, settings = agents([1.0, 2.0]), context("evolution.selection.memory=3").settings
+def test_the_ranks_of_two_generations_are_kept_and_children_have_their_parents():
+    members = agents([1.0, 2.0])
     note_ranks(members, context("evolution.burn_in=0").settings)
     assert members[0].ranks == ()
-    for _ in range(5):
-        note_ranks(members, settings)
-    assert members[1].ranks == (0.75,) * 3
+    for _ in range(3):
+        note_ranks(members, context("evolution.burn_in=auto").settings)
+    assert members[1].ranks == (0.75,) * 2
     assert members[1].child(5).ranks == members[1].ranks
 
 
-def test_with_a_memory_agents_are_compared_by_their_mean_rank():
-    """The third had luck once; without a memory it would be the elite and a parent."""
-    members = agents([2.0, 1.0, 3.0, 0.0])
-    for member, past in zip(members, [(1.0, 0.9), (0.6, 0.6), (0.0, 0.1), (0.3, 0.3)], strict=True):
-        member.ranks = past
-    settings = "evolution.selection={memory: 3, replace: 0.5, size: 2}"
-    note_ranks(members, context(settings).settings)
-    assert members[2].ranks == (0.0, 0.1, 0.875)
-    none = "evolution.mutation={none: 1, architecture: 0, parameters: 0, hyperparameters: 0}"
-    evolved = evolve(members, context(settings, none), 10, np.random.default_rng(0))
-    assert [member.id for member in evolved] == [0, 1, 10, 11]
-    assert {member.parent for member in evolved[2:]} == {0}
-    without = evolve(members, context(settings.replace("memory: 3, ", ""), none), 10, np.random.default_rng(0))
-    assert {member.parent for member in without if member.id >= 10} == {2}
-
-
-def test_the_archive_is_ranked_in_the_population_by_its_fitness_now():
-    members = agents([2.0, 1.0, 3.0, 0.0])
-    here = context("evolution.selection={memory: 3, replace: 0.25, size: 4}")
+def test_a_child_from_the_archive_has_its_parents_rank_in_the_population_now():
+    members, here = agents([2.0, 1.0, 3.0, 0.0]), context("evolution.selection={replace: 0.25, size: 4}")
     note_ranks(members, here.settings)
     past = agent(id=0)
-    past.fitness, past.ranks = 2.5, (1.0, 1.0)
-    evolved = evolve(members, here, 10, np.random.default_rng(0), archive=[past], archived=3)
-    parents = [member.parent_generation for member in evolved if member.id >= 10]
-    assert parents == [1], "it ranks at 0.75 now, and that it won once may have been luck"
     past.fitness, past.ranks = 9.0, (0.0, 0.0)
     evolved = evolve(members, here, 10, np.random.default_rng(0), archive=[past], archived=3)
     (child,) = [member for member in evolved if member.id >= 10]
-    assert (child.parent_generation, child.ranks) == (3, (1.0,)), "its child does not inherit earlier ranks either"
+    assert (child.parent_generation, child.ranks) == (3, (1.0,)), "its child does not inherit earlier ranks"
 
 
 @pytest.mark.parametrize(

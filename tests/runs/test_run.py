@@ -288,7 +288,7 @@ def test_a_generation_has_whole_rollouts(in_directory):
 
 def test_selection_waits_for_ranks_that_can_be_trusted_and_says_when_it_begins(in_directory, capsys):
     """At the latest after a third of the steps; a resumed run goes on with the ranks that its agents had."""
-    overrides = ["evolution.burn_in=auto", "evolution.selection={replace: 0.25, memory: 2}", "population.size=4"]
+    overrides = ["evolution.burn_in=auto", "evolution.selection.replace=0.25", "population.size=4"]
     assert train("run.name=a", *overrides) == 0
     said = "".join(capsys.readouterr())
     rows = lines(in_directory / "runs" / "a" / "metrics.jsonl")
