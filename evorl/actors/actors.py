@@ -34,7 +34,7 @@ from evorl.types import Agent, EvorlWarning, UserError
 def max_staleness(config: AnyConfig, algorithm: Algorithm, copies: int, agents: Sequence[Agent] = ()) -> int:
     """The largest accepted staleness of a rollout, in updates, for `agents` and for the configured settings.
 
-    Raises UserError if it would reject many rollouts.
+    It is twice the most that full queues and `actors.fetch_steps` can cause.
     """
     actors, pace = config.actors, algorithm.pace(copies)
     assert actors is not None
@@ -50,15 +50,7 @@ def max_staleness(config: AnyConfig, algorithm: Algorithm, copies: int, agents: 
     else:
         # A batch of several rollouts has all its updates at once.
         behind = math.ceil(waiting * steps / pace.steps) * math.ceil(pace.updates)
-    if actors.max_staleness is None:
-        return 2 * behind
-    if actors.max_staleness < behind:
-        raise UserError(
-            f"actors.max_staleness: with {waiting} rollouts on their way (actors.count, actors.queue, "
-            f"actors.fetch_steps) parameters can be {behind} updates behind, and much of what actors do would be "
-            f"discarded; use at least {behind}"
-        )
-    return actors.max_staleness
+    return 2 * behind
 
 
 def _most_updates(config: AnyConfig, agents: Sequence[Agent]) -> float:
@@ -183,7 +175,7 @@ class Actors(Closeable):
     def __init__(self, config: AnyConfig, placement: Placement, algorithm: Algorithm) -> None:
         """Start the process that forks actors.
 
-        Raises UserError if many rollouts would be too stale to learn from, or actors need too many open files.
+        Raises UserError if actors need too many open files.
         """
         assert config.actors is not None
         self._config = config
@@ -246,7 +238,7 @@ class Actors(Closeable):
         count, queue = self._settings.count, self._settings.queue
         make, first = self._message_type.slot(policy, self._config), not self._generation
         size = slot_size(make)
-        if first and self._settings.max_staleness is None:
+        if first:
             # Agents of another run may learn more often than the settings say.
             self._bound = max_staleness(self._config, self._algorithm, self._placement.copies, policy.agents)
         if first:

@@ -27,8 +27,11 @@ from evorl.types import EvorlWarning, RunFailed, UserError
 
 LOOK_EVERY = 0.5
 """Seconds between liveness checks."""
-STARTING = 60.0
-"""Seconds that an actor may take to create its environments, before its first step."""
+PATIENCE = 60.0
+"""Seconds without a step after which an actor that has a slot to fill is replaced, and without an answer after which
+the server is. Below `run.timeout`, so that the other ranks do not give up meanwhile."""
+RESTARTS = 3
+"""Consecutive replacements of an actor, or of the server, without a rollout in between, before the run gives up."""
 
 
 COUNT = struct.Struct("i")
@@ -97,14 +100,9 @@ class ActorProcess:
         """True if the actor was killed and all it sent is received; its helpers may hold its pipe open for ever."""
         return not self.process and not _unread(self.reader)
 
-    def is_late(self, now: float, beat: float, timeout: float) -> bool:
+    def is_late(self, now: float, beat: float) -> bool:
         """True if the actor has a slot to fill but no recent heartbeat; the last was at `beat`."""
-        limit = max(beat, self.began, self.asked) + self.patience(beat, timeout)
-        return bool(self.process and self.slots) and now > limit
-
-    def patience(self, beat: float, timeout: float) -> float:
-        """Seconds that the actor may take for its next step: more for the first, which comes after `began`."""
-        return timeout if beat > self.began else max(timeout, STARTING)
+        return bool(self.process and self.slots) and now > max(beat, self.began, self.asked) + PATIENCE
 
 
 class Supervisor:
@@ -127,7 +125,7 @@ class Supervisor:
         self._first = first
         self._selector = selectors.DefaultSelector()
         try:
-            self._server = ActorServer(context, settings.timeout)
+            self._server = ActorServer(context, PATIENCE)
         except BaseException:
             self._selector.close()
             raise
@@ -236,11 +234,10 @@ class Supervisor:
             # One that has filled all of its slots may be idle because the learner was busy, so it is not late.
             is_idle = _unread(actor.reader) >= len(actor.slots) * MESSAGE.size
             beat = float(self._board.beats[actor.index])
-            is_late = not is_idle and actor.is_late(now, beat, self._settings.timeout)
+            is_late = not is_idle and actor.is_late(now, beat)
             # Looked at twice: after a pause of all processes every actor is late until it steps again.
             if is_late and beat == actor.late_beat:
-                patience = actor.patience(beat, self._settings.timeout)
-                actor.hung = f"made no step for {patience:g} s (actors.timeout)"
+                actor.hung = f"made no step for {PATIENCE:g} s"
                 self._end(actor)
             actor.late_beat = beat if is_late else None
 
@@ -262,10 +259,8 @@ class Supervisor:
         """Replace the server, which is lost with all its actors. Raises RunFailed after several in a row."""
         lost = f"the process that starts actors ({self._server.process}) {why}"
         self._server_failures += 1
-        if self._server_failures > self._settings.max_restarts:
-            raise RunFailed(
-                f"{lost}; {self._server_failures} of them were lost without a rollout in between (actors.max_restarts)"
-            )
+        if self._server_failures > RESTARTS:
+            raise RunFailed(f"{lost}; {self._server_failures} of them were lost without a rollout in between")
         warnings.warn(f"{lost}; it and its actors are started again", EvorlWarning, stacklevel=2)
         self._server.kill()
         for actor in self._actors:
@@ -275,17 +270,17 @@ class Supervisor:
                 actor.failures -= 1
                 actor.process = 0
         with explaining_open_files(self._settings.count):
-            self._server = ActorServer(self._context, self._settings.timeout)
+            self._server = ActorServer(self._context, PATIENCE)
 
     def _replace(self, actor: ActorProcess) -> None:
         """Replace an actor that has ended. Raises RunFailed if several did without a message in between."""
         self._selector.unregister(actor.reader)
         actor.close()
         self._end(actor)
-        if actor.failures >= self._settings.max_restarts:
+        if actor.failures >= RESTARTS:
             raise RunFailed(
-                f"actor {self._number(actor)} ended {actor.failures + 1} times without a rollout in between "
-                f"(actors.max_restarts); {f'it {actor.hung}' if actor.hung else 'see its output above'}"
+                f"actor {self._number(actor)} ended {actor.failures + 1} times without a rollout in between; "
+                f"{f'it {actor.hung}' if actor.hung else 'see its output above'}"
             )
         if actor.hung:
             warnings.warn(f"actor {self._number(actor)} {actor.hung}; it is started again", EvorlWarning, stacklevel=2)

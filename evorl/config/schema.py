@@ -171,20 +171,11 @@ class ActorSettings(Section):
     queue: Annotated[int, Field(ge=1, le=256)] = 2
     """Rollout slots of an actor, for the one it is collecting and those that wait for the learner; it blocks if none is
     free."""
-    max_staleness: Annotated[int, Field(ge=0, le=10**9)] | None = None
-    """Updates by which a rollout's parameters may be behind when it is received; staler ones are discarded. Null is
-    twice the most that full queues and `fetch_steps` can cause."""
     fetch_steps: Count = 1
     """Steps of each environment after which an actor fetches the learner's parameters, at its next rollout; an actor
     of `a3c_shared` fetches them with each update that it makes."""
     lockstep: bool = False
     """For tests and debugging: actors take turns with the learner and each other, so that a run can be repeated."""
-    timeout: Seconds = 60.0
-    """Seconds without a step after which an actor that has something to do is replaced (at least 60 before its first
-    step), and seconds without an answer after which the process that starts actors is."""
-    max_restarts: Annotated[int, Field(ge=0, le=10**6)] = 3
-    """Consecutive replacements of an actor, or of the process that starts them, without a rollout in between, before
-    the run gives up."""
 
 
 def with_dotted_names(given: Any) -> Any:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 
-from evorl.actors.actors import max_staleness
 from evorl.algorithms import SETTINGS, Algorithm, make_algorithm
 from evorl.config import AnyConfig, check_name, validate
 from evorl.config.fields import BENCHMARK, ENVIRONMENT, RATING, RETURN, as_configured
@@ -269,8 +268,6 @@ def _try_environment(config: AnyConfig, trains: bool, ranks: int) -> None:
                 opponent_of(benchmark_of(config), BENCHMARK, Task(config.environment, one.interface))
                 if config.league.learn_from == "both":
                     one.play_both_seats()
-        if config.actors is not None:
-            max_staleness(config, algorithm, copies)
         one.try_step()
         if (wide := wide_bounds(one.interface.action, config.environment.id)) and is_first_rank():
             warnings.warn(f"environment.id: {wide}", EvorlWarning, stacklevel=3)

@@ -11,16 +11,17 @@ from pathlib import Path
 import psutil
 import pytest
 from helpers import faults
-from helpers.learning import SETTINGS, Learning, all_gone, descendants
-from helpers.support import config, error_line, train
+from helpers.learning import Learning, all_gone, descendants
+from helpers.support import config
 
-from evorl.actors import server
+from evorl.actors import server, supervisor
 from evorl.types import EvorlWarning, RunFailed, UserError
 
 
-def test_actors_that_die_or_hang_are_replaced_and_all_end_with_the_learner():
+def test_actors_that_die_or_hang_are_replaced_and_all_end_with_the_learner(monkeypatch):
+    monkeypatch.setattr(supervisor, "PATIENCE", 10.0)
     others = descendants()
-    with Learning("actors={count: 2, timeout: 3}") as learning:
+    with Learning("actors={count: 2}") as learning:
         learning.learn(20)
         first = learning.actors.processes
         os.kill(first[0], signal.SIGKILL)
@@ -30,7 +31,7 @@ def test_actors_that_die_or_hang_are_replaced_and_all_end_with_the_learner():
         assert learning.actors.processes[1] == first[1]
         stopped = learning.actors.processes[0]
         os.kill(stopped, signal.SIGSTOP)
-        with pytest.warns(EvorlWarning, match=r"actor 0 made no step for 3 s \(actors.timeout\); it is started again"):
+        with pytest.warns(EvorlWarning, match=r"actor 0 made no step for 10 s; it is started again"):
             learn_until_replaced(learning, {stopped, 0})
         learning.learn(10)
         figures = learning.actors.pop_metrics(learning.placement)
@@ -51,7 +52,7 @@ def test_actors_that_die_or_hang_are_replaced_and_all_end_with_the_learner():
 )
 def test_a_server_that_is_killed_or_stopped_is_replaced_with_its_actors(number, why, monkeypatch):
     monkeypatch.setattr(server, "STOPPED", 1.0)
-    with Learning("actors={count: 2, max_restarts: 1}") as learning:
+    with Learning("actors={count: 2}") as learning:
         learning.learn(4)
         lost = {learning.actors.server, *learning.actors.processes}
         os.kill(learning.actors.server, number)
@@ -71,8 +72,9 @@ def learn_until_replaced(learning, lost):
         learning.learn(1)
 
 
-def test_a_server_that_cannot_live_is_given_up():
-    with Learning("actors={count: 1, max_restarts: 0}") as learning:
+def test_a_server_that_cannot_live_is_given_up(monkeypatch):
+    monkeypatch.setattr(supervisor, "RESTARTS", 0)
+    with Learning("actors={count: 1}") as learning:
         learning.learn(1)
         os.kill(learning.actors.server, signal.SIGKILL)
         with pytest.raises(RunFailed, match="has ended; 1 of them were lost without a rollout in between"):
@@ -107,7 +109,7 @@ def test_too_many_actors_for_the_limit_of_open_files_are_refused_in_one_line(spa
 
 def test_no_update_of_shared_parameters_is_lost_though_actors_are_killed():
     shared = "algorithm={name: a3c_shared, rollout_steps: 5}"
-    with Learning(shared, "actors={count: 2, max_staleness: 1000000}") as learning:
+    with Learning(shared, "actors={count: 2}") as learning:
         kills = 0
         for _ in range(5):
             os.kill(learning.actors.processes[kills % 2], signal.SIGKILL)
@@ -150,7 +152,6 @@ def test_actors_wait_for_the_learner_and_follow_it_into_the_next_generation():
     ("error", "overrides", "message"),
     [
         (UserError, ["environment={id: 'helpers.nowhere:X-v0'}"], r"environment.id: .*helpers.nowhere.*in actor 0"),
-        (UserError, ["actors={queue: 4, max_staleness: 2}"], "actors.max_staleness: with 4 rollouts .* at least 4"),
         (
             UserError,
             ["actors={queue: 250, count: 1}", "environment.num_envs=2000", "algorithm.rollout_steps=2000"],
@@ -173,12 +174,6 @@ def test_errors_of_actors_are_told_though_environment_helpers_live():
         learning.learn(1000)
 
 
-def test_bounds_that_would_starve_the_learner_end_a_program_before_it_claims_a_directory(in_directory, capsys):
-    assert train(*SETTINGS, "actors={queue: 4, max_staleness: 2}", "run.name=a") == 2
-    assert "use at least 4" in error_line(capsys)
-    assert not (in_directory / "runs").exists()
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -194,7 +189,7 @@ def test_settings_that_mean_nothing_with_actors_are_refused(settings, message):
 
 
 def test_an_actor_that_cannot_live_is_given_up():
-    with Learning("actors={max_restarts: 1}") as learning:
+    with Learning() as learning:
         learning.learn(1)
         over = threading.Event()
 
@@ -207,7 +202,7 @@ def test_an_actor_that_cannot_live_is_given_up():
         killer = threading.Thread(target=kill_all)
         killer.start()
         try:
-            with pytest.raises(RunFailed, match="actor 0 ended 2 times without a rollout in between"):
+            with pytest.raises(RunFailed, match="actor 0 ended 4 times without a rollout in between"):
                 learning.learn(1000)
         finally:
             over.set()

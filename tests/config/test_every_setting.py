@@ -159,15 +159,10 @@ ACTS = {
     "network.recurrent_size": Trains("lstm", "9"),
     "actors.count": "actors/test_actors.py::test_actors_that_die_or_hang_are_replaced_and_all_end_with_the_learner",
     "actors.queue": "actors/test_actors.py::test_actors_wait_for_the_learner_and_follow_it_into_the_next_generation",
-    "actors.max_staleness": (
-        "actors/test_learning_and_actors.py::test_rollouts_of_parameters_that_are_too_old_are_discarded"
-    ),
     "actors.fetch_steps": (
         "actors/test_learning_and_actors.py::test_the_bound_on_staleness_counts_the_rollouts_between_two_fetches"
     ),
     "actors.lockstep": "distributed/test_every_algorithm.py::test_replicas_are_bit_identical_and_so_is_a_resumed_run",
-    "actors.timeout": "actors/test_actors.py::test_actors_that_die_or_hang_are_replaced_and_all_end_with_the_learner",
-    "actors.max_restarts": "actors/test_actors.py::test_an_actor_that_cannot_live_is_given_up",
     "replay.capacity": Trains("dqn", "20"),
     "replay.learning_starts": Trains("dqn", "30"),
     "replay.n_step": Trains("dqn", "3"),

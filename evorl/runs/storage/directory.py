@@ -107,8 +107,6 @@ FREE_TO_CHANGE = (
     "tracking.",
     "checkpoint.",
     "population.placement",
-    "actors.max_restarts",
-    "actors.timeout",
     "environment.max_restarts",
     "environment.vectorization",
     "evaluation.max_steps",
