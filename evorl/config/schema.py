@@ -220,7 +220,7 @@ class Mutation(Section):
     parameters: Weight = 0.2
     """Noise is added to the weights."""
     activation: Weight = 0.0
-    """The activation is another of `architecture.activations`."""
+    """The activation becomes another one."""
     hyperparameters: Weight = 0.2
     """A hyperparameter is perturbed or redrawn within its range."""
     new_layer: Fraction = 0.2
@@ -250,16 +250,10 @@ class ArchitectureLimits(Section):
     """The fewest units of a layer or a recurrent cell."""
     max_units: Width = 256
     """The most units of a layer or a recurrent cell."""
-    unit_steps: Annotated[tuple[Width, ...], Field(min_length=1)] = (16, 32)
-    """The number of units that a mutation adds to a layer or a recurrent cell, or removes."""
     min_channels: Width = 8
     """The fewest channels of a convolution."""
     max_channels: Width = 128
     """The most channels of a convolution."""
-    channel_steps: Annotated[tuple[Width, ...], Field(min_length=1)] = (8, 16)
-    """The number of channels that a mutation adds to a convolution or removes."""
-    activations: Annotated[tuple[Text, ...], Field(min_length=1)] = ("relu", "tanh", "elu", "gelu", "silu")
-    """The activations that mutations choose from."""
 
     @model_validator(mode="after")
     def _are_ranges(self) -> Self:

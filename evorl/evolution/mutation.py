@@ -15,6 +15,7 @@ import torch
 
 from evorl.config import ArchitectureLimits, Evolution
 from evorl.config.fields import HyperparameterRange
+from evorl.networks import ACTIVATIONS
 from evorl.networks.parameters import (
     added_exp_avg_sq,
     fresh_roles,
@@ -29,6 +30,9 @@ from evorl.networks.stack import NetworkSpec
 from evorl.types import EXP_AVG, EXP_AVG_SQ, Agent, Architecture, Mutation
 
 Networks = Mapping[str, NetworkSpec]
+UNIT_STEPS, CHANNEL_STEPS = (16, 32), (8, 16)
+"""The numbers of units of a layer or a recurrent cell, and of channels of a convolution, that one mutation adds or
+removes."""
 MAX_CONVOLUTIONS = 6
 """The maximum number of convolutional layers that mutations may reach."""
 MAX_KERNEL = 9
@@ -66,8 +70,8 @@ def mutate_units(
     """Resize a layer, a recurrent cell or a kernel of one network; return None if the limits allow nothing."""
     choices: list[Callable[[], Mutation]] = []
     rules = {
-        "hidden": (int(rng.choice(limits.unit_steps)), limits.min_units, limits.max_units),
-        "channels": (int(rng.choice(limits.channel_steps)), limits.min_channels, limits.max_channels),
+        "hidden": (int(rng.choice(UNIT_STEPS)), limits.min_units, limits.max_units),
+        "channels": (int(rng.choice(CHANNEL_STEPS)), limits.min_channels, limits.max_channels),
         "kernel": (1, 1, MAX_KERNEL),
     }
     rules["recurrent"] = rules["hidden"]
@@ -230,7 +234,7 @@ def mutate_parameters(agent: Agent, context: Context, rng: np.random.Generator) 
 def mutate_activation(agent: Agent, context: Context, rng: np.random.Generator) -> Mutation | None:
     """Change the activation to one shared by all hidden layers of all networks that have one."""
     before = sorted({shape.activation for shape in agent.architectures.values() if shape.activation is not None})
-    others = [name for name in context.settings.architecture.activations if [name] != before]
+    others = [name for name in ACTIVATIONS if [name] != before]
     if not before or not others:
         return None
     after = str(rng.choice(others))

@@ -227,8 +227,6 @@ def _check_names(config: AnyConfig) -> None:
     check_name("evolution.selection.name", config.evolution.selection.name, SELECTIONS)
     for kind in config.evolution.mutation.weights():
         check_name("evolution.mutation", kind, MUTATIONS)
-    for activation in config.evolution.architecture.activations:
-        check_name("evolution.architecture.activations", activation, ACTIVATIONS)
     for backend in config.tracking.backends:
         check_name("tracking.backends", backend, TRACKERS)
 

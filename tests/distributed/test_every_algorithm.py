@@ -68,7 +68,7 @@ def test_replicas_are_bit_identical_and_so_is_a_resumed_run(name, tmp_path, fork
         "training.max_steps=96", "evolution.steps=32", "checkpoint.keep=10", "evaluation.max_steps=10",
         "environment.carry_over=auto",
         "evolution.mutation={none: 0, architecture: 1, parameters: 0.5, activation: 0.3, hyperparameters: 0.5}",
-        "evolution.architecture={min_units: 4, max_units: 64, unit_steps: [3, 16], max_layers: 4}", *SETTINGS[name],
+        "evolution.architecture={min_units: 4, max_units: 64, max_layers: 4}", *SETTINGS[name],
     )  # fmt: skip
     done = forked_launch(tmp_path, "run.name=a", *common)
     assert done.returncode == 0, done.stderr[-3000:]

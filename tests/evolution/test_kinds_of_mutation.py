@@ -106,12 +106,11 @@ def test_moments_of_what_stays_survive_growing_and_shrinking():
 def test_a_long_chain_of_mutations_stays_inside_the_limits_and_consistent(critic, monkeypatch):
     monkeypatch.setattr(operations, "MAX_CONVOLUTIONS", 4)
     monkeypatch.setattr(operations, "MAX_KERNEL", 6)
+    monkeypatch.setattr(operations, "UNIT_STEPS", (1, 9))
+    monkeypatch.setattr(operations, "CHANNEL_STEPS", (1, 5))
     algorithm = made("ppo", "network.recurrent=lstm", f"algorithm.critic={critic}", observations=OBSERVATIONS["dict"])
     rng = np.random.default_rng(5)
-    limits = ArchitectureLimits(
-        max_layers=3, min_units=3, max_units=80, unit_steps=(1, 9), min_channels=2, max_channels=20,
-        channel_steps=(1, 5),
-    )  # fmt: skip
+    limits = ArchitectureLimits(max_layers=3, min_units=3, max_units=80, min_channels=2, max_channels=20)
     member, seen = agent(dqn=algorithm), set()
     for step in range(150):
         mutate = operations.mutate_layers if rng.random() < 0.4 else operations.mutate_units

@@ -53,7 +53,7 @@ ACTIONS = gym.spaces.Discrete(3)
 EVERY_MUTATION = [
     "evolution.mutation={none: 0.1, architecture: 1, parameters: 0.5, activation: 0.5, hyperparameters: 0.5,"
     " new_layer: 0.5}",
-    "evolution.architecture={min_units: 4, max_units: 96, unit_steps: [3, 16], max_layers: 4}",
+    "evolution.architecture={min_units: 4, max_units: 96, max_layers: 4}",
     "evolution.hyperparameters={learning_rate: {min: 1e-4, max: 1e-2}, batch_size: {min: 4, max: 16},"
     " learn_step: {min: 1, max: 4, grow: 1.5, shrink: 0.75}}",
 ]
