@@ -26,7 +26,7 @@ from evorl.runs.agents.elite import Elite, Play, error_of_test, play_until_clear
 
 Returns = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, int], Returns]
-AGENTS, EPISODES, CONFIRMATION, GENERATIONS, ERROR = 4, 10, 60, 25, 0.05
+AGENTS, EPISODES, CONFIRMATION, GENERATIONS = 4, 10, 60, 25
 
 
 class Case(NamedTuple):
@@ -77,7 +77,7 @@ class After:
         won = elite.challenge(best, replay, duel, CONFIRMATION, self._number)
         seems_reached = bool((best if won or replay is None else replay).mean() >= target)
         played = elite.measure(measure, CONFIRMATION if seems_reached else EPISODES, CONFIRMATION)
-        return elite.reaches(target, ERROR, seems_reached, measure, CONFIRMATION, played)
+        return elite.reaches(target, seems_reached, measure, CONFIRMATION, played)
 
     @property
     def reported(self) -> float:
@@ -103,7 +103,7 @@ class Before:
         self.tests += 1
         if self.returns.mean() + 2 * self.returns.std(ddof=1) / math.sqrt(len(self.returns)) >= target:
             self.returns = np.concatenate([self.returns, measure(0, CONFIRMATION)[0]])
-        return students_bound(self.returns, error_of_test(ERROR, self.tests)) >= target
+        return students_bound(self.returns, error_of_test(self.tests)) >= target
 
     def _challenge(self, best: Returns, replay: Returns | None, duel: Play) -> None:
         if replay is None:

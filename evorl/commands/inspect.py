@@ -101,13 +101,11 @@ def state_of(run: RunOverview) -> str:
 
 
 def origin_of(run: RunOverview) -> str:
-    """A run's `run.origin`, and the run that its agents are from; empty for a plain new run."""
-    parts = []
-    if (note := _setting(run, "run", "origin")) not in ("None", "?"):
-        parts.append(note)
-    if (source := _setting(run, "population", "from")) not in ("None", "?"):
-        parts.append(f"agents of {source if is_on_hub(source) else Path(source).name}")
-    return "; ".join(parts)
+    """The run that its agents are from; empty for a plain new run."""
+    source = _setting(run, "population", "from")
+    if source in ("None", "?"):
+        return ""
+    return f"agents of {source if is_on_hub(source) else Path(source).name}"
 
 
 def _setting(run: RunOverview, section: str, key: str) -> str:

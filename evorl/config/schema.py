@@ -304,8 +304,6 @@ class RunSettings(Section):
     """The run's directory below `directory`; without it each run gets a fresh one."""
     directory: UserPath = Path("runs")
     """The folder of runs."""
-    origin: Plain | None = None
-    """A note on what the run was made from, which `evorl list` shows. `--seeds` sets it."""
     resume: Literal["never", "auto"] = "never"
     """`auto` resumes from the newest intact checkpoint, if there is one."""
     timeout: Seconds = 300.0
@@ -398,10 +396,6 @@ class Evaluation(Section):
     each generation until there are as many. The test of the target may use eight times this number in a generation, or,
     with more than four agents, twice this number for each agent. 0 decides and scores by the generation's
     `episodes`, so scores are biased upwards."""
-    error: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
-    """The probability, over a whole run, of stopping at an agent whose true mean return is below the target. It holds
-    for every distribution of returns that are not below the worst return of the run, or 0 if that is lower, unless
-    `confirmation_episodes` is 0. Of training episodes that give the fitness, only the mean of each agent is seen."""
 
     @model_validator(mode="after")
     def _confirms_by_more(self) -> Self:
@@ -452,7 +446,9 @@ class Training(Section):
     """Environment steps of each agent, over all ranks. The last generation has as many as are left, in whole rollouts;
     less than a tenth of a generation is left untrained. A shipped file's number is for its own environment."""
     target_fitness: Finite | None = None
-    """The mean fitness at which the run ends, once the elite's is above it (`evaluation.error`); null sets none. The
+    """The mean fitness at which the run ends, once the elite's is above it with 95 % confidence, over the whole run and
+    for every distribution of returns that are not below the worst return of the run, or 0 if that is lower; with
+    `evaluation.confirmation_episodes: 0`, once a mean is above it. Null sets none. The
     target in a file is for its own environment; in another one it is the reward threshold that Gymnasium has there.
     With `evolution.fitness: rating` it is a mean result, above 0 and below 1."""
 
@@ -470,14 +466,10 @@ class Tracking(Section):
     video: bool = False
     """Film an episode of each new best agent, up to 5,000 steps of it: `videos/` in the run's directory, and W&B shows
     it. Needs the extra `video`."""
-    interval: Seconds = 10.0
-    """Seconds between points logged within a generation, which cover the main process's environments."""
     exclude: tuple[Text, ...] = ()
     """Settings that are not sent to trackers, by their paths, such as `environment.kwargs` or
     `environment.kwargs.token`; all others are sent. Those that agents carry, such as `algorithm.learning_rate` and
     `network.hidden_sizes`, cannot be left out."""
-    timeout: Seconds = 60.0
-    """Seconds that a tracker may take to connect, and at the end to upload what is left."""
 
     @field_validator("backends", mode="before")
     @classmethod
@@ -492,8 +484,6 @@ class Checkpoint(Section):
 
     keep: Size = 2
     """The number of newest checkpoints that stay; that of the generation with the best agent stays too."""
-    max_replay_mb: Weight = 1024.0
-    """Replays larger than this many MB, over all ranks, are not saved, and a resumed run is then not bit-exact."""
     minutes: Annotated[float, Field(gt=0, le=1e6)] | None = None
     """Also save within a generation, at this interval; null saves there only when a signal ends the run. Not with
     actors."""

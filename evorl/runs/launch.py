@@ -36,7 +36,7 @@ from evorl.system.console import say
 from evorl.system.extras import EXTRAS, require
 from evorl.system.processes import is_first_rank, usable_cores
 from evorl.system.signals import LAUNCHED
-from evorl.tracking import TRACKERS, check_exclusions
+from evorl.tracking import TRACKER_PATIENCE, TRACKERS, check_exclusions
 from evorl.types import Architecture, EvorlWarning, UserError
 
 PRECISION = "ACCELERATE_MIXED_PRECISION"
@@ -245,10 +245,10 @@ def _check_training(config: AnyConfig, ranks: int) -> None:
             raise UserError(f"run.directory: {config.run.directory} is not a directory")
     except OSError as error:
         raise UserError(f"run.directory: {error.strerror}: {config.run.directory}") from error
-    if ranks > 1 and config.tracking.backends and config.tracking.timeout >= config.run.timeout:
+    if ranks > 1 and config.tracking.backends and config.run.timeout <= TRACKER_PATIENCE:
         raise UserError(
-            f"tracking.timeout: the main process may wait {config.tracking.timeout:g} s for a tracker, and the others "
-            f"wait {config.run.timeout:g} s for it (run.timeout); lower tracking.timeout, or raise run.timeout"
+            f"run.timeout: the main process may wait {TRACKER_PATIENCE:g} s for a tracker, and the others wait "
+            f"{config.run.timeout:g} s for it; raise run.timeout, or use no tracker (tracking.backends=[])"
         )
 
 

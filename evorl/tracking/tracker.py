@@ -25,6 +25,8 @@ Row = Mapping[str, Any]
 """A line of `metrics.jsonl` or `lineage.jsonl`, or the content of `summary.json`."""
 Points = Mapping[str, float]
 """Scalars by name, such as `losses/q_loss`; the part before the slash groups charts."""
+TRACKER_PATIENCE = 60.0
+"""Seconds that a tracker may take to connect, and at the end to upload what is left."""
 RUN_ID = re.compile(r"[a-z0-9]{1,64}")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from evorl.config import AnyConfig
 from evorl.system.plugins import place
 from evorl.tracking.tensorboard import TensorBoard
-from evorl.tracking.tracker import History, Points, Record, Row, Tracker
+from evorl.tracking.tracker import TRACKER_PATIENCE, History, Points, Record, Row, Tracker
 from evorl.tracking.trackio import Trackio, sent_to_trackio
 from evorl.tracking.wandb import WeightsAndBiases, sent_to_wandb
 from evorl.types import EvorlWarning, message_of
@@ -29,7 +29,7 @@ SENDING: Mapping[str, Callable[[AnyConfig], str]] = {
 """Of trackers that may send something to another machine: configuration -> a line on what goes where, or ""."""
 
 GRACE = 5.0
-"""Seconds beyond `tracking.timeout` before a tracker is abandoned, so that it can first report its own timeout."""
+"""Seconds beyond `TRACKER_PATIENCE` before a tracker is abandoned, so that it can first report its own timeout."""
 
 
 def announcements(config: AnyConfig) -> list[str]:
@@ -46,7 +46,6 @@ class Trackers:
     """All trackers of a run. One that fails is dropped with a warning; training continues."""
 
     def __init__(self, config: AnyConfig, directory: Path, history: History = ()) -> None:
-        self._deadline = config.tracking.timeout + GRACE
         self._trackers: dict[str, Tracker] = {}
         for name in dict.fromkeys(config.tracking.backends):
             try:
@@ -68,7 +67,7 @@ class Trackers:
 
     def finish(self, summary: Row, lineage: Sequence[Row]) -> None:
         """Close all trackers, abandoning those that take too long."""
-        self._each(lambda tracker: _within(self._deadline, lambda: tracker.finish(summary, lineage)))
+        self._each(lambda tracker: _within(TRACKER_PATIENCE + GRACE, lambda: tracker.finish(summary, lineage)))
 
     def _each(self, use: Callable[[Tracker], None]) -> None:
         for name, tracker in list(self._trackers.items()):

@@ -21,6 +21,7 @@ from evorl.config import AnyConfig
 from evorl.config.errors import shown
 from evorl.config.schema import as_yaml
 from evorl.tracking.tracker import (
+    TRACKER_PATIENCE,
     History,
     Node,
     Paths,
@@ -116,8 +117,8 @@ class WeightsAndBiases(Tracker):
             settings=self._wandb.Settings(
                 console="wrap",
                 silent=True,
-                init_timeout=settings.timeout,
-                finish_timeout=settings.timeout,
+                init_timeout=TRACKER_PATIENCE,
+                finish_timeout=TRACKER_PATIENCE,
                 finish_timeout_raises=True,
                 # Its metadata has the arguments of the command line, and so the settings that are to be left out.
                 x_disable_meta=bool(settings.exclude),

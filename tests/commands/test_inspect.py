@@ -59,8 +59,8 @@ def test_list_says_where_runs_come_from(run, capsys):
         return {row.split()[0]: row[heading.index("origin") :] for row in rows}
 
     assert told() == {"a": ""}
-    assert train("run.name=b", "training.max_steps=40", "population.from=runs/a", "run.origin=seed of b") == 0
-    assert told() == {"a": "", "b": "seed of b; agents of a"}
+    assert train("run.name=b", "training.max_steps=40", "population.from=runs/a") == 0
+    assert told() == {"a": "", "b": "agents of a"}
 
 
 def locked_by_another_process(run):

@@ -81,7 +81,6 @@ ACTS = {
     "seed": Trains("dqn", "2"),
     "run.name": "runs/test_run.py::test_a_run_leaves_what_the_readme_promises",
     "run.directory": "runs/test_faults.py::test_a_resumed_run_may_have_a_name_that_yaml_reads_otherwise",
-    "run.origin": "commands/test_inspect.py::test_list_says_where_runs_come_from",
     "run.resume": "runs/test_run.py::test_resumed_run_ends_as_undisturbed",
     "run.timeout": "distributed/test_ranks.py::test_ranks_that_do_not_find_each_other_are_an_error",
     "run.verbose": "runs/test_header.py::test_on_request_it_says_how_agents_learn_and_in_which_generations",
@@ -211,7 +210,6 @@ ACTS = {
     "evaluation.confirmation_episodes": (
         "runs/test_elite.py::test_without_confirmation_the_means_that_chose_the_elite_are_its_score"
     ),
-    "evaluation.error": "runs/test_elite.py::test_all_tests_together_spend_the_error",
     "training.max_steps": "runs/test_run.py::test_resumed_run_ends_as_undisturbed",
     "training.target_fitness": "runs/test_run.py::test_run_stops_at_the_target_once_fresh_episodes_confirm_it",
     "run.kernel": "networks/test_kernel.py::test_a_run_by_torch_and_one_by_the_kernel_are_told_apart",
@@ -219,9 +217,7 @@ ACTS = {
     "tracking.project": "tracking/test_trackers.py::test_wandb_takes_from_its_own_variables_what_organises_runs",
     "tracking.mode": "tracking/test_trackers.py::test_an_online_run_is_told_what_it_lacks_and_nothing_twice",
     "tracking.video": "tracking/test_wandb_charts.py::test_each_new_elite_is_filmed_on_request",
-    "tracking.interval": "tracking/test_wandb_charts.py::test_points_within_a_generation_come_before_its_end",
     "tracking.exclude": "export/test_hub.py::test_a_page_is_a_run_that_can_be_loaded",
-    "tracking.timeout": "tracking/test_trackers.py::test_a_tracker_that_fails_is_told_once_and_training_ends_well",
     "league.matchmaking": "league/test_rating.py::test_opponents_are_drawn_by_these_probabilities",
     "league.learn_from": "envs/test_games.py::test_algorithms_learn_minimax_play_from_both_seats",
     "league.archive": "league/test_league.py::test_the_archive_takes_who_beats_it_by_the_margin_and_keeps_its_first",
@@ -230,7 +226,6 @@ ACTS = {
     "league.games": "league/test_league.py::test_all_pairs_play_the_same_seeds_from_both_seats",
     "checkpoint.minutes": "runs/test_interim.py::test_interim_checkpoints_change_no_result",
     "checkpoint.keep": "runs/test_run.py::test_checkpoints_appear_whole_and_old_ones_are_pruned",
-    "checkpoint.max_replay_mb": "runs/test_faults.py::test_a_replay_above_the_limit_is_not_kept_and_both_ends_say_so",
 }
 """How each setting is shown to act; `FILE::TEST` below `tests/` names a test that shows it."""
 NAMED = {how for how in ACTS.values() if isinstance(how, str)}

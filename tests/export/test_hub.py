@@ -128,7 +128,7 @@ def test_an_exported_agent_is_on_the_page_unless_it_is_older_than_the_best(run, 
 
 def test_settings_that_are_not_to_be_shared_are_not_in_the_card(run, tmp_path):
     settings = yaml.safe_load((run / "config.yaml").read_text())
-    settings["run"]["origin"], settings["tracking"]["exclude"] = "client X", ["run.origin"]
+    settings["tracking"] |= {"project": "client X", "exclude": ["tracking.project"]}
     (run / "config.yaml").write_text(yaml.safe_dump(settings))
     folder = tmp_path / "page"
     folder.mkdir()

@@ -173,8 +173,8 @@ def test_a_standard_error_is_that_of_the_mean_and_with_one_less():
 
 
 def test_all_tests_together_spend_the_error():
-    assert sum(error_of_test(0.05, number) for number in range(1, 10_000)) == pytest.approx(0.05, rel=1e-3)
-    assert error_of_test(0.05, 1) < 0.05
+    assert sum(error_of_test(number) for number in range(1, 10_000)) == pytest.approx(0.05, rel=1e-3)
+    assert error_of_test(1) < 0.05
 
 
 def test_target_is_tested_only_by_an_elite_above_it():
@@ -185,9 +185,9 @@ def test_target_is_tested_only_by_an_elite_above_it():
         return np.full((1, count), 250.0)
 
     elite = elite_of(*[250.0] * 10, worst=-300.0)
-    assert not elite.reaches(220, 0.05, False, play, 60)
+    assert not elite.reaches(220, False, play, 60)
     assert (elite.tests, elite.lower_bound, asked) == (0, None, [])
-    assert elite.reaches(220, 0.05, True, play, 60, played=10)
+    assert elite.reaches(220, True, play, 60, played=10)
     assert asked == [(10, 30), (40, 30), (70, 30)]
     assert (elite.tests, elite.is_tested) == (1, True)
     assert elite.lower_bound == pytest.approx(lower_bound(elite.returns, -300.0, 0.025))
@@ -202,7 +202,7 @@ def test_target_test_of_a_worse_elite_ends_soon():
         return np.full((1, count), 150.0)
 
     for _ in range(3):
-        assert not elite.reaches(220, 0.05, True, play, 60)
+        assert not elite.reaches(220, True, play, 60)
     assert (elite.tests, asked) == (1, [])
     assert elite.lower_bound < 150
 
@@ -214,8 +214,8 @@ def test_target_test_may_take_more_episodes_in_a_larger_population():
         return np.full((1, count), 243.0)
 
     small, large = (elite_of(*[243.0] * 60, worst=-10_000.0) for _ in range(2))
-    assert not small.reaches(200, 0.05, True, play, 60, played=60, agents=4)
-    assert large.reaches(200, 0.05, True, play, 60, played=60, agents=16)
+    assert not small.reaches(200, True, play, 60, played=60, agents=4)
+    assert large.reaches(200, True, play, 60, played=60, agents=16)
     assert len(small.returns) == 90
     assert 60 + 8 * 60 < len(large.returns) < 1200
 
@@ -229,13 +229,13 @@ def test_target_test_ends_in_every_generation(confirmation):
         asked.append((first, count))
         return rng.normal(220, 220, (1, count))
 
-    assert not elite.reaches(220, 0.05, True, play, confirmation)
+    assert not elite.reaches(220, True, play, confirmation)
     assert sum(count for _, count in asked) <= 8 * confirmation
 
 
 def test_an_unseen_return_of_nought_counts_where_no_agent_has_failed_yet():
     successes = elite_of(*[1.0] * 60)
-    assert not successes.reaches(0.98, 0.05, True, None, 60)
+    assert not successes.reaches(0.98, True, None, 60)
     assert 0.9 < successes.lower_bound < 0.98
 
 

@@ -88,12 +88,13 @@ def saved(name):
 @pytest.mark.usefixtures("in_directory")
 def test_trackers_go_on_at_the_step_where_a_resumed_generation_does(stopped_run, monkeypatch):
     points = []
+    monkeypatch.setattr("evorl.runs.output.metrics.INTERVAL", 0.0)
     monkeypatch.setattr("evorl.runs.output.logger.Trackers.log_within", lambda self, step, _: points.append(step))
-    assert play("a", monkeypatch=monkeypatch, more=("tracking.interval=1e-6",)) == 0
+    assert play("a", monkeypatch=monkeypatch) == 0
     whole = points.copy()
     stopped_run(CASE, 12)
     points.clear()
-    assert play("b", monkeypatch=monkeypatch, more=("tracking.interval=1e-6",)) == 0
+    assert play("b", monkeypatch=monkeypatch) == 0
     assert 0 < len(points) < len(whole)
     assert points == whole[-len(points) :]
 

@@ -60,7 +60,8 @@ def test_durations(seconds, text):
 def test_a_run_that_nobody_watches_prints_whole_lines(watched, in_directory, monkeypatch, capsys):
     monkeypatch.setattr("evorl.runs.output.console.LINE_SECONDS", 0.0)
     monkeypatch.setattr("evorl.system.console.Terminal.isatty", lambda terminal: watched)
-    assert train("run.name=a", "tracking.interval=1e-6") == 0
+    monkeypatch.setattr("evorl.runs.output.metrics.INTERVAL", 0.0)
+    assert train("run.name=a") == 0
     said = capsys.readouterr().err
     found = re.findall(
         r"^gen 2 \| \d+ of 40 steps \(\d+%\) \| [\d,]+ steps/s of all agents \| \d+ s left .*$", said, re.M

@@ -31,6 +31,8 @@ Play = Callable[[int, int], Returns]
 """(first, episodes) -> returns [P, N] of fresh episodes, numbered from `first`: of one agent, or of challenger and
 elite on the same episodes."""
 
+ERROR = 0.05
+"""The probability, over a whole run, of stopping at an agent whose true mean return is below the target."""
 STAKES = np.array([0.98, 0.75, 0.5, 0.25, 0.12, 0.06, 0.03])
 WEIGHTS = np.array([0.5, 0.15, 0.1, 0.1, 0.05, 0.05, 0.05])
 """Fractions of the capital to bet, and the share of the initial capital allotted to each. Large stakes are best if
@@ -107,9 +109,9 @@ def _log_capital(returns: Returns, mean: float, worst: float, repeated: float = 
     return float(np.logaddexp.reduce(np.log(WEIGHTS) + repeated * gains))
 
 
-def error_of_test(total: float, number: int) -> float:
-    """The error probability allotted to test `number` (from 1); over all tests they sum to `total`."""
-    return total / (number * (number + 1))
+def error_of_test(number: int) -> float:
+    """The error probability allotted to test `number` (from 1); over all tests they sum to `ERROR`."""
+    return ERROR / (number * (number + 1))
 
 
 def play_until_clear(play: Play, part: int, most: int) -> Returns:
@@ -215,7 +217,6 @@ class Elite:
     def reaches(
         self,
         target: float,
-        error: float,
         seems_reached: bool,
         play: Play | None,
         episodes: int,
@@ -224,7 +225,7 @@ class Elite:
     ) -> bool:
         """Test whether the true mean return is at least `target`, playing further `episodes` while success is likely.
 
-        The first test of an elite spends a share of the `error`, so it is made only if the target `seems_reached` on
+        The first test of an elite spends a share of `ERROR`, so it is made only if the target `seems_reached` on
         episodes that do not count towards the score. The elite is then tested in every generation, at no further cost
         (see `lower_bound`). `played` measurement episodes have already been played in this generation; `agents` is the
         size of the population.
@@ -233,7 +234,7 @@ class Elite:
             return False
         if not self.is_tested:
             self.tests, self.is_tested = self.tests + 1, True
-        share = error_of_test(error, self.tests)
+        share = error_of_test(self.tests)
         most = played + max(MOST_TESTS, MOST_TESTS_OF_AGENT * agents) * episodes
         # Half at a time: continuing is cheap, and surplus episodes are wasted.
         part, is_first = max(1, episodes // 2), True
@@ -363,7 +364,7 @@ class Elite:
             count = self.measure(play, wanted, confirms)
         if target is None or (play is None and evaluator.repeats):
             return False
-        return self.reaches(target, settings.error, seems_reached, play, confirms, count, len(population))
+        return self.reaches(target, seems_reached, play, confirms, count, len(population))
 
     def _play(self, evaluator: Evaluator, agents: Sequence[Agent], generation: int, purpose: Purpose) -> Play:
         def play(first: int, episodes: int) -> Returns:

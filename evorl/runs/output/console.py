@@ -22,7 +22,7 @@ from evorl.evolution.selection import TRUSTED_CORRELATION
 from evorl.kernels.library import executor
 from evorl.population.evaluation import RANDOM
 from evorl.replay import Pace
-from evorl.runs.agents.elite import Score
+from evorl.runs.agents.elite import ERROR, Score
 from evorl.runs.reading.trust import code_to_allow
 from evorl.runs.storage.directory import from_here
 from evorl.system.console import compact, digits, duration, say, speed
@@ -32,6 +32,7 @@ from evorl.tracking import announcements
 from evorl.types import FINISHED, STOPPED, UNCHANGED, Mutation
 
 Row = Mapping[str, Any]
+CONFIDENCE = f"{100 * (1 - ERROR):g} %"
 STEPS = "training.max_steps"
 MOST = 3
 """Mutations that a line lists; the rest are only counted."""
@@ -242,7 +243,7 @@ def closing_lines(summary: Row, config: AnyConfig, directory: Path, *, has_elite
         how = f"{_broken_off(summary)} after generation {summary['generations']}"
         next_steps.append(f"`evorl resume {where}` to go on")
     elif summary["solved"]:
-        how = f"solved: the mean {_measure(config)} is above {target:g} (evaluation.error {config.evaluation.error:g})"
+        how = f"solved: the mean {_measure(config)} is above {target:g} (with {CONFIDENCE})"
     else:
         done = summary["agent_steps"]
         how = f"trained for {done:,} steps" + ("" if target is None else f"; {_missed(summary, config, target)}")
@@ -293,7 +294,7 @@ def _missed(summary: Row, config: AnyConfig, target: float) -> str:
     best, bound = summary["best_fitness"], summary["best_fitness_lower_bound"]
     if best is None or best < target:
         return f"the target of {target:g} is not reached"
-    sure = "" if bound is None else f" (at least {_at_least(bound)} with {100 * (1 - config.evaluation.error):g} %)"
+    sure = "" if bound is None else f" (at least {_at_least(bound)} with {CONFIDENCE})"
     return f"the target of {target:g} is not yet certain{sure}"
 
 

@@ -79,7 +79,7 @@ class Logger:
         self._trackers = Trackers(
             config, directory.path, _History(directory.metrics, self._varying, config.as_used, warn_once)
         )
-        self._within = Within(config.tracking.interval, step if isinstance(step, int) else 0)
+        self._within = Within(step if isinstance(step, int) else 0)
         self._bar: tqdm[Any] = tqdm(
             total=config.training.max_steps,
             initial=agent_steps,
@@ -112,7 +112,7 @@ class Logger:
             self._progress_lines.evaluate()
 
     def advance(self, steps: int, recent: RecentEpisodes | None) -> None:
-        """Show `steps` more of each agent; every `tracking.interval` seconds also log means from `recent`."""
+        """Show `steps` more of each agent; every `INTERVAL` seconds also log means from `recent`."""
         self._move_bar(steps)
         self._progress_lines.advance(steps, self._recent)
         if recent is not None and (due := self._within.advance(steps * self._config.population.size, recent)):

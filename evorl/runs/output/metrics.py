@@ -211,13 +211,16 @@ def _mean(values: Iterable[float]) -> float:
     return sum(names) / len(names)
 
 
+INTERVAL = 10.0
+"""Seconds between points within a generation."""
+
+
 class Within:
-    """Tracker points within a generation, which may take minutes: at most every `interval` seconds, the speed and
+    """Tracker points within a generation, which may take minutes: at most every `INTERVAL` seconds, the speed and
     the means over this rank's recent episodes.
     """
 
-    def __init__(self, interval: float, step: int) -> None:
-        self._interval = interval
+    def __init__(self, step: int) -> None:
         self.begin(step)
 
     def begin(self, step: int) -> None:
@@ -237,7 +240,7 @@ class Within:
             self._began = self._said = now
             self._first = self._step + steps
         self._step += steps
-        if now - self._said < self._interval:
+        if now - self._said < INTERVAL:
             return None
         self._said = now
         points = {"charts/SPS": (self._step - self._first) / (now - self._began)}

@@ -42,6 +42,8 @@ from evorl.system.files import file_errors, json_bytes
 from evorl.system.formats import decode_agents, decode_tensors, encode_tensors
 from evorl.types import Agent, Tensors, UserError
 
+MAX_REPLAY_MB = 1024
+"""Replays larger than this, over all ranks, are not saved, and a resumed run is then not bit-exact."""
 OTHERS = "the other ranks' running episodes"
 Loaded = TypeVar("Loaded")
 
@@ -110,10 +112,9 @@ class CheckpointManager:
         progress.note_setup(self._config, self._placement)
         state = self._experience.state_dict()
         size = self._total(state)
-        limit = self._config.checkpoint.max_replay_mb
-        progress.replay = size <= limit
+        progress.replay = size <= MAX_REPLAY_MB
         if not progress.replay:
-            what = f"the replay takes {size:.0f} MB, more than checkpoint.max_replay_mb {limit:g}, and is not kept"
+            what = f"the replay takes {size:.0f} MB, and at most {MAX_REPLAY_MB:,} are saved"
             self._warn_once("replay", f"{what}; a resumed run will not be bit-exact")
         states = {EXPERIENCE: state} if progress.replay else {}
         environments = self._environments if self._carries_over else None
@@ -155,9 +156,8 @@ class CheckpointManager:
         if problem := ranks.first_problem(problem, OTHERS):
             return problem
         states |= {name: part.state_dict() for name, part in zip(PARTS, parts, strict=True)}
-        size, limit = self._total(states[EXPERIENCE]), self._config.checkpoint.max_replay_mb
-        if size > limit:
-            return f"the experience takes {size:.0f} MB, more than checkpoint.max_replay_mb {limit:g}"
+        if (size := self._total(states[EXPERIENCE])) > MAX_REPLAY_MB:
+            return f"the experience takes {size:.0f} MB, and at most {MAX_REPLAY_MB:,} are saved"
         steps = [int(reply) for reply in ranks.gather_bytes(str(done).encode(), "the other ranks' steps")]
         within = replace(progress, replay=True, position=replace(position, steps=steps))
         within.archive = progress.archive
