@@ -58,14 +58,8 @@ def _shown(value: float | str) -> str:
 INITIAL = Mutation("initial")
 RESTORED = Mutation("none", "archive")
 """The mutation record of an archived elite restored to the population unchanged."""
-MIGRATED = Mutation("none", "migration")
-"""The mutation record of a migrant that kept its hyperparameters."""
-MIGRATION = "migration"
-"""The kind of mutation recorded for a migrant that took over hyperparameters."""
 UNCHANGED = ("initial", "none")
 """The kinds of records that change nothing."""
-NO_BASELINE = (RESTORED, MIGRATED)
-"""Records of unmutated children that are not a baseline for mutations: their parents were selected differently."""
 FINISHED, STOPPED = "finished", "stopped"
 """How a run that saved its last checkpoint ended: at its target or last step, or stopped by a callback."""
 

@@ -192,16 +192,12 @@ class Selection(Section):
     """The selection of agents for the next generation."""
 
     name: Text = "tournament"
-    """`none` keeps every agent as it is: a pool of agents that learn side by side. `multi_frequency` divides the
-    population into equal parts that evolve at the frequencies of `periods`, with migration between them."""
+    """`tournament`, `truncation`, or `none`, which keeps every agent as it is: a pool that learns side by side."""
     size: Size = 2
     """Agents that meet in one tournament."""
     replace: Rate = 0.25
     """The share of the population, the worst agents, that children replace; the others train on unchanged. With 1 a
     tournament replaces all but the elite; `truncation` replaces half at most."""
-    periods: Annotated[tuple[Size, ...], Field(min_length=1, max_length=100)] = (1, 2, 5, 10)
-    """For `multi_frequency`: the generations from one evolution to the next, of each part of the population. Each needs
-    four agents or more."""
     archive: Annotated[int, Field(ge=0, strict=True)] = 5
     """Generations for which the elite still competes as a parent, evaluated on the episodes of each; 0 is none. If it
     competed for ever, a population could never pass through a phase of lower returns to reach higher ones."""
@@ -560,13 +556,6 @@ class Config(Section, Generic[Settings]):
             raise ValueError(
                 f"evolution.selection.size: a tournament of {selection.size} needs at least as many agents, "
                 f"but population.size is {size}; use evolution.selection.size={size}"
-            )
-        parts = len(selection.periods)
-        if selection.name == "multi_frequency" and size > 1 and (size % parts or size < 4 * parts):
-            enough = max(4, -(-size // parts)) * parts
-            raise ValueError(
-                f"evolution.selection.periods: {parts} parts of a population need a multiple of {parts} agents, and at "
-                f"least {4 * parts}, but population.size is {size}; use population.size={enough}"
             )
         if self.algorithm.actor_messages is not None and self.checkpoint.minutes is not None:
             raise ValueError(

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from evorl.config import Evolution, Selection
 from evorl.evolution.mutation import Context, mutate
-from evorl.types import MIGRATED, MIGRATION, RESTORED, Agent, Mutation
+from evorl.types import RESTORED, Agent
 
 TRUSTED_CORRELATION, LATEST_SHARE = 0.7, 1 / 3
 """`burn_in: auto` ends once ranks of successive generations correlate by this, or this share of steps is spent."""
@@ -22,35 +22,28 @@ FEWEST_RANKED = 8
 17 % of those of four, and in 3 % of those of eight."""
 
 
-class Offspring(NamedTuple):
-    """One agent of the next generation: a child of the candidate `parent`, or that candidate itself.
+class NextAgent(NamedTuple):
+    """One agent of the next generation: a child of this candidate, to `mutate`, or the candidate itself."""
 
-    A child may mutate unless it is a `migrant`, which may take over the hyperparameters of another candidate,
-    `settings_of`.
-    """
-
-    parent: int
-    child: bool
-    migrant: bool = False
-    settings_of: int | None = None
+    candidate: int
+    mutate: bool
 
 
 class Candidates(NamedTuple):
-    """The parents to select from after `generation`, by their fitness [N].
+    """The agents to select from, by their fitness [N].
 
     The first `archived` are from the archive; they do not count towards the population size. The others are the
-    population in the order of its places. An agent without fitness has NaN. Ties go to the highest
-    of `ids` [N], the newest agent, or without ids to the last one.
+    population in order. An agent without fitness has NaN. Ties go to the highest of `ids` [N], the newest agent, or
+    without ids to the last one.
     """
 
     fitness: NDArray[np.float64]
     archived: int = 0
-    generation: int = 1
     ids: Sequence[int] | None = None
 
     @property
-    def places(self) -> range:
-        """The indices of the population."""
+    def population(self) -> range:
+        """The indices of the candidates that are not from the archive."""
         return range(self.archived, len(self.fitness))
 
     def order(self) -> list[int]:
@@ -64,79 +57,47 @@ class Candidates(NamedTuple):
         return [index for index in self.order() if index >= self.archived]
 
 
-Select = Callable[[Candidates, Selection, np.random.Generator], list[Offspring]]
-"""Fills the places of the next generation."""
+Select = Callable[[Candidates, Selection, np.random.Generator], list[NextAgent]]
+"""Chooses the agents of the next generation, as many as the population has, in its order."""
 
 
-def tournament(candidates: Candidates, settings: Selection, rng: np.random.Generator) -> list[Offspring]:
+def tournament(candidates: Candidates, settings: Selection, rng: np.random.Generator) -> list[NextAgent]:
     """Tournament selection: replace the worst share `replace` of the population with children of tournament winners.
 
     The best of `size` candidates sampled without replacement wins (Miller & Goldberg 1995). Survivors keep their
-    places, train on untouched, and are the candidates, together with the archive. If all agents are to be replaced,
+    indices, train on untouched, and are the candidates, together with the archive. If all agents are to be replaced,
     all compete, and only the best candidate survives, at index 0: generational selection.
     """
-    order, size = candidates.order(), len(candidates.places)
+    order, size = candidates.order(), len(candidates.population)
     count = size if settings.replace == 1 else min(max(1, round(settings.replace * size)), size - 1)
 
-    def winner(competing: Sequence[int]) -> Offspring:
+    def child_of_winner(competing: Sequence[int]) -> NextAgent:
         entrants = rng.choice(competing, size=min(settings.size, len(competing)), replace=False)
-        return Offspring(int(min(entrants, key=order.index)), child=True)
+        return NextAgent(int(min(entrants, key=order.index)), mutate=True)
 
     if count >= size:
-        return [Offspring(order[0], child=False), *(winner(range(len(order))) for _ in range(size - 1))]
+        return [NextAgent(order[0], mutate=False), *(child_of_winner(range(len(order))) for _ in range(size - 1))]
     replaced = set(candidates.best_first()[size - count :])
     surviving = [index for index in range(len(order)) if index not in replaced]
-    return [winner(surviving) if place in replaced else Offspring(place, child=False) for place in candidates.places]
+    return [
+        child_of_winner(surviving) if index in replaced else NextAgent(index, mutate=False)
+        for index in candidates.population
+    ]
 
 
-def truncation(candidates: Candidates, settings: Selection, rng: np.random.Generator) -> list[Offspring]:
+def truncation(candidates: Candidates, settings: Selection, rng: np.random.Generator) -> list[NextAgent]:
     """Replace the worst share `replace`, at most half, with children of as many of the best (arXiv 1711.09846).
 
-    All others survive in their places. In a population of two or more, at least one agent is replaced.
+    All others survive at their indices. In a population of two or more, at least one agent is replaced.
     """
-    size = len(candidates.places)
+    size = len(candidates.population)
     count = min(max(1, round(settings.replace * size)), size // 2)
     replaced = set(candidates.best_first()[size - count :])
     parents = candidates.order()[: max(1, count)]
     return [
-        Offspring(int(rng.choice(parents)), child=True) if place in replaced else Offspring(place, child=False)
-        for place in candidates.places
+        NextAgent(int(rng.choice(parents)), mutate=True) if index in replaced else NextAgent(index, mutate=False)
+        for index in candidates.population
     ]
-
-
-def multi_frequency(candidates: Candidates, settings: Selection, rng: np.random.Generator) -> list[Offspring]:
-    """Population-based training at multiple frequencies (MF-PBT, arXiv 2506.03225, section 4).
-
-    The places are divided into consecutive sub-populations, of which number k evolves every `periods[k]` generations.
-    Children of its best quarter then replace its worst quarter. Each agent of its third quarter gives way to a migrant,
-    the next best agent of all other sub-populations, if that is fitter. Migrants are not mutated. One from a
-    sub-population that evolves more often takes over the hyperparameters of the best agent here, so that those that pay
-    off only in the short run do not spread. The archive plays no part, except that an agent with a fault is replaced by
-    a child of the best candidate, as in any selection.
-    """
-    fitness, first = _ranked(candidates.fitness), candidates.archived
-    places = [Offspring(index, child=False) for index in candidates.places]
-    size = len(places) // len(settings.periods)
-    quarter, order = size // 4, candidates.best_first()
-
-    def period_of(index: int) -> int:
-        return settings.periods[(index - first) // size]
-
-    for number, period in enumerate(settings.periods):
-        if candidates.generation % period:
-            continue
-        here = range(first + number * size, first + (number + 1) * size)
-        members = [index for index in order if index in here]
-        others = [index for index in order if index not in here]
-        for loser, winner in zip(members[-quarter:], members[:quarter], strict=True):
-            places[loser - first] = Offspring(winner, child=True)
-        for weaker in members[2 * quarter : 3 * quarter]:
-            if others and fitness[others[0]] > fitness[weaker]:
-                migrant = others.pop(0)
-                takes_over = period_of(migrant) < period and fitness[members[0]] > -np.inf
-                settings_of = members[0] if takes_over else None
-                places[weaker - first] = Offspring(migrant, child=True, migrant=True, settings_of=settings_of)
-    return places
 
 
 def _ranked(fitness: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -144,15 +105,14 @@ def _ranked(fitness: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(np.isnan(fitness), -np.inf, fitness)
 
 
-def no_selection(candidates: Candidates, settings: Selection, rng: np.random.Generator) -> list[Offspring]:
+def no_selection(candidates: Candidates, settings: Selection, rng: np.random.Generator) -> list[NextAgent]:
     """Keep every agent of the population as itself."""
-    return [Offspring(place, child=False) for place in candidates.places]
+    return [NextAgent(index, mutate=False) for index in candidates.population]
 
 
 SELECTIONS: Mapping[str, Select] = {
     "tournament": tournament,
     "truncation": truncation,
-    "multi_frequency": multi_frequency,
     "none": no_selection,
 }
 
@@ -207,14 +167,6 @@ def _fitness_of(agents: Sequence[Agent]) -> NDArray[np.float64]:
     return np.array([np.nan if agent.fitness is None else agent.fitness for agent in agents])
 
 
-def _settle(migrant: Agent, other: Agent | None) -> Mutation:
-    """Give a migrant the hyperparameters of the other agent, if there is one, and return the record of it."""
-    if other is None or migrant.hyperparameters == other.hyperparameters:
-        return MIGRATED
-    migrant.hyperparameters = dict(other.hyperparameters)
-    return Mutation(MIGRATION, "hyperparameters")
-
-
 def evolve(
     agents: Sequence[Agent],
     context: Context,
@@ -244,20 +196,17 @@ def evolve(
     selection = context.settings.selection
     # An archived agent is older than those of the population, also than the one with its id that trained on.
     ids = [*range(-len(archive), 0), *(agent.id for agent in agents)]
-    competing = Candidates(_fitness_of(candidates), len(archive), generation, ids)
+    competing = Candidates(_fitness_of(candidates), len(archive), ids)
     evolved = []
     name = selection.name if selects and len(agents) > 1 else "none"
-    for offspring in SELECTIONS[name](competing, selection, rng):
-        if candidates[offspring.parent].fault:
-            offspring = Offspring(competing.order()[0], child=True)
-        agent = candidates[offspring.parent]
-        if offspring.child or offspring.parent < len(archive):
-            agent = agent.child(next_id, archived if offspring.parent < len(archive) else generation)
+    for chosen in SELECTIONS[name](competing, selection, rng):
+        if candidates[chosen.candidate].fault:
+            chosen = NextAgent(competing.order()[0], mutate=True)
+        agent, is_archived = candidates[chosen.candidate], chosen.candidate < len(archive)
+        if chosen.mutate or is_archived:
+            agent = agent.child(next_id, archived if is_archived else generation)
             next_id += 1
-            if offspring.migrant:
-                other = None if offspring.settings_of is None else candidates[offspring.settings_of]
-                agent.mutation = _settle(agent, other)
-            elif not offspring.child:
+            if not chosen.mutate:
                 agent.mutation = RESTORED
             elif name != "none":
                 mutate(agent, context, rng)

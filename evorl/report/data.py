@@ -28,7 +28,7 @@ from evorl.runs.storage.directory import LINEAGE, METRICS
 from evorl.runs.storage.json_lines import JsonLines
 from evorl.runs.storage.progress import progress_of
 from evorl.system.files import CHECKPOINTS, read_lines, reason
-from evorl.types import NO_BASELINE, Measured, UserError
+from evorl.types import RESTORED, Measured, UserError
 
 MOST_LIVES = 2_000
 """The number of lives that are drawn at most, unless a few generations have more."""
@@ -93,7 +93,7 @@ def read_lives(stages: Iterable[Stage], generations: Container[int]) -> Lives:
         before = (stage.generation - 1, stage.id) if survives else (stage.parent_generation, stage.parent)
         fitness, ancestor = past.get(before, (None, None))
         # Survivors are no children: the elite is the best of its generation, so it regresses further than parents do.
-        if not survives and fitness is not None and stage.fitness is not None and stage.mutation not in NO_BASELINE:
+        if not survives and fitness is not None and stage.fitness is not None and stage.mutation != RESTORED:
             kind, change = stage.mutation.kind, stage.fitness - fitness
             changes[kind, ""].append(change)
             if kind == "hyperparameters":

@@ -53,8 +53,6 @@ def run_facts(run: Drawn) -> list[Fact]:
         ("evaluation episodes", "evaluation.episodes"),
     )  # fmt: skip
     facts = [(words, str(value)[:80]) for words, path in names if (value := run.setting(path)) is not None]
-    if run.setting("evolution.selection.name") == "multi_frequency":
-        facts.append(("parts evolve every", f"{str(run.setting('evolution.selection.periods'))[:60]} generations"))
     return [*facts, ("ranks", f"{last.ranks} ({last.placement})"), ("ended", state(run))]
 
 

@@ -49,7 +49,6 @@ LOOKS = {
     "architecture": Look("architecture", "#e69f00", "square", "s"),
     "parameters": Look("parameters (noise)", "#cc79a7", "triangle-up", "^"),
     "activation": Look("activation", "#009e73", "star", "*"),
-    "migration": Look("migration", "#56b4e9", "hexagon", "h"),
 }
 
 

@@ -180,7 +180,6 @@ ACTS = {
     "evolution.selection.name": Evolves("none"),
     "evolution.selection.size": Evolves("4"),
     "evolution.selection.replace": Evolves("0.25"),
-    "evolution.selection.periods": Evolves("[2]", "evolution.selection={name: multi_frequency, periods: [1]}"),
     "evolution.selection.archive": (
         "runs/test_elite.py::test_the_archive_competes_for_so_many_generations_and_no_longer"
     ),

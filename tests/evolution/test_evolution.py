@@ -12,7 +12,7 @@ from evorl.config import Selection
 from evorl.config.fields import HyperparameterRange
 from evorl.evolution import MUTATIONS, SELECTIONS, Context, evolve
 from evorl.evolution.mutation import mutate, mutate_hyperparameter, perturbed, sample_hyperparameters
-from evorl.evolution.selection import Candidates, Offspring, begins, note_ranks, rank_correlation, ranks
+from evorl.evolution.selection import Candidates, begins, note_ranks, rank_correlation, ranks
 from evorl.population import initial_population
 from evorl.types import Agent, Mutation
 
@@ -31,7 +31,7 @@ def test_tournament_winners_have_the_frequencies_of_theory():
     wins = Counter()
     for _ in range(rounds):
         _, *children = SELECTIONS["tournament"](Candidates(fitness), settings, rng)
-        wins.update(child.parent for child in children)
+        wins.update(child.candidate for child in children)
     share = {index: wins[index] / (3 * rounds) for index in range(4)}
     assert share == pytest.approx({2: 3 / 6, 0: 2 / 6, 3: 1 / 6, 1: 0.0}, abs=0.01)
 
@@ -40,8 +40,8 @@ def test_a_tournament_of_all_is_won_by_the_best():
     places = SELECTIONS["tournament"](
         Candidates(np.array([1.0, 5.0, 2.0])), Selection(size=3, replace=1), np.random.default_rng(0)
     )
-    assert [place.parent for place in places] == [1, 1, 1]
-    assert [place.child for place in places] == [False, True, True]
+    assert [place.candidate for place in places] == [1, 1, 1]
+    assert [place.mutate for place in places] == [False, True, True]
 
 
 def test_truncation_replaces_the_worst_by_the_best():
@@ -49,10 +49,10 @@ def test_truncation_replaces_the_worst_by_the_best():
     places = SELECTIONS["truncation"](
         Candidates(fitness), Selection(name="truncation", replace=0.25), np.random.default_rng(0)
     )
-    survivors = {number: place.parent for number, place in enumerate(places) if not place.child}
+    survivors = {number: place.candidate for number, place in enumerate(places) if not place.mutate}
     assert survivors == {number: number for number in (0, 2, 4, 5, 6, 7)}, "in the places whose environments are theirs"
     assert len(places) == len(fitness)
-    assert {place.parent for place in places if place.child} <= {4, 6}
+    assert {place.candidate for place in places if place.mutate} <= {4, 6}
 
 
 def test_a_gentle_tournament_replaces_the_worst_and_leaves_the_others_in_their_places():
@@ -61,9 +61,9 @@ def test_a_gentle_tournament_replaces_the_worst_and_leaves_the_others_in_their_p
     settings, wins = Selection(size=2, replace=0.25), Counter()
     for _ in range(10_000):
         places = SELECTIONS["tournament"](Candidates(fitness), settings, rng)
-        assert [index for index, place in enumerate(places) if place.child] == [1, 3]
-        assert [place.parent for place in places if not place.child] == [0, 2, 4, 5, 6, 7]
-        wins.update(place.parent for place in places if place.child)
+        assert [index for index, place in enumerate(places) if place.mutate] == [1, 3]
+        assert [place.candidate for place in places if not place.mutate] == [0, 2, 4, 5, 6, 7]
+        wins.update(place.candidate for place in places if place.mutate)
     best_first = [4, 6, 7, 0, 5, 2]
     theory = {index: 2 * (6 - rank) / (6 * 5) for rank, index in enumerate(best_first, 1)}
     assert {index: wins[index] / 20_000 for index in range(8)} == pytest.approx(
@@ -94,7 +94,7 @@ def test_the_archive_takes_part_in_gentle_tournaments_and_has_no_place():
     places = SELECTIONS["tournament"](
         Candidates(fitness, archived=1), Selection(size=4, replace=0.25), np.random.default_rng(0)
     )
-    assert [place[:2] for place in places] == [(0, True), (2, False), (3, False), (4, False)]
+    assert [tuple(place) for place in places] == [(0, True), (2, False), (3, False), (4, False)]
 
 
 def test_on_pure_noise_gentle_selection_keeps_more_lines_of_descent():
@@ -106,53 +106,12 @@ def test_on_pure_noise_gentle_selection_keeps_more_lines_of_descent():
             lines = np.arange(16)
             for _ in range(4):
                 places = SELECTIONS["tournament"](Candidates(rng.random(16)), settings, rng)
-                lines = lines[[place.parent for place in places]]
+                lines = lines[[place.candidate for place in places]]
             total += len(set(lines.tolist()))
         return total / repetitions
 
     assert left(Selection(size=2, replace=1)) == pytest.approx(4.2, abs=0.3)
     assert left(Selection(size=2, replace=0.25)) > 6.5
-
-
-def frequencies(fitness, generation, periods=(1, 2)):
-    settings = Selection(name="multi_frequency", periods=periods)
-    candidates = Candidates(np.array(fitness), generation=generation)
-    return SELECTIONS["multi_frequency"](candidates, settings, np.random.default_rng(0))
-
-
-def test_sub_populations_evolve_at_their_own_frequencies():
-    """In each, the best quarter replaces the worst; the third quarter gives way to migrants that are fitter."""
-    fitness = [8.0, 7.0, 2.0, 1.0, 6.0, 5.0, 4.0, 3.0]
-    as_they_are = [Offspring(place, child=False) for place in range(8)]
-    child, migrant = Offspring(0, child=True), Offspring(4, child=True, migrant=True)
-    assert frequencies(fitness, generation=1) == [*as_they_are[:2], migrant, child, *as_they_are[4:]]
-    both = frequencies(fitness, generation=2)
-    assert both[:4] == [*as_they_are[:2], migrant, child]
-    # From the part that evolves more often only weights come.
-    assert both[4:] == [*as_they_are[4:6], Offspring(0, True, migrant=True, settings_of=4), Offspring(4, child=True)]
-
-
-def test_migrants_come_from_all_other_parts_and_only_if_they_are_fitter():
-    fitness = [1.0, 2.0, 3.0, 4.0, 0.0, 0.0, 0.0, 0.0, 9.0, 0.0, 0.0, 0.0]
-    places = frequencies(fitness, generation=1, periods=(1, 5, 9))
-    assert places[:2] == [Offspring(3, child=True), Offspring(8, child=True, migrant=True)]
-    assert places[2:4] == [Offspring(2, child=False), Offspring(3, child=False)]
-    worst = frequencies([5.0, 6.0, 7.0, 8.0, 1.0, 2.0, 3.0, 4.0], generation=1)
-    assert [place.parent for place in worst if place.migrant] == []
-
-
-def test_a_migrant_takes_over_the_settings_of_the_best_agent_there():
-    here = context(*EVERY_MUTATION, "population.size=8", "evolution.selection={name: multi_frequency, periods: [1, 2]}")
-    members = agents([8.0, 7.0, 2.0, 1.0, 6.0, 5.0, 4.0, 3.0])
-    for member in members:
-        member.hyperparameters["gamma"] = 0.875 + member.id / 64
-    evolved = evolve(members, here, 10, np.random.default_rng(0), generation=2)
-    assert [member.id for member in evolved] == [0, 1, 10, 11, 4, 5, 12, 13]
-    first, second = evolved[2], evolved[6]
-    assert (first.parent, first.hyperparameters["gamma"], str(first.mutation)) == (4, 0.9375, "none (migration)")
-    assert (second.parent, second.hyperparameters["gamma"]) == (0, 0.9375)
-    assert str(second.mutation) == "migration (hyperparameters)"
-    torch.testing.assert_close(second.tensors, members[0].tensors, rtol=0, atol=0)
 
 
 def test_ranks_are_the_share_of_the_others_beaten():
@@ -272,16 +231,16 @@ def test_evolution_follows_an_optimum_that_drifts_and_no_fixed_setting_does():
 
 @pytest.mark.parametrize("name", SELECTIONS)
 def test_every_selection_fills_the_population_and_keeps_the_best(name):
-    for size in (4, 8) if name == "multi_frequency" else (2, 3, 8):
+    for size in (2, 3, 8):
         fitness = np.random.default_rng(size).normal(size=size)
         fitness[0] = np.nan
-        settings = Selection(name=name, periods=(1,))
+        settings = Selection(name=name)
         places = SELECTIONS[name](Candidates(fitness), settings, np.random.default_rng(1))
         assert len(places) == size
         best = int(np.nanargmax(fitness))
-        assert any(place.parent == best and not place.child for place in places)
+        assert any(place.candidate == best and not place.mutate for place in places)
         if size > 2:
-            assert not any(place.parent == 0 and place.child for place in places), "an agent without fitness won"
+            assert not any(place.candidate == 0 and place.mutate for place in places), "an agent without fitness won"
 
 
 def test_the_elite_is_never_mutated_and_children_know_their_parents():

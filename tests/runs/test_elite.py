@@ -274,7 +274,7 @@ def test_the_archive_is_a_parent_and_never_takes_an_identity(name):
     archived = agent(id=2)
     archived.fitness = 100.0
     replaced = 0.25 if name == "truncation" else 1.0
-    settings = context(f"evolution.selection={{name: {name}, replace: {replaced}, periods: [1]}}")
+    settings = context(f"evolution.selection={{name: {name}, replace: {replaced}}}")
     evolved = evolve(members, settings, next_id=10, rng=np.random.default_rng(0), archive=[archived])
     assert len(evolved) == 4
     assert len({each.id for each in evolved}) == 4
@@ -285,7 +285,7 @@ def test_the_archive_is_a_parent_and_never_takes_an_identity(name):
             for key, value in tensors.items():
                 assert value.equal(children[0].tensors["q"][role][key])
     else:
-        assert len(children) == {"truncation": 1, "multi_frequency": 0, "none": 0}[name]
+        assert len(children) == {"truncation": 1, "none": 0}[name]
     alone = evolve(members, settings, next_id=10, rng=np.random.default_rng(0))
     assert 3 in {each.id for each in alone}
 
