@@ -238,25 +238,17 @@ class Mutation(Section):
 class ArchitectureLimits(Section):
     """The limits of architecture mutations."""
 
-    min_layers: Width = 1
-    """The fewest hidden layers."""
     max_layers: Width = 3
     """The most hidden layers."""
     min_units: Width = 16
     """The fewest units of a layer or a recurrent cell."""
     max_units: Width = 256
     """The most units of a layer or a recurrent cell."""
-    min_channels: Width = 8
-    """The fewest channels of a convolution."""
-    max_channels: Width = 128
-    """The most channels of a convolution."""
 
     @model_validator(mode="after")
-    def _are_ranges(self) -> Self:
-        for what in ("layers", "units", "channels"):
-            low, high = getattr(self, f"min_{what}"), getattr(self, f"max_{what}")
-            if low > high:
-                raise ValueError(f"min_{what} {low} must not exceed max_{what} {high}")
+    def _is_a_range(self) -> Self:
+        if self.min_units > self.max_units:
+            raise ValueError(f"min_units {self.min_units} must not exceed max_units {self.max_units}")
         return self
 
 

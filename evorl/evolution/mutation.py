@@ -33,6 +33,10 @@ Networks = Mapping[str, NetworkSpec]
 UNIT_STEPS, CHANNEL_STEPS = (16, 32), (8, 16)
 """The numbers of units of a layer or a recurrent cell, and of channels of a convolution, that one mutation adds or
 removes."""
+MIN_LAYERS = 1
+"""The fewest hidden layers that mutations leave."""
+MIN_CHANNELS, MAX_CHANNELS = 8, 128
+"""The range of the channels of a convolution that mutations change."""
 MAX_CONVOLUTIONS = 6
 """The maximum number of convolutional layers that mutations may reach."""
 MAX_KERNEL = 9
@@ -52,7 +56,7 @@ def mutate_layers(
         shape = agent.architectures[name]
         hidden = {f"hidden.{index}": depth for index, depth in enumerate(shape.residual_layers)}
         images = {f"channels.{index}": layer.residual_layers for index, layer in enumerate(shape.convolutions)}
-        bounds = (hidden, limits.min_layers, limits.max_layers), (images, 0, MAX_CONVOLUTIONS)
+        bounds = (hidden, MIN_LAYERS, limits.max_layers), (images, 0, MAX_CONVOLUTIONS)
         for depths, fewest, most in bounds:
             count, residual = len(depths) + sum(depths.values()), [group for group, depth in depths.items() if depth]
             if depths and count < most:
@@ -71,7 +75,7 @@ def mutate_units(
     choices: list[Callable[[], Mutation]] = []
     rules = {
         "hidden": (int(rng.choice(UNIT_STEPS)), limits.min_units, limits.max_units),
-        "channels": (int(rng.choice(CHANNEL_STEPS)), limits.min_channels, limits.max_channels),
+        "channels": (int(rng.choice(CHANNEL_STEPS)), MIN_CHANNELS, MAX_CHANNELS),
         "kernel": (1, 1, MAX_KERNEL),
     }
     rules["recurrent"] = rules["hidden"]
@@ -191,7 +195,7 @@ def _bounds(shape: Architecture, limits: ArchitectureLimits) -> dict[str, tuple[
     bounds = {
         "hidden": (limits.min_units, limits.max_units),
         "recurrent": (limits.min_units, limits.max_units),
-        "channels": (limits.min_channels, limits.max_channels),
+        "channels": (MIN_CHANNELS, MAX_CHANNELS),
     }
     return {group: bounds[kind] for group in shape.sizes() if (kind := group.split(".")[0]) in bounds}
 

@@ -11,7 +11,7 @@ from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig, Evolution, check_name
 from evorl.config.fields import ENVIRONMENT
 from evorl.envs.spaces import choices
-from evorl.evolution.mutation import MAX_CONVOLUTIONS, sample_hyperparameters, sample_sizes
+from evorl.evolution.mutation import MAX_CHANNELS, MAX_CONVOLUTIONS, sample_hyperparameters, sample_sizes
 from evorl.evolution.selection import RANKED_GENERATIONS
 from evorl.networks import ACTIVATIONS
 from evorl.networks.stack import check_network, new_tensors
@@ -106,7 +106,7 @@ def _grown(shape: Architecture, evolution: Evolution) -> Architecture:
     limits, mutation = evolution.architecture, evolution.mutation
     if not mutation.architecture:
         return shape
-    more = {"hidden": limits.max_units, "recurrent": limits.max_units, "channels": limits.max_channels}
+    more = {"hidden": limits.max_units, "recurrent": limits.max_units, "channels": MAX_CHANNELS}
     for group, size in shape.sizes().items():
         shape = shape.resized(group, max(size, more.get(group.split(".")[0], size)))
     convolutions = len(shape.convolutions) + sum(layer.residual_layers for layer in shape.convolutions)

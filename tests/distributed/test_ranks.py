@@ -87,7 +87,7 @@ def test_replicas_of_images_and_recurrent_networks_stay_bit_identical_and_resume
         "network.recurrent_size=12", "checkpoint.keep=20", "evolution.steps=32",
         "evolution.mutation={none: 0, architecture: 1, parameters: 0.2, activation: 0.2, hyperparameters: 0.4,"
         " new_layer: 0.4}",
-        "evolution.architecture={min_units: 4, max_units: 96, max_layers: 4, min_channels: 2}",
+        "evolution.architecture={min_units: 4, max_units: 96, max_layers: 4}",
         "evolution.hyperparameters={clip: {min: 0.1, max: 0.4}, epochs: {min: 1, max: 4, grow: 1.5, shrink: 0.7},"
         " batch_size: {min: 4, max: 16, grow: 1.5, shrink: 0.7}}",
         *KINDS[kind],

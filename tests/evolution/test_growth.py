@@ -204,7 +204,7 @@ def test_merging_layers_multiplies_them(dueling):
 def test_a_long_chain_of_mutations_stays_inside_the_limits_and_consistent(layer_norm, dueling, monkeypatch):
     monkeypatch.setattr(operations, "UNIT_STEPS", (1, 9))
     (dqn, branches), rng = made(dueling), np.random.default_rng(5)
-    limits = ArchitectureLimits(min_layers=1, max_layers=4, min_units=3, max_units=40)
+    limits = ArchitectureLimits(max_layers=4, min_units=3, max_units=40)
     member = agent(Architecture((16, 16), (0, 0), "silu", layer_norm, branches), dqn=dqn)
     seen = set()
     for _ in range(150):

@@ -108,9 +108,11 @@ def test_a_long_chain_of_mutations_stays_inside_the_limits_and_consistent(critic
     monkeypatch.setattr(operations, "MAX_KERNEL", 6)
     monkeypatch.setattr(operations, "UNIT_STEPS", (1, 9))
     monkeypatch.setattr(operations, "CHANNEL_STEPS", (1, 5))
+    monkeypatch.setattr(operations, "MIN_CHANNELS", 2)
+    monkeypatch.setattr(operations, "MAX_CHANNELS", 20)
     algorithm = made("ppo", "network.recurrent=lstm", f"algorithm.critic={critic}", observations=OBSERVATIONS["dict"])
     rng = np.random.default_rng(5)
-    limits = ArchitectureLimits(max_layers=3, min_units=3, max_units=80, min_channels=2, max_channels=20)
+    limits = ArchitectureLimits(max_layers=3, min_units=3, max_units=80)
     member, seen = agent(dqn=algorithm), set()
     for step in range(150):
         mutate = operations.mutate_layers if rng.random() < 0.4 else operations.mutate_units

@@ -246,7 +246,7 @@ def test_the_padding_stays_zero(monkeypatch):
 def test_a_long_chain_of_mutations_keeps_noisy_layers_consistent(monkeypatch):
     monkeypatch.setattr(operations, "UNIT_STEPS", (1, 9))
     dqn, rng = algorithm(NOISY, DUELING), np.random.default_rng(5)
-    limits = ArchitectureLimits(min_layers=1, max_layers=4, min_units=3, max_units=40)
+    limits = ArchitectureLimits(max_layers=4, min_units=3, max_units=40)
     member, shapes = agent(dqn=dqn), set()
     for _ in range(80):
         mutate = operations.mutate_layers if rng.random() < 0.5 else operations.mutate_units

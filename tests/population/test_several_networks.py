@@ -213,7 +213,7 @@ def test_growth_of_one_network_keeps_what_all_compute(algorithm, name):
 
 def test_a_long_chain_of_mutations_changes_one_network_at_a_time_and_never_the_temperature(algorithm, monkeypatch):
     monkeypatch.setattr(operations, "UNIT_STEPS", (1, 9))
-    limits = ArchitectureLimits(min_layers=1, max_layers=4, min_units=3, max_units=40)
+    limits = ArchitectureLimits(max_layers=4, min_units=3, max_units=40)
     member, rng, changed = agent(dqn=algorithm), np.random.default_rng(5), []
     for _ in range(120):
         before = dict(member.architectures)

@@ -153,10 +153,10 @@ def test_populations_that_no_checkpoint_has_room_for_are_refused_before_training
     environments.close()
     agents = initial_population(settings, made)
     rng = np.random.default_rng(0)
-    only_more = settings.evolution.architecture.model_copy(update={"min_layers": 9})
+    monkeypatch.setattr("evorl.evolution.mutation.MIN_LAYERS", 9)  # They are only added.
     for member in agents:
         member.mutation, member.fitness = Mutation("architecture", "actor.hidden.0", 1e-17 / 3, 1 / 3), 1 / 3
-        while mutate_layers(member, made.networks, only_more, rng):
+        while mutate_layers(member, made.networks, settings.evolution.architecture, rng):
             pass
     payload = encode_agents(agents)
     needed = int.from_bytes(payload[:8], "little")

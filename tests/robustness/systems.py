@@ -13,7 +13,7 @@ COMMON = (
     "run={timeout: 120, threads: 1}", "network={hidden_sizes: [16, 16]}",
     "evolution.mutation={none: 0.1, architecture: 1, parameters: 0.5, activation: 0.5, hyperparameters: 0.5,"
     " new_layer: 0.5}",
-    "evolution.architecture={min_units: 4, max_units: 64, max_layers: 4, min_channels: 2}",
+    "evolution.architecture={min_units: 4, max_units: 64, max_layers: 4}",
     "evolution.steps=48", "training.max_steps=192",
 )  # fmt: skip
 DQN = (
