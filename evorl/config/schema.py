@@ -333,9 +333,6 @@ class Environment(Section):
     """`auto` takes the environment's own vector implementation where it has one, else `sync`."""
     observation_indices: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] | None = None
     """The indices of the entries of a vector observation that agents see; null: all."""
-    image_channels: Literal["auto", "first", "last"] = "auto"
-    """The channel axis of images. `auto` takes two neighbouring axes of equal length as rows and columns; otherwise the
-    first axis holds the channels if it is the shortest, else the last."""
     life_loss_ends: bool = False
     """Atari: training episodes end with each life. Returns and evaluation count whole games. After a lost life FIRE
     is pressed, as it is in resets, where the game's actions include it."""
@@ -448,9 +445,8 @@ class Tracking(Section):
     """`wandb`, `tensorboard` and `trackio`: any of them, or none."""
     project: Text = "evorl"
     """W&B and Trackio: the project that the run is in. W&B's entity, group, job type, notes and tags are what its own
-    variables say: WANDB_ENTITY, WANDB_RUN_GROUP, WANDB_JOB_TYPE, WANDB_NOTES and WANDB_TAGS."""
-    mode: Literal["auto", "online", "offline"] = "auto"
-    """W&B: `auto` is online where there is a key, else offline."""
+    variables say: WANDB_ENTITY, WANDB_RUN_GROUP, WANDB_JOB_TYPE, WANDB_NOTES and WANDB_TAGS. It is online if there is a
+    key, unless WANDB_MODE says otherwise."""
     video: bool = False
     """Film an episode of each new best agent, up to 5,000 steps of it: `videos/` in the run's directory, and W&B shows
     it. Needs the extra `video`."""

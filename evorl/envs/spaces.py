@@ -534,24 +534,15 @@ class ObservationReader:
 
 
 def _specs(settings: Environment, space: gym.Space[Any], frames: int) -> ObservationSpecs:
-    """The observation specs of a space, with image channels and frames from the settings."""
+    """The observation specs of a space, whose `frames` and first axes are channels where the environment says so."""
     parts = observation_specs(space)
     if MASK in parts:
         raise UserError(f"environment.id: {settings.id} has an observation part named {MASK!r}")
     if frames:
-        if settings.image_channels == "last":
-            raise UserError(f"environment.image_channels: {settings.id} stacks frames on the first axis; use 'first'")
         return {name: replace(part, frames=frames, channels_last=False) for name, part in parts.items()}
-    channels = settings.image_channels
-    if channels == "auto" and settings.id.startswith(CHANNELS_FIRST):
-        channels = "first"
-    if channels == "auto":
+    if not settings.id.startswith(CHANNELS_FIRST):
         return parts
-    last = channels == "last"
-    return {
-        name: replace(part, channels_last=last) if part.kind == "image" and len(part.shape) == 3 else part
-        for name, part in parts.items()
-    }
+    return {name: replace(part, channels_last=False) if len(part.shape) == 3 else part for name, part in parts.items()}
 
 
 def _picked(space: gym.Space[Any], indices: list[int], id: str) -> gym.Space[Any]:

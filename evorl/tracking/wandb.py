@@ -75,16 +75,15 @@ class WeightsAndBiases(Tracker):
         self._wandb = wandb
         self._config = config
         self._settings = shared_settings(config)
-        settings = config.tracking
-        mode = _mode(settings.mode, _address())
+        mode = _mode(_address())
         newest = shlex.quote(str(directory / "wandb" / "latest-run"))
         upload = f"so the run is recorded offline; upload it with `wandb sync {newest}`"
-        if mode == "offline" and settings.mode == "auto" and not os.environ.get("WANDB_MODE"):
+        if mode == "offline" and not os.environ.get("WANDB_MODE"):
             print(f"W&B: no key found, {upload}")
         try:
             self._run = self._begun(directory, mode)
         except wandb.errors.CommError:
-            if mode != "online" or settings.mode != "auto":
+            if mode != "online":
                 raise
             # Compute nodes of clusters often have a key, but no internet access.
             print(f"W&B: no connection to {_address()}, {upload}")
@@ -217,13 +216,13 @@ class WeightsAndBiases(Tracker):
 def sent_to_wandb(config: AnyConfig) -> str:
     """Return one line on what W&B is sent, where to, and how not to; empty if nothing leaves the machine."""
     address = _address()
-    if _mode(config.tracking.mode, address) in ("offline", "disabled"):
+    if _mode(address) in ("offline", "disabled"):
         return ""
     whose, host = os.environ.get("WANDB_ENTITY"), urlparse(address).hostname or address
     project = f"{whose}/{config.tracking.project}" if whose else config.tracking.project
     return (
         f"W&B: settings, metrics, lineage, printed lines and the best agent go to the project {shown(project)} at "
-        f"{host}; `--no-track` (tracking.backends=[]) sends nothing, tracking.mode=offline keeps them here"
+        f"{host}; `--no-track` (tracking.backends=[]) sends nothing, WANDB_MODE=offline keeps them here"
     )
 
 
@@ -237,10 +236,8 @@ def _address() -> str:
         return str(wandb.setup().settings.base_url)
 
 
-def _mode(mode: Literal["auto", "online", "offline"], address: str) -> Mode:
-    """Return the W&B mode: `mode` unless `auto`, else WANDB_MODE, else online if there is an API key."""
-    if mode != "auto":
-        return mode
+def _mode(address: str) -> Mode:
+    """Return the W&B mode: WANDB_MODE, or else online if there is an API key."""
     variable = os.environ.get("WANDB_MODE")
     if variable:
         return "offline" if variable == "dryrun" else cast("Mode", variable)  # W&B rejects unknown modes.

@@ -92,7 +92,6 @@ ACTS = {
         "envs/test_envs.py::test_all_vectorizations_of_cartpole_agree_on_the_length_of_episodes"
     ),
     "environment.observation_indices": Trains("dqn", "[0, 2]"),
-    "environment.image_channels": "envs/test_spaces.py::test_the_configuration_can_say_where_channels_are",
     "environment.life_loss_ends": "envs/test_atari.py::test_scores_are_true_and_lives_do_not_end_a_game",
     "environment.max_restarts": "envs/test_environment_faults.py::test_failing_too_often_ends_the_run_by_name",
     "environment.carry_over": (
@@ -211,7 +210,6 @@ ACTS = {
     "run.kernel": "networks/test_kernel.py::test_a_run_by_torch_and_one_by_the_kernel_are_told_apart",
     "tracking.backends": "tracking/test_trackers.py::test_a_stopped_run_goes_on_in_the_same_curves",
     "tracking.project": "tracking/test_trackers.py::test_wandb_takes_from_its_own_variables_what_organises_runs",
-    "tracking.mode": "tracking/test_trackers.py::test_an_online_run_is_told_what_it_lacks_and_nothing_twice",
     "tracking.video": "tracking/test_wandb_charts.py::test_each_new_elite_is_filmed_on_request",
     "tracking.exclude": "export/test_hub.py::test_a_page_is_a_run_that_can_be_loaded",
     "league.matchmaking": "league/test_rating.py::test_opponents_are_drawn_by_these_probabilities",

@@ -11,26 +11,6 @@ from evorl.config import Environment
 from evorl.envs import Environments
 from evorl.envs.json_spaces import space_from_json, space_to_json
 from evorl.envs.spaces import MASK, EnvSpec, action_reader, as_numbers, observation_specs
-from evorl.types import UserError
-
-
-class Pictures(gym.Env):
-    """Shows a black picture of any shape."""
-
-    action_space = gym.spaces.Discrete(2)
-
-    def __init__(self, shape):
-        self.observation_space = gym.spaces.Box(0, 255, tuple(shape), np.uint8)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.zeros(self.observation_space.shape, np.uint8), {}
-
-    def step(self, action):
-        return np.zeros(self.observation_space.shape, np.uint8), 0.0, False, False, {}
-
-
-gym.register("Pictures-v0", entry_point=Pictures)
 
 
 def part_of(space):
@@ -96,22 +76,11 @@ def test_channels_are_found(shape, channels, size, kind):
     assert (part.kind, part.channels, part.image_size) == ("image", channels, size)
 
 
-@pytest.mark.parametrize(
-    ("where", "channels", "size"), [("auto", 9, (7, 7)), ("first", 7, (7, 9)), ("last", 9, (7, 7))]
-)
-def test_the_configuration_can_say_where_channels_are(where, channels, size):
-    settings = Environment(id="test_spaces:Pictures-v0", kwargs={"shape": [7, 7, 9]}, image_channels=where)
-    part = Environments(settings, 1, 1).interface.parts["observation"]
-    assert (part.channels, part.image_size) == (channels, size)
-
-
 def test_stacked_frames_are_channels_whatever_their_size():
     pytest.importorskip("ale_py")
     kwargs = {"img_height": 12, "img_width": 12, "stack_num": 12}
     part = Environments(Environment(id="ALE/Pong-v5", kwargs=kwargs), 1, 1).interface.parts["observation"]
     assert (part.frames, part.channels_last) == (12, False)
-    with pytest.raises(UserError, match=r"environment\.image_channels: ALE/Pong-v5 stacks frames on the first axis"):
-        Environments(Environment(id="ALE/Pong-v5", image_channels="last"), 1, 1)
 
 
 def test_a_mask_is_a_part_of_its_own_with_an_entry_for_each_action_of_each_choice():

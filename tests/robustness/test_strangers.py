@@ -64,7 +64,7 @@ from pathlib import Path
 from evorl.tracking.wandb import WeightsAndBiases
 sys.path.insert(0, {tests!r})
 from helpers.support import config
-tracker = WeightsAndBiases(config("tracking.mode=offline"), Path("."))
+tracker = WeightsAndBiases(config(), Path("."))
 print(tracker._run.settings.base_url)
 tracker._run.finish()
 """
@@ -74,7 +74,7 @@ def test_wandb_settings_in_a_run_directory_are_ignored(run):
     (run / "wandb").mkdir(exist_ok=True)
     (run / "wandb" / "settings").write_text("[default]\nbase_url = http://127.0.0.1:9\n")
     command = [sys.executable, "-c", WANDB.format(tests=str(ROOT / "tests"))]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "WANDB_MODE": "offline"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     assert "127.0.0.1" not in done.stdout

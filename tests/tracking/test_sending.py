@@ -35,7 +35,7 @@ def test_with_a_key_a_line_says_what_is_sent_where_and_how_not_to(monkeypatch):
     assert "`--no-track` (tracking.backends=[])" in line
     monkeypatch.setenv("WANDB_ENTITY", "team")
     assert f"{TOLD} 'team/mine'" in told("tracking.project=mine")[0]
-    assert told("tracking.mode=offline") == announcements(config("tracking.backends=[tensorboard]")) == []
+    assert announcements(config("tracking.backends=[tensorboard]")) == []
 
 
 @pytest.mark.parametrize(("mode", "lines"), [("online", 1), ("offline", 0)])
@@ -63,8 +63,6 @@ def test_a_key_without_a_connection_records_offline(monkeypatch, tmp_path, capsy
     assert modes == ["online", "torn down", "offline"], "its helper process holds the run by its id"
     told = re.search(r"so the run is recorded offline; upload it with `(wandb sync .*)`", capsys.readouterr().out)
     assert shlex.split(told[1]) == ["wandb", "sync", str(run / "wandb" / "latest-run")]
-    with pytest.raises(wandb.errors.CommError):
-        WeightsAndBiases(config("tracking.backends=[wandb]", "tracking.mode=online"), tmp_path)
 
 
 def test_a_tracker_that_is_not_installed_is_a_mistake_before_training(in_directory, monkeypatch, capsys):

@@ -197,13 +197,14 @@ def server():
 def test_an_online_run_is_told_what_it_lacks_and_nothing_twice(tmp_path):
     """The real client, in a process of its own since it keeps its server's address, against a server that is ours."""
     program = "from test_trackers import *\n" + "".join(
-        f"finish(logged('wandb', Path({str(tmp_path)!r}), HISTORY[:{known}], {upto}, mode='online'))\n"
+        f"finish(logged('wandb', Path({str(tmp_path)!r}), HISTORY[:{known}], {upto}))\n"
         for known, upto in ((0, 3), (2, 4), (6, 7))  # A new run, one that W&B is ahead of, one that was offline.
     )
     with server() as running:
         environment = os.environ | {
             "WANDB_BASE_URL": f"http://127.0.0.1:{running.server_port}", "WANDB_API_KEY": "a" * 40,
             "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}:{Path(__file__).parent}", "OMP_NUM_THREADS": "1",
+            "WANDB_MODE": "online",
         }  # fmt: skip
         command = [sys.executable, "-W", "ignore", "-c", program]
         done = subprocess.run(command, env=environment, timeout=120, capture_output=True, text=True, check=False)
