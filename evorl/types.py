@@ -36,7 +36,7 @@ class Mutation:
     before: int | float | Words | None = None
     after: int | float | Words | None = None
 
-    def as_used(self, use: Callable[[str, float], float]) -> Mutation:
+    def with_effective_values(self, use: Callable[[str, float], float]) -> Mutation:
         """Convert hyperparameter values to those that training uses, such as whole numbers, by `use(name, value)`."""
         if self.kind != "hyperparameters":
             return self

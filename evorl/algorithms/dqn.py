@@ -74,9 +74,9 @@ class DQNSettings(ValueSettings):
         "learn_step": HyperparameterRange(min=4, max=16),
     }
 
-    def as_used(self, name: str, value: float, num_envs: int, *, recurrent: bool) -> float:
+    def effective_value(self, name: str, value: float, num_envs: int, *, recurrent: bool) -> float:
         """An agent's hyperparameter as training uses it: a recurrent agent's batches are whole sequences."""
-        used = super().as_used(name, value, num_envs, recurrent=recurrent)
+        used = super().effective_value(name, value, num_envs, recurrent=recurrent)
         if name != "batch_size" or not recurrent:
             return used
         return max(1, int(used) // self.sequence_length) * self.sequence_length

@@ -85,7 +85,7 @@ class OffPolicy(Algorithm):
         """Update-to-data ratio of one update per `learn_step` steps; any number of ranks can share the batches."""
         settings, ranks = self.settings, 1 if self.settings.split_batches else copies
         recurrent = self.sequences is not None
-        batch = settings.as_used(
+        batch = settings.effective_value(
             "batch_size", settings.batch_size, self.config.environment.num_envs, recurrent=recurrent
         )
         return Pace(int(batch) * ranks, updates=1.0, steps=settings.learn_step * ranks)

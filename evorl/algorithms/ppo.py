@@ -39,10 +39,10 @@ class PPOSettings(A2CSettings):
     """An agent stops learning from a rollout once its approximate KL divergence from the behaviour policy exceeds 1.5
     times this; null sets no limit."""
 
-    def as_used(self, name: str, value: float, num_envs: int, *, recurrent: bool) -> float:
+    def effective_value(self, name: str, value: float, num_envs: int, *, recurrent: bool) -> float:
         """An agent's hyperparameter as training uses it: `batch_size` is the actual size of minibatches."""
         if name != "batch_size" or value <= 0:
-            return super().as_used(name, value, num_envs, recurrent=recurrent)
+            return super().effective_value(name, value, num_envs, recurrent=recurrent)
         rollout = self.rollout_steps * num_envs
         sequences = rollout // ((self.sequence_length or self.rollout_steps) if recurrent else 1)
         return round(rollout / int(parts_of(rollout, value, sequences)))

@@ -140,7 +140,7 @@ def lineage_table(stages: Sequence[Stage], use: Callable[[str, float], float]) -
         lived = f"{first.generation}" if first is last else f"{first.generation} to {last.generation}"
         scores = [stage.fitness for stage in (first, last) if stage.fitness is not None]
         fitness = " to ".join(digits(score) for score in dict.fromkeys(scores)) or "-"
-        born = "" if first.mutation == SAME else str(first.mutation.as_used(use))
+        born = "" if first.mutation == SAME else str(first.mutation.with_effective_values(use))
         rows.append((f"#{number}", lived, fitness, on_one_line(born)))
     return aligned(rows)
 

@@ -51,21 +51,21 @@ def settings_of(model: type[BaseModel], prefix: str = "", defaults: BaseModel | 
         default = "" if inner is field.annotation else _as_yaml(value)
         collected.append(Setting(path, _takes(field), default, sentence))
         if inner is not None:
-            own = value if type(value) is inner else None
-            collected += settings_of(inner, f"{path}.{_between(field.annotation)}", own)
+            section = value if type(value) is inner else None
+            collected += settings_of(inner, f"{path}.{_between(field.annotation)}", section)
     return collected
 
 
 def explained(settings: Sequence[Setting], key: str) -> list[str]:
     """Return the help lines for a key and all keys below it. Raises UserError if there is no such key."""
-    matching = [each for each in settings if each.path == key or each.path.startswith(f"{key}.")]
+    matching = [setting for setting in settings if setting.path == key or setting.path.startswith(f"{key}.")]
     if not matching:
-        raise UserError(f"--explain: there is no key {key!r}" + nearest(key, [each.path for each in settings]))
+        raise UserError(f"--explain: there is no key {key!r}" + nearest(key, [setting.path for setting in settings]))
     lines: list[str] = []
-    for each in matching:
-        default = f" (default: {each.default})" if each.default else ""
-        lines.append(f"{each.path}: {each.kind}{default}")
-        lines += textwrap.wrap(each.sentence, 110, initial_indent=MARGIN, subsequent_indent=MARGIN)
+    for setting in matching:
+        default = f" (default: {setting.default})" if setting.default else ""
+        lines.append(f"{setting.path}: {setting.kind}{default}")
+        lines += textwrap.wrap(setting.sentence, 110, initial_indent=MARGIN, subsequent_indent=MARGIN)
     return lines
 
 
@@ -133,7 +133,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     if isinstance(value, tuple | list):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     return str(value) if isinstance(value, Path) else value
 
 
@@ -182,8 +182,9 @@ def _entry(key: str, value: Any) -> Iterator[str]:
 def page(algorithms: Mapping[str, type[AlgorithmSettings]]) -> str:
     """Return the Markdown page of all keys; `algorithms` maps names to algorithm settings."""
     parts = [HEAD]
-    everything = [each for each in settings_of(model_of(AlgorithmSettings)) if not each.path.startswith("algorithm.")]
-    for section, group in groupby(everything, key=lambda setting: setting.path.split(".")[0]):
+    everything = settings_of(model_of(AlgorithmSettings))
+    others = [setting for setting in everything if not setting.path.startswith("algorithm.")]
+    for section, group in groupby(others, key=lambda setting: setting.path.split(".")[0]):
         first, *rest = group
         parts.append(f"## {section}\n\n{_cell(first.sentence)}\n")
         if section == "algorithm":
@@ -194,17 +195,17 @@ def page(algorithms: Mapping[str, type[AlgorithmSettings]]) -> str:
 
 
 def _algorithm(name: str, model: type[AlgorithmSettings]) -> str:
-    changeable = ", ".join(f"`{each}`" for each in model.hyperparameters)
-    rows = [each for each in settings_of(model, "algorithm.") if each.path != "algorithm.name"]
+    changeable = ", ".join(f"`{name}`" for name in model.hyperparameters)
+    rows = [setting for setting in settings_of(model, "algorithm.") if setting.path != "algorithm.name"]
     sentence = textwrap.fill(f"Evolution may perturb {changeable}.", 100, break_on_hyphens=False)
     return f"### {name}\n\n{sentence}\n\n{_table(rows)}"
 
 
 def _table(settings: Sequence[Setting]) -> str:
     lines = ["| key | takes | default | |", "|---|---|---|---|"]
-    for each in settings:
-        default = f"`{_cell(each.default)}`" if each.default else ""
-        lines.append(f"| `{each.path}` | {_cell(each.kind)} | {default} | {_cell(each.sentence)} |")
+    for setting in settings:
+        default = f"`{_cell(setting.default)}`" if setting.default else ""
+        lines.append(f"| `{setting.path}` | {_cell(setting.kind)} | {default} | {_cell(setting.sentence)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -30,11 +30,11 @@ MAX_ERRORS = 40
 """Maximum invalid settings that a message describes."""
 
 
-def nearest(name: str, known: Mapping[str, Any] | Sequence[str]) -> str:
-    """Return the end of an error message: the known name closest to `name`, or all known names."""
-    lowered = {each.lower(): each for each in known}
+def nearest(name: str, names: Mapping[str, Any] | Sequence[str]) -> str:
+    """Return the end of an error message: the one of `names` closest to `name`, or all of them."""
+    lowered = {known.lower(): known for known in names}
     matches = difflib.get_close_matches(name.lower(), list(lowered), n=1, cutoff=0.5)
-    return f"; did you mean {lowered[matches[0]]!r}?" if matches else f"; known: {', '.join(sorted(known))}"
+    return f"; did you mean {lowered[matches[0]]!r}?" if matches else f"; known: {', '.join(sorted(names))}"
 
 
 def on_one_line(text: str, longest: int = 1_000) -> str:
@@ -66,15 +66,15 @@ def explain(model: type[BaseModel], error: ValidationError) -> str:
 
 def _united(problems: Sequence[ErrorDetails]) -> list[ErrorDetails]:
     """Merge the two errors of a value that may also be a word such as `auto` into one, with the word in its context."""
-    literal = [each for each in problems if each["type"] == "literal_error"]
-    words = {each["loc"][:-1]: each["msg"] for each in literal if str(each["loc"][-1]).startswith("literal[")}
+    literal = [error for error in problems if error["type"] == "literal_error"]
+    words = {error["loc"][:-1]: error["msg"] for error in literal if str(error["loc"][-1]).startswith("literal[")}
     united: list[ErrorDetails] = []
-    for each in problems:
-        path = each["loc"][:-1]
+    for error in problems:
+        path = error["loc"][:-1]
         if path not in words:
-            united.append(each)
-        elif each["type"] != "literal_error":
-            united.append({**each, "loc": path, "ctx": {"word": words[path].removeprefix("Input should be ")}})
+            united.append(error)
+        elif error["type"] != "literal_error":
+            united.append({**error, "loc": path, "ctx": {"word": words[path].removeprefix("Input should be ")}})
     return united
 
 
@@ -135,9 +135,9 @@ def _in_collection(annotation: Any) -> bool:
 def _section_at(model: type[BaseModel], location: Sequence[str]) -> type[BaseModel] | None:
     for part in location:
         annotation = model.model_fields[part].annotation if part in model.model_fields else None
-        found = section_in(annotation)
-        if found is not None:
-            model = found
+        section = section_in(annotation)
+        if section is not None:
+            model = section
         elif annotation is not None:
             return None
     return model

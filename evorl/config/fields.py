@@ -227,7 +227,7 @@ class AlgorithmSettings(Section):
     ranges: ClassVar[Mapping[str, HyperparameterRange]] = {}
     """The ranges within which evolution perturbs them where the configuration gives none."""
 
-    def as_used(self, name: str, value: float, num_envs: int, *, recurrent: bool) -> float:
+    def effective_value(self, name: str, value: float, num_envs: int, *, recurrent: bool) -> float:
         """Return a hyperparameter's value as used in training; evolution perturbs integers continuously."""
         return round(value) if self._is_whole(name) else value
 
@@ -325,19 +325,19 @@ def given_in(section: BaseModel) -> dict[str, Any]:
 
     An inner section without any is left out, unless it may be null.
     """
-    found: dict[str, Any] = section.model_dump(exclude_unset=True)
+    settings: dict[str, Any] = section.model_dump(exclude_unset=True)
     kinds = {field.alias or name: field.annotation for name, field in type(section).model_fields.items()}
     plain = {key for key, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, BaseModel)}
-    return {key: value for key, value in found.items() if value != {} or key not in plain}
+    return {key: value for key, value in settings.items() if value != {} or key not in plain}
 
 
 def leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """The values of nested mappings by dotted key; an empty mapping is a value."""
-    found: dict[str, Any] = {}
+    by_key: dict[str, Any] = {}
     for key, value in values.items():
         inner = isinstance(value, Mapping) and value
-        found |= leaves(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
-    return found
+        by_key |= leaves(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
+    return by_key
 
 
 def as_configured(value: float, configured: Any) -> float:

@@ -178,13 +178,13 @@ class ActorSettings(Section):
     """For tests and debugging: actors take turns with the learner and each other, so that a run can be repeated."""
 
 
-def with_dotted_names(given: Any) -> Any:
+def with_dotted_names(ranges: Any) -> Any:
     """Return ranges by dotted name, flattening environment ranges that are given as nested sections."""
-    inner = given.get("environment") if isinstance(given, dict) else None
+    inner = ranges.get("environment") if isinstance(ranges, dict) else None
     kwargs = inner.get("kwargs") if isinstance(inner, dict) and len(inner) == 1 else None
     if not isinstance(kwargs, dict):
-        return given
-    others = {name: range for name, range in given.items() if name != "environment"}
+        return ranges
+    others = {name: range for name, range in ranges.items() if name != "environment"}
     return others | {f"{ENVIRONMENT}{key}": range for key, range in kwargs.items()}
 
 
@@ -503,13 +503,13 @@ class Config(Section, Generic[Settings]):
 
         Values that depend on the machine and the launch are filled in by `evorl.runs.launch.launched`.
         """
-        algorithm, network, given = self.algorithm, self.network, self.evolution.hyperparameters
+        algorithm, network, configured = self.algorithm, self.network, self.evolution.hyperparameters
         if network.name != "module":
-            own = {"initialisation": algorithm.initialisation, "layer_norm": algorithm.layer_norm}
-            unset = {key: value for key, value in own.items() if getattr(network, key) is None}
+            defaults = {"initialisation": algorithm.initialisation, "layer_norm": algorithm.layer_norm}
+            unset = {key: value for key, value in defaults.items() if getattr(network, key) is None}
             network = network.model_copy(update=unset)
         actors = self.actors or ActorSettings() if algorithm.actor_messages is not None else None
-        ranges = algorithm.default_ranges() if given is None else algorithm.scaled(given)
+        ranges = algorithm.default_ranges() if configured is None else algorithm.scaled(configured)
         evolution = self.evolution.model_copy(update={"hyperparameters": ranges})
         environment = self.environment
         # Native vector environments share one set of settings between all copies.
@@ -626,14 +626,14 @@ class Config(Section, Generic[Settings]):
             )
         return first
 
-    def as_used(self, name: str, value: float) -> float:
+    def effective_value(self, name: str, value: float) -> float:
         """Return a hyperparameter's value as used in training, the form in which it is displayed."""
         if not math.isfinite(value):
             return value
         if name.startswith(ENVIRONMENT):
             return as_configured(value, self.environment.kwargs.get(name.removeprefix(ENVIRONMENT)))
         recurrent = self.network.recurrent is not None
-        return self.algorithm.as_used(name, value, self.environment.num_envs, recurrent=recurrent)
+        return self.algorithm.effective_value(name, value, self.environment.num_envs, recurrent=recurrent)
 
     def to_yaml(self) -> str:
         """Return the whole configuration as YAML, including defaults; it reproduces the run."""

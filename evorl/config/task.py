@@ -63,8 +63,8 @@ def without_task(data: Mapping[str, Any]) -> dict[str, Any]:
 
     The number of environments stays.
     """
-    kept = {name: section for name, section in data.items() if name not in OF_TASK}
+    settings = {name: section for name, section in data.items() if name not in OF_TASK}
     evolution = data.get("evolution", {})
-    kept["evolution"] = {key: value for key, value in evolution.items() if key not in LENGTH_AND_FITNESS}
-    kept["environment"] = {key: value for key, value in data["environment"].items() if key == "num_envs"}
-    return kept
+    settings["evolution"] = {key: value for key, value in evolution.items() if key not in LENGTH_AND_FITNESS}
+    settings["environment"] = {key: value for key, value in data["environment"].items() if key == "num_envs"}
+    return settings

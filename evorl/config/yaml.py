@@ -196,7 +196,7 @@ def tuned_name(algorithm: str, environment: str) -> str | None:
     The file named like the algorithm is the general one, and never returned.
     """
     files = tuned_files().items()
-    return next((name for name, each in files if each.algorithm == algorithm and each.is_for(environment)), None)
+    return next((name for name, tuned in files if tuned.algorithm == algorithm and tuned.is_for(environment)), None)
 
 
 def configuration_file(name: str, assignments: Sequence[str] = ()) -> Path:
@@ -206,11 +206,11 @@ def configuration_file(name: str, assignments: Sequence[str] = ()) -> Path:
     and for an algorithm's name, the one that is tuned for the environment, if there is one. `ppo.yaml` in place of
     `ppo` is always that file.
     """
-    own = Path(name)
-    if own.is_file():
-        return own
-    if own.suffix in (".yaml", ".yml"):
-        return TRAINING / name if name in (f"{each}.yaml" for each in shipped_names()) else own
+    path = Path(name)
+    if path.is_file():
+        return path
+    if path.suffix in (".yaml", ".yml"):
+        return TRAINING / name if name in (f"{shipped}.yaml" for shipped in shipped_names()) else path
     if name not in shipped_names():
         raise UserError(f"{shown(name)} is neither a file nor a shipped configuration" + nearest(name, shipped_names()))
     before = read_yaml(TRAINING / f"{name}.yaml")["algorithm"]["name"]
@@ -272,7 +272,7 @@ def _is_shipped(path: Path) -> bool:
 def _name_of(path: Path) -> str:
     """Return a file's display name: relative to the shipped folder or the working directory, else its base name."""
     path = path.absolute()
-    for place in (ROOT.absolute(), Path.cwd()):
-        if path.is_relative_to(place):
-            return on_one_line(str(path.relative_to(place)))
+    for folder in (ROOT.absolute(), Path.cwd()):
+        if path.is_relative_to(folder):
+            return on_one_line(str(path.relative_to(folder)))
     return on_one_line(path.name)

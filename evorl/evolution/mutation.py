@@ -104,11 +104,11 @@ def reduce(agent: Agent, networks: Networks, name: str, group: str, size: int) -
     old = agent.architectures[name]
     specs = networks[name].network.specs(old)
     if group.startswith("kernel."):
-        kept = torch.arange(size)
+        units = torch.arange(size)
     else:
         read = importance(specs, agent.tensors[name]["parameters"], group)
-        kept = read.argsort(descending=True, stable=True)[:size].sort().values
-    agent.tensors[name] = shrink(specs, agent.tensors[name], group, kept)
+        units = read.argsort(descending=True, stable=True)[:size].sort().values
+    agent.tensors[name] = shrink(specs, agent.tensors[name], group, units)
     agent.architectures[name] = old.resized(group, size)
     return Mutation("architecture", f"{_of(name, networks)}{group}", old.sizes()[group], size)
 

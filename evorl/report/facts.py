@@ -71,7 +71,7 @@ def path_rows(run: Drawn) -> list[dict[str, Any]]:
     rows = []
     for life in _newcomers(run)[-CHANGES:]:
         kind = life.mutation.kind
-        changed = "" if kind == "none" else str(life.mutation.as_used(run.use))[:120]
+        changed = "" if kind == "none" else str(life.mutation.with_effective_values(run.use))[:120]
         fitness = "–" if life.fitness is None else digits(life.fitness)
         shown = {"generation": life.generation, "agent": f"#{life.id}", "fitness": fitness, "changed": changed}
         rows.append({**shown, "colour": look(kind).colour, "steps": compact(run.steps[life.generation])})

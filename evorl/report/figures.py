@@ -473,7 +473,10 @@ def _about(life: Stage, run: Drawn) -> str:
     fitness = "none" if life.fitness is None else digits(life.fitness)
     shapes = [f"{name}: {' · '.join(map(str, one.hidden_sizes))}" for name, one in life.architectures.items()]
     made = "" if life.parent is None else f", from #{life.parent}"
-    who, born = f"agent #{life.id}{made}, generation {life.generation}", str(life.mutation.as_used(run.use))
+    who, born = (
+        f"agent #{life.id}{made}, generation {life.generation}",
+        str(life.mutation.with_effective_values(run.use)),
+    )
     lines = [who, born, f"fitness {fitness}", *shapes]
     return "<br>".join(html.escape(line[:120]) for line in lines)
 

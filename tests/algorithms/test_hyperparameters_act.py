@@ -108,7 +108,7 @@ def test_minibatches_are_shown_in_the_size_that_they_are_cut_to(size, recurrent,
     agent = members(batch_size=(size,) * P, epochs=(1.0,) * P)[0]
     cut = Minibatches.of([agent], 64 * 4, sequence, torch.device("cpu")).in_batch.sum(2) * sequence
     assert cut.sum() == 64 * 4
-    assert settings.as_used("batch_size", size) == round(float(cut.float().mean()))
+    assert settings.effective_value("batch_size", size) == round(float(cut.float().mean()))
 
 
 @pytest.mark.parametrize("size", [8.0, 100.0, 127.4, 128.0])
@@ -116,8 +116,8 @@ def test_batches_of_sequences_are_shown_in_the_size_that_is_drawn(size):
     settings = config("algorithm={name: dqn, sequence_length: 16}", "network.recurrent=gru")
     agent = members(batch_size=(size,) * P)[0]
     draws = SamplerSettings(0, 0, 0, True, transitions=16).draws([agent], 1)[0]
-    assert settings.as_used("batch_size", size) == 16 * draws
-    assert config("algorithm={name: dqn}").as_used("batch_size", 100.4) == 100
+    assert settings.effective_value("batch_size", size) == 16 * draws
+    assert config("algorithm={name: dqn}").effective_value("batch_size", 100.4) == 100
 
 
 def test_whole_numbers_are_shown_as_they_are_used_and_others_as_they_are():
@@ -128,7 +128,7 @@ def test_whole_numbers_are_shown_as_they_are_used_and_others_as_they_are():
     )
     agent = members(batch_size=(381.067,) * P)[0]
     shown = {
-        name: settings.as_used(name, value)
+        name: settings.effective_value(name, value)
         for name, value in {
             "batch_size": 381.067, "target_period": 120.4, "learn_step": 4.5, "gamma": 0.987654,
             "environment.kwargs.bonus": 2.6, "environment.kwargs.gravity": -8.25, "nobody_knows_it": 1.5,
@@ -139,12 +139,12 @@ def test_whole_numbers_are_shown_as_they_are_used_and_others_as_they_are():
         "gamma": 0.987654, "environment.kwargs.bonus": 3, "environment.kwargs.gravity": -8.25, "nobody_knows_it": 1.5,
     }  # fmt: skip
     assert settings.algorithm.validation_error("target_period", 120.4) is None
-    assert math.isnan(settings.as_used("batch_size", math.nan))
+    assert math.isnan(settings.effective_value("batch_size", math.nan))
 
 
 def test_a_mutation_is_shown_with_the_numbers_that_are_used():
-    use = config().as_used
-    assert str(Mutation("hyperparameters", "batch_size", 256.0, 381.067).as_used(use)) == (
+    use = config().effective_value
+    assert str(Mutation("hyperparameters", "batch_size", 256.0, 381.067).with_effective_values(use)) == (
         "hyperparameters (batch_size: 256 -> 381)"
     )
     for other in (
@@ -152,4 +152,4 @@ def test_a_mutation_is_shown_with_the_numbers_that_are_used():
         Mutation("parameters", "batch_size", None, 0.02),
         Mutation("hyperparameters", "batch_size", None, "odd"),
     ):
-        assert other.as_used(use) == other
+        assert other.with_effective_values(use) == other

@@ -74,7 +74,7 @@ class Simulation:
         return child | {"mutation": asdict(mutation)}
 
 
-def as_used(name, value):
+def effective_value(name, value):
     return round(value) if name == "batch_size" else value
 
 
@@ -123,7 +123,7 @@ def _row(generation, agents, best):
         "agents": [agent["id"] for agent in agents], "fitness": fitness,
         "parents": [agent["parent"] for agent in agents],
         "parent_generations": [agent["parent_generation"] for agent in agents],
-        "mutations": [str(Mutation(**agent["mutation"]).as_used(as_used)) for agent in agents],
+        "mutations": [str(Mutation(**agent["mutation"]).with_effective_values(effective_value)) for agent in agents],
         "hyperparameters": [agent["hyperparameters"] for agent in agents],
         "architectures": [agent["architectures"] for agent in agents], "fitness_std": each,
         "fitness_episodes": [10] * len(agents), "train_return": each, "train_length": each,

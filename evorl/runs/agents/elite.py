@@ -285,11 +285,14 @@ class Elite:
     ) -> bool:
         """Assign the `fitness` [P] to the agents, and let the best one challenge the elite.
 
+        An agent's is None if it is not finite or a fault stopped the agent's training.
+
         The elite plays the generation's episodes, and so does the best agent unless evaluation has played them with it.
         If the elite loses, both play fresh episodes. The winner is then measured, and tested for the target, on
         separate episodes. Returns True if the target is reached.
         """
-        assign_fitness(agents, fitness.mean)
+        for agent, value in zip(agents, fitness.mean, strict=True):
+            agent.fitness = float(value) if np.isfinite(value) and agent.fault is None else None
         note_ranks(agents, config.evolution)
         self.see(fitness.seen)
         place = max(range(len(agents)), key=lambda index: _by_fitness(agents[index]))
@@ -373,12 +376,6 @@ class Elite:
             return returns
 
         return play
-
-
-def assign_fitness(agents: Sequence[Agent], fitness: NDArray[np.float64]) -> None:
-    """Set each agent's `fitness` [P]; None if it is not finite or a fault stopped the agent's training."""
-    for agent, value in zip(agents, fitness, strict=True):
-        agent.fitness = float(value) if np.isfinite(value) and agent.fault is None else None
 
 
 def _by_fitness(agent: Agent) -> tuple[bool, float, int]:

@@ -314,5 +314,5 @@ def _best(summary: Row, config: AnyConfig) -> str:
 
 
 def _change(agent: Row, config: AnyConfig) -> str:
-    mutation = Mutation(**agent["mutation"]).as_used(config.as_used)
+    mutation = Mutation(**agent["mutation"]).with_effective_values(config.effective_value)
     return str(mutation).removeprefix(f"{mutation.kind} (").removesuffix(")") if mutation.target else mutation.kind

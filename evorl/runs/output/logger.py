@@ -77,7 +77,7 @@ class Logger:
         newest = directory.lineage.newest(config.population.size)
         self._last_id = max((row["id"] for row in newest if isinstance(row.get("id"), int)), default=-1)
         self._trackers = Trackers(
-            config, directory.path, _History(directory.metrics, self._varying, config.as_used, warn_once)
+            config, directory.path, _History(directory.metrics, self._varying, config.effective_value, warn_once)
         )
         self._within = Within(step if isinstance(step, int) else 0)
         self._bar: tqdm[Any] = tqdm(
@@ -196,7 +196,7 @@ class Logger:
             if agent["fault"]:
                 what = f"agent {agent['id']} stopped learning in generation {row['generation']}: {agent['fault']}"
                 warnings.warn(f"{what}; the next evolution replaces it", EvorlWarning, stacklevel=2)
-        self._trackers.log(record_of(row, self._varying, self._config.as_used))
+        self._trackers.log(record_of(row, self._varying, self._config.effective_value))
         if is_new and self._config.tracking.video:
             self._film(row)
         self._within.begin(row["global_steps"])

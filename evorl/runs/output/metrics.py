@@ -105,7 +105,7 @@ def generation_row(
         "fitness": fitness,
         "parents": [agent.parent for agent in agents],
         "parent_generations": [agent.parent_generation for agent in agents],
-        "mutations": [str(agent.mutation.as_used(config.as_used)) for agent in agents],
+        "mutations": [str(agent.mutation.with_effective_values(config.effective_value)) for agent in agents],
         "hyperparameters": [agent.hyperparameters for agent in agents],
         "architectures": [agent.describe()["architectures"] for agent in agents],
         "fitness_std": _list(measured.std),

@@ -89,7 +89,7 @@ def reader_of(data: Mapping[str, Any]) -> Callable[[str, float], float]:
     are returned unchanged.
     """
     try:
-        return saved_config(data).as_used
+        return saved_config(data).effective_value
     except UserError:
         return lambda name, value: value
 
@@ -106,6 +106,6 @@ def table(stages: Sequence[Stage], use: Callable[[str, float], float]) -> list[s
     for stage in stages:
         fitness = "-" if stage.fitness is None else digits(stage.fitness)
         values = (f"{use(name, stage.hyperparameters.get(name, math.nan)):.4g}" for name in names)
-        changed = "" if stage.mutation == SAME else on_one_line(str(stage.mutation.as_used(use)))
+        changed = "" if stage.mutation == SAME else on_one_line(str(stage.mutation.with_effective_values(use)))
         rows.append((str(stage.generation), str(stage.id), fitness, *values, changed))
     return aligned(rows)
