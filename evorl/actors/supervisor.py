@@ -20,7 +20,7 @@ from typing import NamedTuple
 from evorl.actors.actor import FAILED, MESSAGE, NUMBER
 from evorl.actors.memory import Board
 from evorl.actors.server import ActorServer, kill_group
-from evorl.config.schema import ActorSettings
+from evorl.config.learning import ActorSettings
 from evorl.system.processes import too_few_open_files
 from evorl.system.signals import raise_if_signalled
 from evorl.types import EvorlWarning, RunFailed, UserError

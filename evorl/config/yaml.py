@@ -13,7 +13,7 @@ import yaml
 
 from evorl.config.errors import nearest, on_one_line, shown
 from evorl.config.fields import EXPONENT, algorithm_of
-from evorl.config.schema import Environment
+from evorl.config.run import Environment
 from evorl.config.task import Tuned, environment_of, suite_of, without_target, without_task
 from evorl.types import UserError, message_of
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig
-from evorl.config.schema import LeagueSettings
+from evorl.config.run import LeagueSettings
 from evorl.distributed import Placement
 from evorl.envs import Environments
 from evorl.envs.games import is_game

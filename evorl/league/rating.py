@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from evorl.config.schema import LeagueSettings
+from evorl.config.run import LeagueSettings
 
 Floats = NDArray[np.float64]
 ELO = 400 / math.log(10)

@@ -17,7 +17,8 @@ import torch
 from evorl.algorithms import SETTINGS, Algorithm, make_algorithm
 from evorl.config import AnyConfig, check_name, validate
 from evorl.config.fields import BENCHMARK, ENVIRONMENT, RATING, RETURN, as_configured
-from evorl.config.schema import LeagueSettings, Network
+from evorl.config.learning import Network
+from evorl.config.run import LeagueSettings
 from evorl.config.yaml import VERBOSE, is_for_another_task, plain_assignments, read_settings, source
 from evorl.envs import Environments
 from evorl.envs.games import is_game

@@ -20,19 +20,11 @@ from pydantic import BaseModel
 from evorl.algorithms import SETTINGS
 from evorl.config import AnyConfig, Environment, Evolution, Network
 from evorl.config.errors import shown
+from evorl.config.evolution import PopulationSettings
 from evorl.config.fields import DEFAULT_ALGORITHM, ENVIRONMENT, AlgorithmSettings, algorithm_of, given_in
-from evorl.config.schema import (
-    ActorSettings,
-    Checkpoint,
-    Config,
-    Evaluation,
-    LeagueSettings,
-    PopulationSettings,
-    Replay,
-    RunSettings,
-    Tracking,
-    Training,
-)
+from evorl.config.learning import ActorSettings, Replay
+from evorl.config.run import Checkpoint, Evaluation, LeagueSettings, RunSettings, Tracking, Training
+from evorl.config.schema import Config
 from evorl.config.yaml import ROOT, configuration_file, read_settings
 from evorl.distributed import own_world
 from evorl.runs.output.callbacks import Callback

@@ -5,7 +5,7 @@ import yaml
 from helpers.support import SMALL
 
 import evorl
-from evorl.config.schema import Environment, Evaluation
+from evorl.config.run import Environment, Evaluation
 from evorl.config.task import environment_of
 from evorl.config.yaml import configuration_file, read_settings, shipped_names, source
 from evorl.runs import train as in_python

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from evorl.config.schema import LeagueSettings
+from evorl.config.run import LeagueSettings
 from evorl.league.rating import ELO, Pool, expected, opponent_probabilities, ratings
 
 

@@ -14,7 +14,7 @@ import gymnasium as gym
 from evorl.config import AnyConfig
 from evorl.config.errors import on_one_line
 from evorl.config.fields import RATING, RETURN
-from evorl.config.schema import LeagueSettings
+from evorl.config.run import LeagueSettings
 from evorl.distributed import Placement, Ranks
 from evorl.envs.generation import GenerationPlan
 from evorl.envs.spaces import EnvSpec

@@ -1,0 +1,155 @@
+"""The sections of the configuration on the population and its evolution: selection, mutation, ranges."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
+
+from evorl.config.fields import (
+    ENVIRONMENT,
+    RETURN,
+    Count,
+    FitnessTerms,
+    Fraction,
+    HyperparameterRange,
+    Positive,
+    Rate,
+    Section,
+    Size,
+    Text,
+    UserPath,
+    Weight,
+    Width,
+    without_booleans,
+)
+
+
+def with_dotted_names(ranges: Any) -> Any:
+    """Return ranges by dotted name, flattening environment ranges that are given as nested sections."""
+    inner = ranges.get("environment") if isinstance(ranges, dict) else None
+    kwargs = inner.get("kwargs") if isinstance(inner, dict) and len(inner) == 1 else None
+    if not isinstance(kwargs, dict):
+        return ranges
+    others = {name: range for name, range in ranges.items() if name != "environment"}
+    return others | {f"{ENVIRONMENT}{key}": range for key, range in kwargs.items()}
+
+
+class Selection(Section):
+    """The selection of agents for the next generation."""
+
+    name: Text = "tournament"
+    """`tournament`, `truncation`, or `none`, which keeps every agent as it is: a pool that learns side by side."""
+    size: Size = 2
+    """Agents that meet in one tournament."""
+    replace: Rate = 0.25
+    """The share of the population, the worst agents, that children replace; the others train on unchanged. With 1 a
+    tournament replaces all but the elite; `truncation` replaces half at most."""
+    archive: Annotated[int, Field(ge=0, strict=True)] = 5
+    """Generations for which the elite still competes as a parent, evaluated on the episodes of each; 0 is none. If it
+    competed for ever, a population could never pass through a phase of lower returns to reach higher ones."""
+
+
+class Mutation(Section):
+    """The weight of each kind of mutation. Kinds added to the registry are weighted here by their names."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Annotated[Weight, BeforeValidator(without_booleans)]]
+
+    none: Weight = 0.4
+    """The child is an exact copy of its parent."""
+    architecture: Weight = 0.2
+    """Units, channels, kernels or layers are added or removed."""
+    parameters: Weight = 0.2
+    """Noise is added to the weights."""
+    activation: Weight = 0.0
+    """The activation becomes another one."""
+    hyperparameters: Weight = 0.2
+    """A hyperparameter is perturbed or redrawn within its range."""
+    new_layer: Fraction = 0.2
+    """The share of architecture mutations that add or remove a layer rather than units."""
+    strength: Positive = 0.02
+    """Standard deviation of parameter noise, relative to each weight."""
+
+    def weights(self) -> dict[str, float]:
+        """Return the weight of each kind of mutation by name."""
+        return {name: value for name, value in self if name not in ("new_layer", "strength")}
+
+    @model_validator(mode="after")
+    def _something_can_happen(self) -> Self:
+        if sum(self.weights().values()) <= 0:
+            raise ValueError("the weights sum to 0; at least one kind needs a positive weight")
+        return self
+
+
+class ArchitectureLimits(Section):
+    """The limits of architecture mutations."""
+
+    max_layers: Width = 3
+    """The most hidden layers."""
+    min_units: Width = 16
+    """The fewest units of a layer or a recurrent cell."""
+    max_units: Width = 256
+    """The most units of a layer or a recurrent cell."""
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Self:
+        if self.min_units > self.max_units:
+            raise ValueError(f"min_units {self.min_units} must not exceed max_units {self.max_units}")
+        return self
+
+
+class Evolution(Section):
+    """The length of a generation, and how the next one's agents are made from its own."""
+
+    steps: Count = 10_000
+    """Environment steps of each agent in a generation, over all ranks. A shipped file's number is for its own
+    environment."""
+    burn_in: Annotated[int, Field(ge=0, le=10**6)] | Literal["auto"] = "auto"
+    """Generations that end without selection and mutation. With `auto`, selection begins after a third of
+    `training.max_steps`, which grows if a run is resumed with more steps before then. With eight agents or more it
+    begins earlier if their ranks in successive generations correlate by 0.7; the ranks of fewer do so by chance."""
+    initial: Literal["configured", "sampled"] = "configured"
+    """`sampled` draws each initial agent's hyperparameters evenly from their ranges, on their scales, and the sizes of
+    its layers from the limits of `architecture` where mutations may change them."""
+    selection: Selection = Selection()
+    mutation: Mutation = Mutation()
+    hyperparameters: Annotated[dict[str, HyperparameterRange] | None, BeforeValidator(with_dotted_names)] = None
+    """Ranges of the hyperparameters that mutations perturb. Null uses the algorithm's own ranges; otherwise only those
+    that are named here are perturbed, `{}` means none. One may be a number in `environment.kwargs`, as
+    `environment.kwargs.gravity`: each agent then trains in environments with its own value, and evaluation keeps the
+    configured one."""
+    architecture: ArchitectureLimits = ArchitectureLimits()
+    fitness: FitnessTerms = Field(default={RETURN: 1.0})
+    """The quantity that selection, the elite and `training.target_fitness` use: the mean over evaluation episodes of
+    `return`, of `info.KEY`, which is the number that the environment reports under KEY in an episode's last step, or of
+    several with weights, as in `{return: 1, info.success: 100}`. Agents learn from rewards whatever it is. In a game,
+    `rating` is the agents' Elo rating from the matches of the generation, and the elite is then the agent with the
+    highest rating, without a confirmation; its score and target are its mean result (1 a win, 0.5 a draw) against
+    `league.benchmark`."""
+
+
+class PopulationSettings(Section):
+    """The agents and where they train."""
+
+    size: Annotated[int, Field(ge=1, le=10_000)] = 4  # A generation's metrics are one line, of 16 MiB at most.
+    """The number of agents. A single one trains on without selection and mutation, as in other libraries; its best
+    state so far is kept as the elite."""
+    placement: Literal["replicated", "sharded"] = "replicated"
+    """`replicated`: every rank trains all agents and gradients are averaged. `sharded`: each trains its share alone."""
+    from_: Annotated[UserPath | None, Field(alias="from")] = None
+    """The directory of a run, or `hf:OWNER/NAME` on the Hugging Face Hub, whose agents are the first ones, with their
+    weights, optimisers and hyperparameters; null begins with new agents."""
+    from_agents: Literal["elite", "population"] = "elite"
+    """With `from`: all agents begin as copies of its elite, or as the agents of its newest checkpoint."""
+
+    @model_serializer(mode="wrap")
+    def _by_their_keys(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {"from" if name == "from_" else name: value for name, value in dump(self).items()}

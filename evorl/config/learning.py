@@ -1,0 +1,143 @@
+"""The sections of the configuration that say how agents are built and learn: networks, actors and the replay."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Annotated, Self
+
+from pydantic import (
+    Field,
+    model_validator,
+)
+
+from evorl.config.fields import (
+    Count,
+    Fraction,
+    Initialisation,
+    Plain,
+    Section,
+    Text,
+    Width,
+)
+
+MAX_WEIGHTS = 2**28
+"""Maximum weights between a network's initial layers; with its target and Adam's moments, 4 GiB for each agent."""
+
+
+class ConvolutionalLayer(Section):
+    """A convolution without padding, followed by the network's activation."""
+
+    channels: Annotated[int, Field(ge=1, le=4096)]
+    """The number of output channels."""
+    kernel: Annotated[int, Field(ge=1, le=64)]
+    """The width and height of its kernel."""
+    stride: Annotated[int, Field(ge=1, le=64)] = 1
+    """The stride of the convolution, in pixels."""
+
+
+class Network(Section):
+    """The networks of initial agents; if an algorithm has several, all start with these settings."""
+
+    name: Text = "standard"
+    """`standard`, which reads every observation, or `module` for a network of your own; see `factory`."""
+    hidden_sizes: Annotated[tuple[Width, ...], Field(min_length=1, max_length=256)] = (64, 64)
+    """The units of each hidden layer, in initial agents if mutations change them."""
+    activation: Text = "relu"
+    """The activation of hidden layers and convolutions: `relu`, `tanh`, `elu`, `gelu` or `silu`."""
+    layer_norm: bool | None = None
+    """Normalise hidden layers (arXiv 1607.06450). Null is the algorithm's default: true for DQN and Ape-X DQN, else
+    false."""
+    initialisation: Initialisation | None = None
+    """Null is the algorithm's default: `orthogonal` where it learns from rollouts, `uniform` with a replay buffer."""
+    convolutions: Annotated[tuple[ConvolutionalLayer, ...], Field(min_length=1, max_length=64)] = (
+        ConvolutionalLayer(channels=32, kernel=8, stride=4),
+        ConvolutionalLayer(channels=64, kernel=4, stride=2),
+        ConvolutionalLayer(channels=64, kernel=3, stride=1),
+    )
+    """The convolutional layers of image encoders (Mnih et al. 2015)."""
+    bf16: bool | None = None
+    """Multiply in bfloat16 in hidden layers and convolutions; parameters and the optimiser stay in float32. Null
+    follows Accelerate's `mixed_precision`. Do not use it with SAC, TD3 or DDPG where
+    values are large: their rounding error exceeds the differences between actions (docs/results/tasks.md)."""
+    recurrent: Text | None = None
+    """A recurrent cell after the hidden layers: `lstm` or `gru`."""
+    recurrent_size: Width = 64
+    """The units of the recurrent cell."""
+    factory: Plain | None = None
+    """For `name: module`: `package.module:function`, called with (inputs, outputs), returns an `nn.Module`; `inputs` is
+    the width of a vector or the shape of an image."""
+
+    @model_validator(mode="after")
+    def _factory_where_it_belongs(self) -> Self:
+        if (self.name == "module") != (self.factory is not None):
+            raise ValueError("`factory` and `name: module` go together")
+        if self.name == "module" and self.recurrent:
+            raise ValueError(f"a module has no recurrent state; leave `recurrent: {self.recurrent}` out")
+        if self.name == "module" and self.initialisation:
+            raise ValueError(f"a module initialises itself; leave `initialisation: {self.initialisation}` out")
+        return self
+
+    @model_validator(mode="after")
+    def _fits_into_memory(self) -> Self:
+        layers = pairwise(self.convolutions)
+        weights = {
+            "hidden_sizes": sum(before * after for before, after in pairwise(self.hidden_sizes)),
+            "convolutions": sum(before.channels * after.channels * after.kernel**2 for before, after in layers),
+        }
+        for name, count in weights.items():
+            if count > MAX_WEIGHTS:
+                raise ValueError(f"{name} have {count} weights between them; they may have at most {MAX_WEIGHTS}")
+        return self
+
+
+class ImportanceExponent(Section):
+    """The exponent of importance weights, which changes linearly from `start` to `end`."""
+
+    start: Fraction = 0.4
+    """Its initial value."""
+    end: Fraction = 1.0
+    """Its final value."""
+    steps: Count | None = None
+    """Environment steps of each agent, over all ranks, after which it is at its end; null is training.max_steps."""
+
+
+class Prioritised(Section):
+    """Proportional prioritised replay (arXiv 1511.05952), by default with the paper's exponents."""
+
+    exponent: Fraction = 0.6
+    """Priorities are (|error| + 1e-6) to this power; 0 samples uniformly."""
+    importance_exponent: ImportanceExponent = ImportanceExponent()
+
+
+class Replay(Section):
+    """The replay buffer; algorithms that learn from rollouts have none."""
+
+    capacity: Annotated[int, Field(ge=1, le=10**9)] = 100_000
+    """Transitions kept, over all ranks and agents. Of stacked frames from actors fewer fit: each rollout also stores a
+    row without a transition per frame of the stack."""
+    learning_starts: Annotated[int, Field(ge=0, le=10**9)] = 1_000
+    """Transitions held, over all ranks and agents, before learning starts."""
+    n_step: Annotated[int, Field(ge=1, le=1_000)] = 1
+    """Steps of an n-step return (arXiv 1710.02298), without off-policy correction as there; SAC's omits the
+    entropies of the steps between. Fewer if the episode ends, or if no more have been collected yet."""
+    prioritised: Prioritised | None = None
+    """Prioritised sampling; null samples all transitions uniformly."""
+    shared: bool = True
+    """Agents learn from each other's transitions, with `placement: sharded` only within a rank. If false, an agent
+    learns only from its own transitions and its ancestors' (a child of another rank's agent, or of one that is gone,
+    also from those collected before at its index in the population), and `capacity` is divided among the agents."""
+
+
+class ActorSettings(Section):
+    """Actor processes of each rank, each with `environment.num_envs` environments for every agent."""
+
+    count: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Actors of each rank."""
+    queue: Annotated[int, Field(ge=1, le=256)] = 2
+    """Rollout slots of an actor, for the one it is collecting and those that wait for the learner; it blocks if none is
+    free."""
+    fetch_steps: Count = 1
+    """Steps of each environment after which an actor fetches the learner's parameters, at its next rollout; an actor
+    of `a3c_shared` fetches them with each update that it makes."""
+    lockstep: bool = False
+    """For tests and debugging: actors take turns with the learner and each other, so that a run can be repeated."""
