@@ -1,20 +1,18 @@
 """Kill small runs of every system and placement at random moments, and compare what they leave with runs left alone.
 
-    OMP_NUM_THREADS=1 python tests/robustness/kills.py [--kills 20] [--seed 1] [--case NAME ...] [--launched 0.05]
-        [--told 0.3] [--phase NAME ...] [--directory DIR] [--out FILE.json]
-    python tests/robustness/kills.py --sum FILE.json ...
+    OMP_NUM_THREADS=1 python tests/robustness/kills.py [--kills 20] [--seed 1] [--case NAME ...] [--told 0.3]
+        [--directory DIR] [--out FILE.json]
 
 A seed decides which runs there are, how often each is killed (up to three times), who is killed, when, and whether the
 launcher starts the ranks again or the run is resumed by hand. A moment is an event of the undisturbed run and a time
-after it, uniform over the time that the process would have taken to its end, or would have spent in the phases given.
-Most ranks are forked from this process, with a stand-in for the launcher. A share of the kills is SIGTERM, at which
-ranks save within the generation and end together; the others are SIGKILL. A share of the runs is started with
-`accelerate launch` and resumed with `evorl resume`. A run must end with code 0, without a traceback or drifting
-replicas, and leave what the one that was left alone leaves, byte for byte, except for what a clock measured.
+after it, uniform over the time that the process would have taken to its end. Ranks are forked from this process, with a
+stand-in for the launcher. A share of the kills is SIGTERM, at which ranks save within the generation and end together;
+the others are SIGKILL. A run must end with code 0, without a traceback or drifting replicas, and leave what the one
+that was left alone leaves, byte for byte, except for what a clock measured.
 
 With a directory, undisturbed runs stay there for the next call, and so do the runs that ended otherwise. The table has
-a row for each kill, and one for each moment that came too late, when the run had ended; `--sum` adds up such tables.
-Exits with 1 if anything ended otherwise.
+a row for each kill, and one for each moment that came too late, when the run had ended. Exits with 1 if anything ended
+otherwise.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ import numpy as np
 from launches import Main
 from systems import CASES, PLACEMENTS
 from timeline import PHASES, ROOT, online
-from trials import MODULES, RESUMED, SIGNALS, STARTED, VICTIMS, Plan, disturb
+from trials import SIGNALS, VICTIMS, Plan, disturb
 
 from evorl.runs.launch import load_config
 
@@ -43,20 +41,20 @@ Row = dict[str, Any]
 
 def imported(cases: Sequence[str]) -> Main:
     """Return the training program once everything is imported that runs of these cases will use."""
-    sys.path.append(str(MODULES))
+    sys.path.append(str(ROOT / "tests"))  # Where environments are found.
     for case in cases:
         load_config(CASES[case], ROOT / "configs" / "training" / "dqn.yaml")
     return online()
 
 
 def tables(rows: Sequence[Row]) -> str:
-    """Add up kills by system and placement, by victim and phase, and by how ranks were started and started again."""
+    """Add up kills by system and placement, and by victim, signal and phase."""
     kills = [row for row in rows if not row["too_late"]]
 
     def counted(what: str, names: Sequence[str], by: str, columns: Sequence[str]) -> list[str]:
         lines = [f"| {what} | {' | '.join(columns)} | identical | longest end |", "|---" * (len(columns) + 3) + "|"]
         for name in names:
-            here = [row for row in kills if row.get(what, SIGNALS[0]) == name]
+            here = [row for row in kills if row[what] == name]
             counts = Counter(row[by] for row in here)
             numbers = " | ".join(str(counts[column]) for column in columns)
             well = sum(row["outcome"] == "identical" for row in here)
@@ -66,7 +64,6 @@ def tables(rows: Sequence[Row]) -> str:
 
     lines = counted("case", list(CASES), "placement", list(PLACEMENTS))
     lines += counted("victim", VICTIMS, "phase", PHASES)
-    lines += counted("started", STARTED, "resumed", RESUMED)
     lines += counted("signal", SIGNALS, "phase", PHASES)
     runs = {row["run"]: row["outcome"] for row in rows}
     wrong = {name: outcome for name, outcome in runs.items() if outcome != "identical"}
@@ -84,10 +81,10 @@ def play(parsed: argparse.Namespace, directory: Path) -> Iterator[list[Row]]:
     program = imported(cases)
     directory.mkdir(parents=True, exist_ok=True)
     while done < parsed.kills:
-        plan = Plan.draw(np.random.default_rng([parsed.seed, number]), cases, parsed.launched, parsed.told)
+        plan = Plan.draw(np.random.default_rng([parsed.seed, number]), cases, parsed.told)
         plan = replace(plan, kills=plan.kills[: parsed.kills - done])
         began = time.monotonic()
-        kills = disturb(program, directory, f"killed-{parsed.seed}-{number}", plan, parsed.phase or ())
+        kills = disturb(program, directory, f"killed-{parsed.seed}-{number}", plan)
         phases = ", ".join(f"{kill.victim} in {kill.phase or 'a run that had ended'}" for kill in kills)
         print(f"{kills[0].run}: {plan.case}, {plan.placement}: {phases}: {kills[0].outcome}", end=" ")
         print(f"({time.monotonic() - began:.1f} s)", flush=True)
@@ -101,22 +98,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--case", action="append", choices=CASES)
-    parser.add_argument("--launched", type=float, default=0.05, help="the share of runs under `accelerate launch`")
     parser.add_argument("--told", type=float, default=0.3, help="the share of kills by SIGTERM")
-    parser.add_argument("--phase", action="append", choices=PHASES, help="kill only in these phases")
     parser.add_argument("--directory", type=Path, help="where undisturbed runs stay for the next call")
     parser.add_argument("--out", type=Path, help="where the table of all kills is written")
-    parser.add_argument("--sum", nargs="+", type=Path, metavar="FILE", help="add up the tables of earlier calls")
     parsed = parser.parse_args(arguments)
     rows: list[Row] = []
-    if parsed.sum:
-        rows = [row for path in parsed.sum for row in json.loads(path.read_bytes())]
-    else:
-        with tempfile.TemporaryDirectory() as name:
-            for more in play(parsed, (parsed.directory or Path(name)).resolve()):
-                rows += more
-                if parsed.out:
-                    parsed.out.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
+    with tempfile.TemporaryDirectory() as name:
+        for more in play(parsed, (parsed.directory or Path(name)).resolve()):
+            rows += more
+            if parsed.out:
+                parsed.out.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
     print(tables(rows))
     return int(any(row["outcome"] != "identical" for row in rows))
 

@@ -1,6 +1,6 @@
-"""Two ways to start the ranks of a run: as a user does, and by forking a process that has imported everything.
+"""Start the ranks of a run by forking a process that has imported everything, which takes milliseconds.
 
-The second starts a rank in milliseconds. A stand-in for the launcher is forked first; it keeps the store in which the
+A stand-in for the launcher is forked first; it keeps the store in which the
 ranks meet, forks them, ends all when one has failed, and starts them again as often as it may, as torchrun does.
 """
 
@@ -11,8 +11,6 @@ import ctypes
 import os
 import select
 import signal
-import socket
-import subprocess
 import sys
 import time
 import traceback
@@ -22,7 +20,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch.fx.experimental.symbolic_shapes  # noqa: F401  (the first backward pass imports it, in a second)
-from timeline import ROOT, Timeline, train
+from timeline import Timeline, train
 from torch._C._distributed_c10d import TCPStore
 
 GRACE = 30.0
@@ -166,36 +164,3 @@ def _end(started: Sequence[Forked]) -> None:
                 if process.poll() is None:
                     os.kill(process.pid, signal.SIGKILL)
         time.sleep(0.005)
-
-
-def command(settings: Sequence[str], ranks: int, restarts: int) -> list[str]:
-    """Return what a user types to train."""
-    program = [str(Path(__file__).with_name("timeline.py")), *settings]
-    if ranks == 1:
-        return [sys.executable, *program]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    return [
-        sys.executable, "-m", "accelerate.commands.launch", "--config_file",
-        str(ROOT / "configs" / "accelerate" / "accelerate.yaml"), "--num_processes", str(ranks),
-        "--main_process_port", str(port), "--max_restarts", str(restarts), *program,
-    ]  # fmt: skip
-
-
-def resume_command(run: Path, ranks: int) -> list[str]:
-    """Return what a user types to resume a run."""
-    program = "import sys; from evorl.__main__ import main; sys.exit(main())"
-    return [
-        sys.executable, "-c", program, "resume", str(run), "--program", str(Path(__file__).with_name("timeline.py")),
-        "--processes", str(ranks), "--allow-code",
-    ]  # fmt: skip
-
-
-def start(words: Sequence[str], directory: Path, log: Path, timeline: Timeline, modules: Path) -> Process:
-    """Start a command whose ranks leave word in the timeline, and find their environments among `modules`."""
-    environment = os.environ | {
-        "PYTHONPATH": f"{ROOT}:{modules}", "OMP_NUM_THREADS": "1", "TIMELINE": str(timeline.path),
-    }  # fmt: skip
-    with log.open("ab") as file:
-        return subprocess.Popen(words, cwd=directory, env=environment, stdout=file, stderr=file, start_new_session=True)

@@ -8,7 +8,6 @@ from comparison import differences
 from helpers.support import train, train_below
 
 from evorl.runs.storage.checkpoint_files import Checkpoints
-from evorl.system.files import read_owner
 from evorl.types import EvorlWarning, UserError
 
 LATER = "training.max_steps=200"
@@ -105,8 +104,3 @@ def test_run_whose_checkpoints_are_all_damaged_ends_and_is_not_changed(trained_r
         assert train("run.name=a", "run.resume=auto", LATER) == 2
     assert capsys.readouterr().err.count("error: ") == 1
     assert (run / "metrics.jsonl").read_bytes() == before
-
-
-def test_pipe_in_place_of_a_lock_is_not_waited_for(tmp_path):
-    os.mkfifo(tmp_path / ".lock")
-    assert read_owner(tmp_path) == {}

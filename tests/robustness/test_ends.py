@@ -1,6 +1,5 @@
 """How processes end: with the right exit code, whatever their threads do."""
 
-import contextlib
 import json
 import os
 import signal
@@ -11,7 +10,7 @@ import time
 import pytest
 from helpers.support import ROOT
 
-from evorl.system.signals import Interrupted, raise_if_signalled, signal_handlers, signals_deferred
+from evorl.system.signals import Interrupted, signal_handlers, signals_deferred
 
 VARIABLES = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
@@ -81,24 +80,6 @@ def test_a_deferred_signal_raises_at_the_end_of_the_outermost_block():
         told()
     assert reached == ["inner", "outer"]
     assert caught.value.code == 128 + signal.SIGTERM
-
-
-def test_a_signal_whose_exception_foreign_code_swallows_is_raised_again_at_the_next_safe_point():
-    reached = []
-
-    def interrupted():
-        with signal_handlers():
-            with contextlib.suppress(BaseException):
-                os.kill(os.getpid(), signal.SIGUSR1)
-                reached.append("after the signal")
-            reached.append("foreign code goes on")
-            raise_if_signalled()
-            reached.append("after the safe point")
-
-    with pytest.raises(Interrupted) as caught:
-        interrupted()
-    assert reached == ["foreign code goes on"]
-    assert caught.value.code == 128 + signal.SIGUSR1
 
 
 FINALISED = """

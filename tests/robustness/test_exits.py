@@ -2,7 +2,6 @@
 
 import errno
 import json
-import os
 import subprocess
 import sys
 import warnings
@@ -10,7 +9,7 @@ import warnings
 import pytest
 import torch
 from helpers import faults
-from helpers.support import ROOT, lines, train
+from helpers.support import lines, train
 from wandb.sdk.lib.exit_hooks import ExitHooks
 
 from evorl.commands.command import run_command
@@ -205,26 +204,6 @@ def test_a_run_whose_directory_is_moved_or_removed_ends_and_makes_no_other(in_di
     assert (elsewhere / "config.yaml").is_file()
 
 
-WARNING = """
-import warnings
-from evorl.runs.program import run_program
-from evorl.types import EvorlWarning
-
-def main(arguments):
-    for _ in range(3):
-        warnings.warn("the disk\\nis full", EvorlWarning, stacklevel=1)
-
-run_program(main, [])
-"""
-
-
-def test_equal_warnings_are_each_told_in_one_line():
-    command = [sys.executable, "-c", WARNING]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    assert done.stderr == "warning: the disk\\nis full\n" * 3
-
-
 def test_full_memory_is_one_line_and_says_what_to_lower(capsys):
     def fails(arguments):
         with Ranks()._waiting("the gradients"):
@@ -239,13 +218,6 @@ def test_full_memory_is_one_line_and_says_what_to_lower(capsys):
     told = capsys.readouterr().err
     assert told.count("\n") == 1
     assert "DefaultCPUAllocator: can't allocate memory" in told
-
-
-def test_a_directory_below_a_file_is_one_line(in_directory, capsys):
-    (in_directory / "file").write_text("")
-    assert train("run.directory=file/below", "run.name=a") == 2
-    (error,) = errors_of(capsys)
-    assert "Not a directory" in error
 
 
 def test_elite_is_measured_anew_under_another_max_steps(in_directory):

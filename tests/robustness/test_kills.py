@@ -2,7 +2,6 @@
 
 import json
 import sys
-from dataclasses import replace
 
 import pytest
 from timeline import Undisturbed
@@ -30,7 +29,7 @@ def kills(tmp_path, forked_launch):
 
     def main(*arguments, first=""):
         out = tmp_path / "table.json"
-        words = ["--launched", "0", "--out", str(out), *arguments]
+        words = ["--out", str(out), *arguments]
         done = forked_launch(tmp_path, no_rank=PROGRAM.format(first=first, arguments=words))
         assert out.is_file(), done.stderr[-3000:]
         return done, json.loads(out.read_text())
@@ -73,7 +72,3 @@ def test_moments_of_kills_are_uniform_over_the_rest_of_a_run():
     assert course.moment(1, 0.75) == pytest.approx((2, 1.5))
     # One that finds all generations complete starts and ends.
     assert course.moment(2, 0.5) == pytest.approx((0, 2.0))
-    phases = ["start", "collection", "checkpoint", "evaluation", "checkpoint"]
-    course = replace(course, phases=phases)
-    assert course.moment(0, 0.25, ["collection", "evaluation"]) == pytest.approx((1, 1.0))
-    assert course.moment(0, 0.75, ["collection", "evaluation"]) == pytest.approx((3, 1.0))

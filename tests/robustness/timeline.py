@@ -1,14 +1,10 @@
-"""Train as demos/online.py does and leave word, in memory that others see, of every phase as it is entered.
-
-TIMELINE=FILE accelerate launch --config_file configs/accelerate/accelerate.yaml tests/robustness/timeline.py ...
-"""
+"""Train as demos/online.py does and leave word, in memory that others see, of every phase as it is entered."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -88,28 +84,23 @@ class Undisturbed:
     at: Sequence[float]
     ended: float
     begins: Sequence[int]
-    phases: Sequence[str] = ()
 
     @classmethod
     def of(cls, timeline: Timeline, ended: float) -> Undisturbed:
         """Read the course of rank 0."""
         at, phases = timeline.events(0)
         checkpoints = [event for event, phase in enumerate(phases) if phase == "checkpoint"]
-        return cls([when - at[0] for when in at], ended - at[0], [1, *(event + 1 for event in checkpoints)], phases)
+        return cls([when - at[0] for when in at], ended - at[0], [1, *(event + 1 for event in checkpoints)])
 
-    def moment(self, complete: int, share: float, phases: Sequence[str] = ()) -> tuple[int, float]:
+    def moment(self, complete: int, share: float) -> tuple[int, float]:
         """Return a moment by its share of the time that a process takes which begins after so many generations.
 
-        It is given as an event of that process, and the seconds after it, which do not depend on how fast it runs. With
-        `phases`, it is a moment of the time that the process takes for those alone, if any.
+        It is given as an event of that process, and the seconds after it, which do not depend on how fast it runs.
         """
         first = min(self.begins[complete], len(self.at))
         skipped = (self.at[first] if first < len(self.at) else self.at[-1]) - self.at[1]
         at = [0.0, *(when - skipped for when in self.at[first:])]
         spans = [end - begin for begin, end in pairwise([*at, self.ended - skipped])]
-        names = [*self.phases[:1], *self.phases[first:]]
-        chosen = [span * (name in phases) for span, name in zip(spans, names, strict=bool(phases))]
-        spans = chosen if any(chosen) else spans
         delay, event = share * sum(spans), 0
         while delay >= spans[event] and event < len(spans) - 1:
             delay -= spans[event]
@@ -145,7 +136,3 @@ def train(main: Callable[[Sequence[str]], None], timeline: Timeline, arguments: 
     Stopwatch.__call__ = timed  # type: ignore[method-assign]
     timeline.begin(rank)
     return run_program(main, arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(train(online(), Timeline(Path(os.environ["TIMELINE"])), sys.argv[1:]))

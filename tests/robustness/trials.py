@@ -11,20 +11,18 @@ from pathlib import Path
 
 import numpy as np
 from comparison import differences, drifts
-from launches import Handle, Main, Process, command, fork_launch, resume_command, start
+from launches import Handle, Main, Process, fork_launch
 from systems import CASES, PLACEMENTS
-from timeline import ROOT, Timeline, Undisturbed
+from timeline import Timeline, Undisturbed
 
 from evorl.runs.storage.checkpoint_files import Checkpoints
 
-MODULES = ROOT / "tests"
-"""Where environments of the tests are found."""
 LIMIT = 300.0
 """Seconds in which a launch must end, or come to its next event."""
 MOST_KILLS = RESTARTS = 3
 SIGNALS = ("SIGKILL", "SIGTERM")
 VICTIMS = ("rank 0", "rank 1", "all ranks", "launcher")
-STARTED, RESUMED = ("forked", "by command"), ("by hand", "restarted")
+RESUMED = ("by hand", "restarted")
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,6 @@ class Kill:
     run: str
     case: str
     placement: str
-    started: str
     resumed: str
     victim: str
     moment: float
@@ -52,12 +49,11 @@ class Plan:
 
     case: str
     placement: str
-    launched: bool
     restarts: bool
     kills: Sequence[tuple[str, float, str]]
 
     @classmethod
-    def draw(cls, rng: np.random.Generator, cases: Sequence[str], launched: float, told: float) -> Plan:
+    def draw(cls, rng: np.random.Generator, cases: Sequence[str], told: float) -> Plan:
         """Draw a plan; a share of the kills is `told`: ranks are asked to end, and save within the generation."""
         case, placement = str(rng.choice(cases)), str(rng.choice(list(PLACEMENTS)))
         several = PLACEMENTS[placement][0] > 1
@@ -66,11 +62,10 @@ class Plan:
         victims = VICTIMS[: 1 if not several else 3 if restarts else 4]
         count = int(rng.integers(1, MOST_KILLS + 1))
         kills = [(str(rng.choice(victims)), float(rng.random())) for _ in range(count)]
-        started = bool(rng.random() < launched)
         # A launcher that is asked to end asks its ranks, and the stand-in for it cannot.
         signals = [SIGNALS[int(rng.random() < told and victim != "launcher")] for victim, _ in kills]
         both = [(victim, share, signal) for (victim, share), signal in zip(kills, signals, strict=True)]
-        return cls(case, placement, started, restarts, both)
+        return cls(case, placement, restarts, both)
 
     @property
     def ranks(self) -> int:
@@ -94,11 +89,7 @@ class Trial:
         plan, resume = self.plan, "never" if self.plan.restarts else "auto"
         more = (*PLACEMENTS[plan.placement][1], f"run.name={self.run.name}", f"run.resume={resume}")
         settings, restarts = (*CASES[plan.case], *more), RESTARTS * plan.restarts
-        if not plan.launched:
-            return fork_launch(self._main, self._directory, self.log, self.timeline, settings, plan.ranks, restarts)
-        begun = (self.run / "config.yaml").is_file()
-        words = resume_command(self.run, plan.ranks) if begun else command(settings, plan.ranks, restarts)
-        return start(words, self._directory, self.log, self.timeline, MODULES)
+        return fork_launch(self._main, self._directory, self.log, self.timeline, settings, plan.ranks, restarts)
 
     @property
     def complete(self) -> int:
@@ -123,17 +114,17 @@ class Trial:
         assert code is not None
         return code
 
-    def kill(self, victim: str, share: float, signal: str, alone: Undisturbed, phases: Sequence[str]) -> Kill:
+    def kill(self, victim: str, share: float, signal: str, alone: Undisturbed) -> Kill:
         """Kill at a moment of what is left of the run, and see that it is resumed. Raises TimeoutError."""
         plan, complete = self.plan, self.complete
-        event, delay = alone.moment(complete, share, phases)
+        event, delay = alone.moment(complete, share)
 
         def reached() -> bool:
             pids = self.timeline.pids(plan.ranks)
             return len(pids) == plan.ranks and not self._gone & set(pids) and self.timeline.count(0) > event
 
-        who, how = STARTED[plan.launched], RESUMED[plan.restarts]
-        kill = Kill(self.run.name, plan.case, plan.placement, who, how, victim, share, too_late=True, signal=signal)
+        how = RESUMED[plan.restarts]
+        kill = Kill(self.run.name, plan.case, plan.placement, how, victim, share, too_late=True, signal=signal)
         if not self.until(reached):
             return kill
         time.sleep(delay)
@@ -183,7 +174,7 @@ def train_alone(main: Main, directory: Path, case: str, placement: str) -> tuple
     name = f"{case}-{placement.replace(' ', '-')}"
     course = directory / f"{name}.json"
     if not course.is_file():
-        trial = Trial(main, directory, name, Plan(case, placement, False, False, ()))
+        trial = Trial(main, directory, name, Plan(case, placement, False, ()))
         code, ended = trial.wait(), time.monotonic()
         wrong = problems(trial, code, trial.run)
         if wrong:
@@ -206,20 +197,19 @@ def problems(trial: Trial, code: int, alone: Path) -> str:
         f"replicas drifted in {drifted} generations": drifted > 0,
         f"its summary says that it ended by {ended}": ended != "finished",
         "it says that it is not bit-exact": "not bit-exact" in log,
-        # torchrun itself prints one when a rank has died.
-        "it prints a traceback": "Traceback" in log and not trial.plan.launched,
+        "it prints a traceback": "Traceback" in log,
     }
     return "; ".join(what for what, holds in wrong.items() if holds)
 
 
-def disturb(main: Main, directory: Path, name: str, plan: Plan, phases: Sequence[str] = ()) -> list[Kill]:
-    """Train a run with its kills on the way, in `phases` if given, and tell of each what became of the run."""
+def disturb(main: Main, directory: Path, name: str, plan: Plan) -> list[Kill]:
+    """Train a run with its kills on the way, and tell of each what became of the run."""
     alone, course = train_alone(main, directory, plan.case, plan.placement)
     trial = Trial(main, directory, name, plan)
     kills: list[Kill] = []
     try:
         for victim, share, signal in plan.kills:
-            kills.append(trial.kill(victim, share, signal, course, phases))
+            kills.append(trial.kill(victim, share, signal, course))
             if kills[-1].too_late:
                 break
         outcome = problems(trial, trial.wait(), alone) or "identical"
