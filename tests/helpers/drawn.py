@@ -1,7 +1,8 @@
-"""Runs for reports, written by hand: their files are small, and each number in them is known."""
+"""Runs for reports, written by hand or simulated: their files are small."""
 
 import json
 
+import numpy as np
 import yaml
 
 SHAPE = {
@@ -27,7 +28,7 @@ CONFIG = {
 }  # fmt: skip
 
 
-def write_run(path, config=CONFIG, lives=LIVES, gain=0.0, ended="finished"):
+def write_run(path, config=CONFIG, lives=LIVES, gain=0.0, ended="finished", elite=4):
     """Write a run whose agents' fitness is that of `lives`, more by `gain`."""
     path.mkdir(parents=True)
     (path / "config.yaml").write_text(yaml.safe_dump(config))
@@ -57,6 +58,31 @@ def write_run(path, config=CONFIG, lives=LIVES, gain=0.0, ended="finished"):
     for name, rows in (("metrics", metrics), ("lineage", lineage)):
         (path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (path / "elite").mkdir()
-    (path / "elite" / "agent.json").write_text(json.dumps({"id": 4}))
+    (path / "elite" / "agent.json").write_text(json.dumps({"id": elite, "generation": lives[-1][0]}))
     (path / "summary.json").write_text(json.dumps({"ended": ended, "solved": True}))
     return path
+
+
+KINDS = {
+    "none": ("none", "", None, None),
+    "hyperparameters": ("hyperparameters", "learning_rate", 1e-3, 2e-3),
+    "architecture": ("architecture", "q.hidden.0", 16, 32),
+}
+
+
+def write_long_run(path, generations, agents):
+    """Write a simulated run: in each generation the best agent stays, and the others are children of random ones."""
+    rng, lives, count = np.random.default_rng(0), [], agents
+    born = [(id, None, None, "initial", "", None, None) for id in range(agents)]
+    for generation in range(1, generations + 1):
+        fitness = generation + rng.normal(0.0, 8.0, agents)
+        lives += [(generation, *life, float(value)) for life, value in zip(born, fitness, strict=True)]
+        best, parents, kinds = (
+            born[fitness.argmax()],
+            rng.integers(agents, size=agents - 1),
+            rng.choice([*KINDS], agents),
+        )
+        children = zip(range(count, count + agents - 1), parents, kinds[1:], strict=True)
+        born = [best, *((id, born[parent][0], generation, *KINDS[kind]) for id, parent, kind in children)]
+        count += agents - 1
+    return write_run(path, lives=lives, elite=best[0])

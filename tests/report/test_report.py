@@ -3,14 +3,12 @@
 import json
 import re
 import shutil
-import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from helpers.drawn import CONFIG, LIVES, write_run
-from helpers.long_runs import write_long_run
+from helpers.drawn import CONFIG, LIVES, write_long_run, write_run
 
 from evorl.commands.command import run_command
 from evorl.config import Selection
@@ -27,7 +25,6 @@ from evorl.types import INITIAL, EvorlWarning, Mutation, UserError
 
 pytest.importorskip("jinja2")
 pytest.importorskip("plotly")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 EVIL = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 
 
@@ -242,7 +239,7 @@ def test_a_damaged_line_of_the_lineage_is_named(long_run, tmp_path):
 def test_damaged_lines_of_a_run_are_left_out(long_run, tmp_path):
     run = shutil.copytree(long_run, tmp_path / "a")
     rows = (run / "metrics.jsonl").read_text().splitlines()
-    rows[40] = rows[40][:3000]
+    rows[40] = rows[40][:100]
     (run / "metrics.jsonl").write_text("\n".join(rows) + '\n{"generation": 61, "ag')
     drawn = load(run)
     assert {life.generation for life in drawn.lives} == {*range(1, GENERATIONS + 1)} - {41}
@@ -290,28 +287,6 @@ def test_one_run_gets_its_page_in_its_directory(tmp_path, capsys):
     text = (path / "report.html").read_text()
     assert len(text) < 7e6
     assert "default-src 'none'" in text, "and nothing may be asked for"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
-def test_a_browser_draws_all_charts_and_complains_of_nothing(tmp_path):
-    run = load(write_run(tmp_path / "a", {**CONFIG, "environment": {"id": EVIL}}))
-    file = tmp_path / "report.html"
-    file.write_text(page(run))
-    command = [
-        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run",
-        f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr", "--virtual-time-budget=10000",
-        "--dump-dom", file.as_uri(),
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert not [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    assert re.search('<body data-first="[0-9]+" data-ready="[0-9]+">', done.stdout)
-    assert "owned" not in re.search("<title>(.*?)</title>", done.stdout)[1]
-    assert 'data-title="Zoom"' in done.stdout
-    assert 'data-title="Share' not in done.stdout, "that would upload the chart"
-    drawn = done.stdout.count('data-drawn="yes"')
-    assert drawn == 7, "those of closed parts wait until these are opened"
-    assert done.stdout.count('class="main-svg"') >= 2 * drawn
 
 
 STANDINGS = Standings(

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from helpers.long_runs import write_long_run
+from helpers.drawn import write_long_run
 from helpers.support import lines
 
 from evorl.runs.reading.lineage import ancestry
@@ -96,12 +96,6 @@ def test_no_run_and_too_many_columns_are_errors(tmp_path):
 def long_run(tmp_path_factory):
     """A run of 120 generations of 12 agents, not to be changed."""
     return write_long_run(tmp_path_factory.mktemp("long") / "a", 120, 12)
-
-
-def test_simulated_runs_have_the_lines_of_trained_ones(run, long_run):
-    for name in ("metrics.jsonl", "lineage.jsonl"):
-        trained, simulated = (lines(path / name)[0] for path in (run, long_run))
-        assert trained.keys() == simulated.keys()
 
 
 @pytest.mark.parametrize("text", ["", "\n", "a\n", "a", "a\nbb\n\nccccccccc\nd", "x" * 50 + "\n" + "y" * 9 + "\n"])
