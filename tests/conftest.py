@@ -24,10 +24,6 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONWARNINGS", None)
 
 
-# The test compiles for this machine, and need not first compile a probe for each of its kinds of instructions.
-os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
-
-
 LAUNCH_LIMIT = 300
 """Seconds for a test that launches processes or is slow; those of the others are in pyproject.toml."""
 

@@ -112,19 +112,6 @@ def test_without_lockstep_dropped_steps_are_left_out():
     assert experience.counted[0].tolist() == [1.0, 1.0]
 
 
-def test_a_part_from_which_nothing_can_be_drawn_gives_batches_that_weigh_nothing():
-    other = np.array([16.0, 1.0, 2.0, 2.0])
-    experience = replay(lockstep=False, gather=lambda numbers: np.stack([numbers, other[: len(numbers)]]))
-    members = [agent(id=index, learn_step=1.0, batch_size=4.0) for index in range(2)]
-    experience.begin(SimpleNamespace(agents=members, acted=lambda steps: None), 1)
-    add(experience, 0, NOTHING)
-    batches = list(experience.take_batches())
-    assert batches
-    for batch in batches:
-        assert not batch.weight.any()
-        assert all(value.isfinite().all() for value in fields_of(batch).values())
-
-
 class Faulty(World):
     """A world in which some steps were dropped in the middle of an episode, with a reward that nothing may know of."""
 

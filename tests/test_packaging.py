@@ -33,21 +33,3 @@ def test_the_container_runs_the_first_command_of_the_readme():
     assert not {"evorl", "configs", "demos", "README.md", "LICENSE", "pyproject.toml"} & {*ignored}, (
         "the build needs them"
     )
-
-
-def test_uv_s_cpu_build_is_asked_for_by_an_extra_alone():
-    (source,) = PROJECT["tool"]["uv"]["sources"]["torch"]
-    (index,) = PROJECT["tool"]["uv"]["index"]
-    assert source == {"index": index["name"], "extra": "cpu"}
-    assert index["explicit"], "other packages come from where they always do"
-    extras = PROJECT["project"]["optional-dependencies"]
-    assert extras["cpu"] == [each for each in PROJECT["project"]["dependencies"] if each.startswith("torch")]
-
-
-def test_the_metadata_name_the_systems_that_it_runs_on():
-    systems = [each for each in PROJECT["project"]["classifiers"] if each.startswith("Operating System")]
-    readme = (ROOT / "README.md").read_text()
-    assert {each.rpartition(" :: ")[2] for each in systems} == {"Linux", "MacOS"}
-    assert "on Linux or macOS" in readme
-    assert f"Python {PROJECT['project']['requires-python'].removeprefix('>=')} or later" in readme
-    assert "PyPI's `evorl` is another project: not `pip install evorl`" in readme

@@ -6,9 +6,6 @@ import numpy as np
 import pytest
 from helpers.support import ROOT
 
-from evorl.config import Environment
-from evorl.envs.games import make_game
-
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import connect_four
 from connect_four import (
@@ -79,22 +76,6 @@ def test_the_fast_game_is_that_of_pettingzoo():
             for env in (theirs, ours):
                 env.step(move)
         assert ours.agents == theirs.agents == []
-
-
-@pytest.mark.parametrize("id", [connect_four.PETTINGZOO, connect_four.OPENSPIEL, connect_four.OWN])
-def test_agents_see_positions_as_in_their_environment(id, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    pytest.importorskip("pyspiel" if id == connect_four.OPENSPIEL else "pettingzoo")
-    settings = Environment(id=id)
-    view, game = connect_four.view_of(settings), make_game(settings)
-    for moves in some_games(5):
-        game.reset(0)
-        here = Position(0, 0)
-        for move in moves:
-            (seat,) = game.acting
-            np.testing.assert_array_equal(view(here), game.seen[seat].observation)
-            game.step({seat: move})
-            here = here.after(move)
 
 
 def test_all_lines_are_worth_something_where_nobody_blocks_them():

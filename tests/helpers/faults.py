@@ -142,48 +142,6 @@ class Parted(gym.Env):
         return {"picture": np.zeros((3, 3), np.uint8), "position": position}, {"action_mask": allowed}
 
 
-class Outside(gym.Env):
-    """Shows a choice that its space does not have, at step 3."""
-
-    observation_space = gym.spaces.Discrete(4)
-    action_space = gym.spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.step_number = 0
-        return 0, {}
-
-    def step(self, action):
-        self.step_number += 1
-        return 4 if self.step_number == 3 else 1, 1.0, False, False, {}
-
-
-class Empty(gym.Env):
-    """Shows nothing at all."""
-
-    observation_space = gym.spaces.Box(0.0, 1.0, (0,))
-    action_space = gym.spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.zeros(0, np.float32), {}
-
-
-class Numbered(gym.Env):
-    """Shows one of two billion numbers."""
-
-    observation_space = gym.spaces.Discrete(2**31 - 1)
-    action_space = gym.spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return 7, {}
-
-
-gym.register("Numbered-v0", entry_point=Numbered)
-gym.register("Outside-v0", entry_point=Outside)
-
-
 class Hanging(gym.Env):
     """Does not come back from its third step."""
 
@@ -286,7 +244,6 @@ def still_open(file):
 
 gym.register("Helped-v0", entry_point=Helped)
 gym.register("Hanging-v0", entry_point=Hanging)
-gym.register("Empty-v0", entry_point=Empty)
 gym.register("Failing-v0", entry_point=Failing)
 gym.register("Parted-v0", entry_point=Parted)
 gym.register("Recorded-v0", entry_point=Recorded)

@@ -172,16 +172,14 @@ gym.register("Endless-v0", entry_point=Endless)
 
 
 class Unreadable(gym.Env):
-    """What no algorithm can read or do."""
+    """What no algorithm can read."""
 
-    def __init__(self, part):
-        text = gym.spaces.Dict(a=gym.spaces.Text(5), b=gym.spaces.Discrete(2))
-        self.observation_space = text if part == "observation" else gym.spaces.Discrete(2)
-        self.action_space = gym.spaces.MultiBinary(3) if part == "action" else gym.spaces.Discrete(2)
+    observation_space = gym.spaces.Dict(a=gym.spaces.Text(5), b=gym.spaces.Discrete(2))
+    action_space = gym.spaces.Discrete(2)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        return ({"a": "x", "b": 0} if isinstance(self.observation_space, gym.spaces.Dict) else 0), {}
+        return {"a": "x", "b": 0}, {}
 
 
 gym.register("Unreadable-v0", entry_point=Unreadable, disable_env_checker=True)

@@ -1,7 +1,6 @@
 """What a run prints: a line for each generation, and how it ended."""
 
 import json
-import re
 import shlex
 import signal
 from dataclasses import asdict
@@ -131,12 +130,3 @@ def test_a_run_tells_of_its_generations_and_its_end_also_when_nothing_is_left(in
     again = capsys.readouterr().err.splitlines()
     assert not any(line.startswith("gen ") for line in again)
     assert again[-2:] == said[-2:]
-
-
-def test_progress_bar_has_numbers_within_the_first_generation(in_directory, monkeypatch, capsys):
-    monkeypatch.setattr("evorl.system.console.Terminal.isatty", lambda terminal: True)
-    monkeypatch.setattr("evorl.runs.output.metrics.INTERVAL", 0.0)
-    assert train("run.name=a", "training.max_steps=200", "evolution.steps=200") == 0
-    before = capsys.readouterr().err.split("gen 1/1")[0]
-    assert re.search(r"training, return [\d.]+, [\d,]+ steps/s of all agents", before)
-    assert not re.search(r"evaluation, return", before)

@@ -6,7 +6,6 @@ import pytest
 from helpers.support import train
 
 from evorl.runs.output.console import ProgressLines
-from evorl.system.console import duration
 
 
 class Clock:
@@ -46,14 +45,6 @@ def test_a_long_first_generation_is_told_once_with_what_shortens_it():
     assert lines_of(advances, total=29_000, generation=1) == []
     assert lines_of(advances, total=100_000, generation=2) == []
     assert lines_of(advances, total=100_000, generation=1, done=10) == []
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(4, "4 s"), (119, "119 s"), (121, "2 min"), (7300, "2.03 h"), (1e6, "278 h"), (3.6e6, "1,000 h")],
-)
-def test_durations(seconds, text):
-    assert duration(seconds) == text
 
 
 @pytest.mark.parametrize("watched", [False, True])

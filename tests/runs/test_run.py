@@ -237,19 +237,14 @@ def test_wrong_run_settings_end_with_one_line_and_code_2(overrides, message, tra
             "environment 0 of agent 0 .*helpers.spaces:Masked-v0, step 0 .* forbids every action .*at least one",
         ),
         (
-            ("environment={id: 'helpers.spaces:Unreadable-v0', kwargs: {part: observation}}",),
+            ("environment.id=helpers.spaces:Unreadable-v0",),
             "environment.id: part 'a' of the observation is Text.* no encoder supports; .* Box, .* Dict, Tuple",
-        ),
-        (
-            ("environment={id: 'helpers.spaces:Unreadable-v0', kwargs: {part: action}}", "algorithm={name: ppo}"),
-            "algorithm.name: ppo cannot act in MultiBinary.* it takes Box, Discrete, MultiDiscrete",
         ),
         (("algorithm={name: ppo, batch_size: 60}",), "algorithm.batch_size: .* into minibatches of 60; .* 64,"),
         (
             ("algorithm={name: ppo, rollout_steps: 100, sequence_length: 32}", "network.recurrent=gru"),
             "algorithm.sequence_length: 32 does not divide algorithm.rollout_steps 100; .* 25,",
         ),
-        (("algorithm={name: sac}", "network.recurrent=lstm"), "network.recurrent: sac cannot be recurrent"),
         (
             ("environment.observation_indices=[0, 9]",),
             "environment.observation_indices: index 9 is out of range; CartPole-v1 has 0 to 3",

@@ -1,22 +1,17 @@
 """Trackers: a run that is taken up again goes on in the same curves, and a tracker that fails ends nothing."""
 
-import contextlib
-import http.server
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 import threading
 import time
 import warnings
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import wandb
 from helpers.offline_wandb import records
-from helpers.support import ROOT, config, lines, train
+from helpers.support import config, lines, train
 from tensorboard.backend.event_processing import plugin_event_accumulator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.summary.writer import event_file_writer
@@ -102,6 +97,25 @@ def test_a_stopped_run_goes_on_in_the_same_curves(in_directory):
     assert len(shown.Tensors("lineage/text_summary")) == 1, "the first part's is replaced"
 
 
+def test_an_online_run_is_told_what_it_lacks_and_nothing_twice(tmp_path, monkeypatch):
+    """W&B has four generations, and the checkpoint from which the run is resumed three."""
+    started, steps = [], []
+
+    def init(**arguments):
+        started.append((arguments["id"], arguments["resume"]))
+        return SimpleNamespace(
+            starting_step=41,
+            define_metric=lambda *names, **options: None,
+            log=lambda _, step, commit: steps.append(step),
+        )
+
+    monkeypatch.setattr(wandb, "init", init)
+    monkeypatch.setenv("WANDB_MODE", "online")
+    logged("wandb", tmp_path, HISTORY[:3], 7)
+    assert steps == [50, 60, 70]
+    assert started == [(json.loads((tmp_path / "tracking.json").read_text())["wandb"], "allow")]
+
+
 def test_tensorboard_is_dropped_in_one_line_where_its_directory_was_removed(tmp_path, monkeypatch):
     tracebacks = []
     monkeypatch.setattr(threading, "excepthook", tracebacks.append)
@@ -135,82 +149,6 @@ def test_a_damaged_run_id_is_drawn_anew_and_told(tmp_path):
     assert len(caught) == 1
     assert re.fullmatch("[a-z0-9]{1,64}", drawn)
     assert run_id(tmp_path) == drawn
-
-
-class Server(http.server.ThreadingHTTPServer):
-    """As much of a W&B server as one client needs: runs, and the rows that were sent of each."""
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.rows = {}
-
-    def answer(self, query, variables):
-        if "query RunResumeStatus" in query:
-            rows = self.rows.get(variables["name"])
-            tail = json.dumps([json.dumps({"_step": rows[-1], "_runtime": 5})]) if rows else "[]"
-            bucket = {
-                "id": "b", "name": variables["name"], "displayName": "r", "summaryMetrics": "{}", "config": "{}",
-                "logLineCount": 0, "historyLineCount": len(rows or ()), "eventsLineCount": 0, "historyTail": tail,
-                "eventsTail": "[]", "tags": [], "wandbConfig": json.dumps({"t": {"value": 1}}),
-            }  # fmt: skip
-            return {"model": {"id": "m", "name": "p", "entity": {"id": "e", "name": "me"}, "bucket": rows and bucket}}
-        if "mutation UpsertBucket" in query:
-            project = {"id": "m", "name": "p", "entity": {"id": "e", "name": "me"}}
-            bucket = {"id": "b", "name": variables["name"], "displayName": "r", "config": "{}", "project": project}
-            return {"upsertBucket": {"bucket": bucket, "inserted": variables["name"] not in self.rows}}
-        if "CreateRunFiles" in query:
-            return {"createRunFiles": {"runID": "b", "uploadHeaders": [], "files": []}}
-        viewer = {"id": "v", "entity": "me", "username": "me", "flags": "{}", "teams": {"edges": []}}
-        return {"viewer": viewer} if "query Viewer" in query else {}
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")
-        reply = {}
-        if self.path.startswith("/graphql"):
-            reply = {"data": self.server.answer(body["query"], body.get("variables") or {})}
-        elif self.path.endswith("file_stream"):
-            rows = self.server.rows.setdefault(self.path.split("/")[-2], [])
-            history = body.get("files", {}).get("wandb-history.jsonl", {"offset": 0, "content": []})
-            assert not history["content"] or history["offset"] == len(rows)
-            rows += [json.loads(line)["_step"] for line in history["content"]]
-        payload = json.dumps(reply).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(payload)))
-        self.end_headers()
-        self.wfile.write(payload)
-
-    def log_message(self, *_):
-        pass
-
-
-@contextlib.contextmanager
-def server():
-    running = Server()
-    threading.Thread(target=running.serve_forever, daemon=True).start()
-    yield running
-    running.shutdown()
-
-
-@pytest.mark.slow
-def test_an_online_run_is_told_what_it_lacks_and_nothing_twice(tmp_path):
-    """The real client, in a process of its own since it keeps its server's address, against a server that is ours."""
-    program = "from test_trackers import *\n" + "".join(
-        f"finish(logged('wandb', Path({str(tmp_path)!r}), HISTORY[:{known}], {upto}))\n"
-        for known, upto in ((0, 3), (2, 4), (6, 7))  # A new run, one that W&B is ahead of, one that was offline.
-    )
-    with server() as running:
-        environment = os.environ | {
-            "WANDB_BASE_URL": f"http://127.0.0.1:{running.server_port}", "WANDB_API_KEY": "a" * 40,
-            "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}:{Path(__file__).parent}", "OMP_NUM_THREADS": "1",
-            "WANDB_MODE": "online",
-        }  # fmt: skip
-        command = [sys.executable, "-W", "ignore", "-c", program]
-        done = subprocess.run(command, env=environment, timeout=120, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        kept = json.loads((tmp_path / "tracking.json").read_text())["wandb"]
-        assert running.rows == {kept: [10, 20, 30, 40, 50, 60, 70]}
 
 
 class Failing:
