@@ -93,7 +93,7 @@ def test_a_mutation_without_effect_shows_none():
             lives.append(Stage(generation, id, parent, generation - 1, mutation, {}, {}, float(value)))
         children = [Mutation(str(rng.choice(["none", "architecture"]))) for _ in born]
         born = [
-            (6 * generation + place, born[one.parent][0], mutation) if one.child else born[one.parent]
+            (6 * generation + place, born[one.candidate][0], mutation) if one.mutate else born[one.candidate]
             for place, (one, mutation) in enumerate(
                 zip(tournament(Candidates(fitness), Selection(), rng), children, strict=True)
             )

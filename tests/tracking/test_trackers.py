@@ -45,10 +45,9 @@ def scalars(run, name="time/training", line=""):
     return [(event.step, event.value) for event in accumulator.Scalars(name)]
 
 
-def logged(name, directory, history, upto, **settings):
+def logged(name, directory, history, upto):
     """Log the generations after `history` up to `upto`, as a run does."""
-    overrides = [f"tracking.{key}={value}" for key, value in settings.items()]
-    trackers = Trackers(config(f"tracking.backends=[{name}]", *overrides), directory, history)
+    trackers = Trackers(config(f"tracking.backends=[{name}]"), directory, history)
     for entry in HISTORY[len(history) : upto]:
         trackers.log(entry)
     return trackers
