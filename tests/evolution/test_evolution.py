@@ -130,7 +130,8 @@ def test_the_ranks_of_two_generations_are_kept_and_children_have_their_parents()
 
 
 def test_a_child_from_the_archive_has_its_parents_rank_in_the_population_now():
-    members, here = agents([2.0, 1.0, 3.0, 0.0]), context("evolution.selection={replace: 0.25, size: 4}")
+    members = agents([2.0, 1.0, 3.0, 0.0])
+    here = context("evolution.selection={replace: 0.25, size: 4}", "evolution.burn_in=auto")
     note_ranks(members, here.settings)
     past = agent(id=0)
     past.fitness, past.ranks = 9.0, (0.0, 0.0)
