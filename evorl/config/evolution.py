@@ -139,7 +139,7 @@ class Evolution(Section):
 class PopulationSettings(Section):
     """The agents and where they train."""
 
-    size: Annotated[int, Field(ge=1, le=10_000)] = 4  # A generation's metrics are one line, of 16 MiB at most.
+    size: Annotated[int, Field(ge=1, le=1_000)] = 4  # All agents of a checkpoint share one header.
     """The number of agents. A single one trains on without selection and mutation, as in other libraries; its best
     state so far is kept as the elite."""
     placement: Literal["replicated", "sharded"] = "replicated"

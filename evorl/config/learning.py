@@ -5,20 +5,9 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Annotated, Self
 
-from pydantic import (
-    Field,
-    model_validator,
-)
+from pydantic import Field, model_validator
 
-from evorl.config.fields import (
-    Count,
-    Fraction,
-    Initialisation,
-    Plain,
-    Section,
-    Text,
-    Width,
-)
+from evorl.config.fields import Count, Fraction, Initialisation, Plain, Section, Text, Width
 
 MAX_WEIGHTS = 2**28
 """Maximum weights between a network's initial layers; with its target and Adam's moments, 4 GiB for each agent."""

@@ -6,25 +6,10 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from evorl.config.errors import shown
-from evorl.config.fields import (
-    Count,
-    Finite,
-    Plain,
-    Seconds,
-    Section,
-    Size,
-    Text,
-    UserPath,
-    from_home,
-)
+from evorl.config.fields import Count, Finite, Plain, Seconds, Section, Size, Text, UserPath, from_home
 
 
 class RunSettings(Section):

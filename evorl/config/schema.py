@@ -10,13 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Generic, Self, TypeVar
 
 import yaml
-from pydantic import (
-    Field,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from evorl.config.errors import explain, nearest, shown
 from evorl.config.evolution import Evolution, PopulationSettings

@@ -4,7 +4,6 @@ from evorl.population.initial import (
     check_agents,
     check_environment_hyperparameters,
     check_memory,
-    check_population_size,
     initial_population,
 )
 from evorl.population.learner import Learner
@@ -16,6 +15,5 @@ __all__ = [
     "check_agents",
     "check_environment_hyperparameters",
     "check_memory",
-    "check_population_size",
     "initial_population",
 ]

@@ -5,22 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from pydantic import TypeAdapter
-
 from evorl.algorithms import Algorithm
-from evorl.config import AnyConfig, Evolution, check_name
+from evorl.config import AnyConfig, check_name
 from evorl.config.fields import ENVIRONMENT
 from evorl.envs.spaces import choices
-from evorl.evolution.mutation import MAX_CHANNELS, MAX_CONVOLUTIONS, sample_hyperparameters, sample_sizes
-from evorl.evolution.selection import RANKED_GENERATIONS
+from evorl.evolution.mutation import sample_hyperparameters, sample_sizes
 from evorl.networks import ACTIVATIONS
 from evorl.networks.stack import check_network, new_tensors
 from evorl.seeding import numpy_generator, torch_generator
-from evorl.system.formats import MAX_HEADER_BYTES, header_bytes
 from evorl.system.processes import check_room
-from evorl.types import ROLES, Agent, AgentState, Architecture, UserError
-
-ARCHITECTURE = TypeAdapter(Architecture)
+from evorl.types import Agent, AgentState, Architecture, UserError
 
 
 def initial_population(config: AnyConfig, algorithm: Algorithm) -> list[Agent]:
@@ -57,29 +51,6 @@ def _founder(id: int, config: AnyConfig, algorithm: Algorithm) -> Agent:
     )
 
 
-def check_population_size(config: AnyConfig, algorithm: Algorithm) -> None:
-    """Raise UserError if a checkpoint could not hold all agents with their networks grown to the limits.
-
-    All agents are stored in one file, whose header names every tensor of each agent.
-    """
-    size = config.population.size
-    agent = _founder(10**9, config, algorithm)
-    agent.architectures = {name: _grown(shape, config.evolution) for name, shape in agent.architectures.items()}
-    agent.ranks = (1 / 3,) * RANKED_GENERATIONS
-    tensors = []
-    for module, spec in algorithm.networks.items():
-        shape = agent.architectures[module]
-        trained = [role for role in ROLES if role != "buffers" and (role != "target" or spec.target is not None)]
-        for name, one in spec.network.specs(shape).items():
-            roles = trained if one.trained else ["buffers"]
-            tensors += [(module, role, name, one.shape(shape.sizes())) for role in roles]
-    if size > (most := MAX_HEADER_BYTES // header_bytes(agent, tensors, size)):
-        raise UserError(
-            f"population.size: a checkpoint has room for {most:,} agents whose networks have grown to the limits of "
-            f"evolution.architecture; {size:,} are too many; use fewer, or a smaller evolution.architecture.max_layers"
-        )
-
-
 def check_memory(config: AnyConfig, algorithm: Algorithm) -> None:
     """Raise UserError if this process's agents, with Adam's moments and target networks, do not fit into memory."""
     agents = 1 if config.population.placement == "sharded" else config.population.size
@@ -99,22 +70,6 @@ def check_memory(config: AnyConfig, algorithm: Algorithm) -> None:
         f"network.hidden_sizes: {agents} agents with layers of {hidden:,} units": hidden,
     }
     check_room(4 * numbers * agents, max(widths, key=lambda where: widths[where]), copies=1)
-
-
-def _grown(shape: Architecture, evolution: Evolution) -> Architecture:
-    """The largest architecture that mutations may reach: the maximum of layers, units and channels."""
-    limits, mutation = evolution.architecture, evolution.mutation
-    if not mutation.architecture:
-        return shape
-    more = {"hidden": limits.max_units, "recurrent": limits.max_units, "channels": MAX_CHANNELS}
-    for group, size in shape.sizes().items():
-        shape = shape.resized(group, max(size, more.get(group.split(".")[0], size)))
-    convolutions = len(shape.convolutions) + sum(layer.residual_layers for layer in shape.convolutions)
-    missing = {"hidden.0": limits.max_layers - shape.layers, "channels.0": MAX_CONVOLUTIONS - convolutions}
-    for group, layers in missing.items():
-        if mutation.new_layer and layers > 0 and group in shape.sizes():
-            shape = shape.deepened(group, layers)
-    return shape
 
 
 def not_finite(agent: Agent) -> str | None:

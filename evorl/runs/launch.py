@@ -27,7 +27,7 @@ from evorl.envs.vector import for_evaluation, reward_threshold
 from evorl.evolution import MUTATIONS, SELECTIONS
 from evorl.league.rating import MATCHMAKING
 from evorl.networks import ACTIVATIONS, CELLS, NETWORKS
-from evorl.population import check_memory, check_population_size
+from evorl.population import check_memory
 from evorl.runs.agents.opponents import Task, benchmark_of, is_run, opponent_of
 from evorl.runs.output.video import check_encoder
 from evorl.runs.program import Parser, parse
@@ -261,7 +261,6 @@ def _try_environment(config: AnyConfig, trains: bool, ranks: int) -> None:
         algorithm.pace(copies)
         if trains:
             _check_ranges(config, algorithm)
-            check_population_size(config, algorithm)
             check_memory(config, algorithm)
             if config.league is not None:
                 opponent_of(benchmark_of(config), BENCHMARK, Task(config.environment, one.interface))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NotRequired
 
@@ -49,8 +48,8 @@ DESCRIPTIONS = TypeAdapter(list[Description])
 """Validator of the agent descriptions in a file."""
 
 
-MAX_HEADER_BYTES = 2**23
-"""Maximum header size in bytes: room for 60,000 tensors. Parsing takes 30 times the size and 0.2 s per MB."""
+MAX_HEADER_BYTES = 2**25
+"""Maximum header size in bytes: room for 1,000 agents of 32 kB. Parsing takes 30 times the size and 0.2 s per MB."""
 UNREADABLE = (SafetensorError, ValueError, KeyError, IndexError, TypeError, RuntimeError)
 """Errors raised for malformed files; RuntimeError for unbounded shapes and nesting."""
 
@@ -95,20 +94,6 @@ def decode_agents(payload: bytes, where: str) -> list[Agent]:
         raise UserError(f"{where}: not a file of agents: {reason}") from error
     except UNREADABLE as error:
         raise UserError(f"{where}: not a file of agents: {message_of(error, 200)}") from error
-
-
-def header_bytes(agent: Agent, tensors: Sequence[tuple[str, str, str, Shape]], agents: int) -> int:
-    """An upper bound on one agent's part of the header that `encode_agents` writes for `agents` agents.
-
-    `tensors` are the module, role, name and shape of each of its tensors.
-    """
-    largest, place = 4 * agents * sum(math.prod(shape) for *_, shape in tensors), agents - 1
-    entries = {
-        f"{place}/{module}/{role}/{name}": {"dtype": "F32", "shape": shape, "data_offsets": [largest, largest]}
-        for module, role, name, shape in tensors
-    }
-    # Descriptions are JSON within JSON, and grow with fitness, counts and the mutation record.
-    return len(json.dumps(entries, separators=(",", ":"))) + len(json.dumps(json.dumps(agent.describe()))) + 500
 
 
 def encode_tensors(tensors: Tensors) -> bytes:

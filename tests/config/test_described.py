@@ -35,7 +35,7 @@ def test_the_page_has_every_key(capsys):
     assert run_program(run_command, ["config", "--markdown"]) == 0
     text = capsys.readouterr().out
     assert all(f"### {name}\n" in text for name in SETTINGS)
-    row = "| `population.size` | whole number, at least 1 and at most 10000 | `4` | The number of agents. "
+    row = "| `population.size` | whole number, at least 1 and at most 1000 | `4` | The number of agents. "
     assert row in text
 
 
@@ -53,7 +53,7 @@ def test_a_whole_configuration_reads_as_what_it_shows(name, tmp_path):
 @pytest.mark.parametrize(
     ("key", "told"),
     [
-        ("population.size", ["population.size: whole number, at least 1 and at most 10000 (default: 4)"]),
+        ("population.size", ["population.size: whole number, at least 1 and at most 1000 (default: 4)"]),
         ("run.threads", ["run.threads: whole number, at least 1 and at most 1024; or null (default: null)"]),
         ("replay.prioritised", ["section; or null (default: null)", "replay.prioritised.importance_exponent.end:"]),
         ("evolution.hyperparameters", ["sections by name; or null", "evolution.hyperparameters.NAME.min: number"]),

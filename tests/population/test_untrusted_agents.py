@@ -4,20 +4,14 @@ import json
 import resource
 import time
 
-import numpy as np
 import pytest
 import torch
 from helpers.forged import DESCRIBED, described, hostile, raw
 from helpers.support import agent, algorithm
 
-from evorl.algorithms import SETTINGS, make_algorithm
-from evorl.config import validate
-from evorl.envs import Environments
-from evorl.evolution.mutation import mutate_layers
-from evorl.population import check_agents, initial, initial_population
-from evorl.runs.launch import check
-from evorl.system.formats import MAX_HEADER_BYTES, decode_agents, decode_tensors, encode_agents, header_bytes
-from evorl.types import Mutation, UserError
+from evorl.population import check_agents
+from evorl.system.formats import decode_agents, decode_tensors, encode_agents
+from evorl.types import UserError
 
 FILES = {
     "nothing": b"",
@@ -129,42 +123,6 @@ def test_numbers_out_of_range_are_refused(changes):
     error = check_refused(hostile(**changes))
     assert "\n" not in error
     assert len(error) < 600
-
-
-CARTPOLE, PENDULUM = {"id": "CartPole-v1"}, {"id": "Pendulum-v1"}
-ROOM: dict[str, dict[str, dict[str, object]]] = {
-    "dqn": {"algorithm": {"name": "dqn", "normalize_observations": True}, "environment": CARTPOLE},
-    "sac": {"algorithm": {"name": "sac"}, "environment": PENDULUM},
-    "td3": {"algorithm": {"name": "td3"}, "environment": PENDULUM},
-    "recurrent ppo": {"algorithm": {"name": "ppo"}, "environment": CARTPOLE, "network": {"recurrent": "lstm"}},
-}
-
-
-@pytest.mark.parametrize("sections", ROOM.values(), ids=ROOM)
-def test_populations_that_no_checkpoint_has_room_for_are_refused_before_training(sections, monkeypatch):
-    """Also those whose header is within the bound at first: layers that are added make it longer."""
-    bounds = []
-    monkeypatch.setattr(initial, "header_bytes", lambda *given: bounds.append(header_bytes(*given)) or bounds[-1])
-    limits = {"evolution": {"architecture": {"max_layers": 4, "min_units": 8}}}
-    settings = validate({**sections, **limits, "population": {"size": 6}}, SETTINGS)
-    check(settings)
-    environments = Environments(settings.environment, 1, 1)
-    made = make_algorithm(settings, environments.interface)
-    environments.close()
-    agents = initial_population(settings, made)
-    rng = np.random.default_rng(0)
-    monkeypatch.setattr("evorl.evolution.mutation.MIN_LAYERS", 9)  # They are only added.
-    for member in agents:
-        member.mutation, member.fitness = Mutation("architecture", "actor.hidden.0", 1e-17 / 3, 1 / 3), 1 / 3
-        while mutate_layers(member, made.networks, settings.evolution.architecture, rng):
-            pass
-    payload = encode_agents(agents)
-    needed = int.from_bytes(payload[:8], "little")
-    assert needed / 6 <= bounds[0] < 1.3 * needed / 6
-    most, one = MAX_HEADER_BYTES // bounds[0], {**sections["environment"], "num_envs": 1}
-    with pytest.raises(UserError, match=r"population.size: a checkpoint has room for [0-9,]+ agents .*; 9,999 are"):
-        check(validate({**sections, **limits, "population": {"size": 9999}, "environment": one}, SETTINGS))
-    assert 300 < most < 3000
 
 
 def test_an_agent_whose_minibatches_are_too_small_to_normalise_advantages_is_refused():
