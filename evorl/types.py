@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -366,7 +366,7 @@ class RecurrentInput:
     started: Tensor
     burn_in: Observation = field(default_factory=dict)
 
-    def part(self, members: slice | Tensor, units: int) -> RecurrentInput:
+    def part(self, members: slice | Tensor | int, units: int) -> RecurrentInput:
         """Select some of the agents, with `units` recurrent units."""
         burn_in = {name: value[members] for name, value in self.burn_in.items()}
         return RecurrentInput(self.state[members][..., :units], self.started[members], burn_in)
@@ -396,7 +396,13 @@ class Batch:
     number: int = 0
     share: Tensor | None = None
 
-    def part(self, members: slice | Tensor, units: int = 0) -> Batch:
+    def unbound(self, all_due: Sequence[bool]) -> list[Batch]:
+        """The batches of U updates, from one whose tensors lead with [U, P, B]; they are views."""
+        units = 0 if self.recurrent is None else self.recurrent.state.shape[-1]
+        batches = [self.part(update, units) for update in range(len(self.weight))]
+        return [replace(batch, all_due=of_all) for batch, of_all in zip(batches, all_due, strict=True)]
+
+    def part(self, members: slice | Tensor | int, units: int = 0) -> Batch:
         """Select some of the agents, with `units` recurrent units."""
         return Batch(
             {name: value[members] for name, value in self.observation.items()},

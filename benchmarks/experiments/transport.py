@@ -20,7 +20,7 @@ from torch import Tensor
 from evorl.actors.actor import NUMBER
 from evorl.actors.memory import PAGE, Arena, SharedMemory
 from evorl.envs.spaces import ObservationSpec
-from evorl.replay.rollout_buffer import RolloutLayout, RolloutMemory
+from evorl.replay.rollout_memory import RolloutLayout, RolloutMemory
 from evorl.replay.storage import Field
 
 SLOTS = 2
@@ -68,7 +68,7 @@ def main() -> None:
 def _tensors(rollout: RolloutMemory) -> list[Tensor]:
     """Return the tensors of a slot that a rollout without episode ends fills."""
     storage = rollout.storage
-    return [*storage.seen.values(), *storage.columns.values(), *storage.flags.values(), storage.links, rollout.counts]
+    return [*storage.seen.values(), *storage.columns.values(), *storage.flags.values(), rollout.counts]
 
 
 def _plain(source: list[Tensor], target: list[Tensor], seconds: float) -> float:

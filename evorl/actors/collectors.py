@@ -22,7 +22,7 @@ from evorl.population.learner import AGREED, COMMON, compute_gradients, read_sta
 from evorl.replay.batches import BatchBuilder
 from evorl.replay.received import GradientMemory, ReceivedRollouts
 from evorl.replay.replay import ERROR
-from evorl.replay.rollout_buffer import RolloutLayout, RolloutMemory
+from evorl.replay.rollout_memory import RolloutLayout, RolloutMemory
 from evorl.replay.storage import Empty, Field
 from evorl.system.stopwatch import Stopwatch
 from evorl.types import Batch, PolicyOutput, Tensors
@@ -96,11 +96,11 @@ class TransitionCollector(RolloutCollector):
         super().collect(slot, beat)
         builder = BatchBuilder(slot.storage, self._n_step, n_step_return)
         builder.begin(self._policy.agents)
-        transitions = builder.gather(slot.index.flatten(1, 2).unsqueeze(0))
-        seen, following, columns = ({name: value[0] for name, value in tensors.items()} for tensors in transitions)
+        index = slot.index.transpose(0, 1)
+        seen, following, columns = builder.gather(index.flatten(1))
         ones = torch.ones_like(columns["reward"])
         batch = Batch(seen, following, columns, ones, ones[:, 0], all_due=True)
-        slot.column(ERROR).copy_(self._errors(batch).view(slot.index.shape).transpose(0, 1))
+        slot.write_column(ERROR, self._errors(batch).view(index.shape).transpose(0, 1))
 
     @torch.no_grad()
     def _errors(self, batch: Batch) -> Tensor:

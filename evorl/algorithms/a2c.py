@@ -44,7 +44,7 @@ from evorl.envs.spaces import EnvSpec, known_kind, wrong_actions
 from evorl.networks.distributions import BOX_DISTRIBUTIONS, DISTRIBUTIONS, LOG_SCALES, Distribution, Likelihood
 from evorl.networks.stack import Architectures, Stack, TargetRule
 from evorl.replay import Experience, Pace
-from evorl.replay.rollouts import RolloutExperience, RolloutSettings, check_rollout, parts_of
+from evorl.replay.rollouts import RolloutExperience, check_rollout, parts_of
 from evorl.system.stopwatch import Stopwatch
 from evorl.types import Agent, Batch, Branches, Head, Loss, Observation, RecurrentInput, Segment, Tensors, UserError
 
@@ -204,28 +204,19 @@ class A2C(Algorithm):
 
     def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> Experience:
         """The storage of this rank's rollouts."""
-        settings, ranks = self.settings, placement.ranks
-        shared = placement.copies if settings.split_batches else 1
         return RolloutExperience(
-            RolloutSettings(
-                steps=settings.rollout_steps // shared,
-                num_envs=self.config.environment.num_envs,
-                sequence=self._sequence,
-                reward_clip=settings.reward_clip,
-                normalize_advantage=settings.normalize_advantage,
-                normalize_rewards=settings.normalize_rewards,
-                normalized=self.normalized_parts,
-                stops_early=self.stops_early,
-                copies=shared,
-            ),
+            self.config,
             self.interface.parts,
             self.targets,
-            gather=placement.gather_copies,
-            seed=self.config.seed,
-            rank=ranks.rank,
-            device=ranks.device,
-            stopwatch=stopwatch,
+            sequence=self._sequence,
+            normalized=self.normalized_parts,
+            copies=placement.copies if self.settings.split_batches else 1,
+            stops_early=self.stops_early,
             discount=self.discount,
+            gather=placement.gather_copies,
+            rank=placement.ranks.rank,
+            device=placement.ranks.device,
+            stopwatch=stopwatch,
         )
 
     def act(self, stack: Stack, inputs: ActInput) -> ActOutput:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from evorl.replay.samplers import Draws
 from evorl.replay.storage import Storage, Transitions
-from evorl.types import Agent, Batch, RecurrentInput, Tensors, UserError
+from evorl.types import Agent, Batch, RecurrentInput, UserError
 
 Returns = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """The algorithm's n-step return. Takes rewards [..., P, B, n], window lengths in steps [..., P, B] and discounts [P];
@@ -58,8 +58,8 @@ class BatchBuilder:
 
     def batches(self, draws: Draws, due: Tensor) -> list[Batch]:
         """The batches of draws [U, P, D], for the agents that are `due` [U, P]."""
-        transitions = self.gather(draws.indices)
-        return _by_update(transitions, draws.weight, draws.share, due)
+        batch = Batch(*self.gather(draws.indices), draws.weight, due, share=draws.share)
+        return batch.unbound([False] * len(due))
 
     def gather(self, index: Tensor) -> Transitions:
         """The transitions [U, P, B] that begin at `index` [U, P, B]."""
@@ -122,19 +122,22 @@ class SequenceBuilder(BatchBuilder):
         # [U, P, 1]; an agent without a draw has share 0 in all of them.
         mean = (share * steps.squeeze(-2)).sum(-1, keepdim=True) / share.sum(-1, keepdim=True)
         step_weight = ~after / mean.nan_to_num(1.0).unsqueeze(-2)
-        batches = _by_update(
-            Transitions(observation, next_observation, {name: value.flatten(2, 3) for name, value in columns.items()}),
-            (draws.weight.unsqueeze(-2) * step_weight).flatten(2, 3),
-            None if draws.share is None else (share.unsqueeze(-2) * step_weight).flatten(2, 3),
-            due,
-        )
-        started = self._time == -before
         burn_in = storage.observation(run[..., :split, :]) if split else {}
-        for update, batch in enumerate(batches):
-            state = draws.weight.new_zeros(len(started[update]), index.shape[-1], 0, 0)
-            earlier = {name: value[update].flatten(1, 2) for name, value in burn_in.items()}
-            batch.recurrent = RecurrentInput(state, started[update], earlier)
-        return batches
+        recurrent = RecurrentInput(
+            draws.weight.new_zeros(*index.shape, 0, 0),
+            self._time == -before,
+            {name: value.flatten(2, 3) for name, value in burn_in.items()},
+        )
+        batch = Batch(
+            observation,
+            next_observation,
+            {name: value.flatten(2, 3) for name, value in columns.items()},
+            (draws.weight.unsqueeze(-2) * step_weight).flatten(2, 3),
+            due,
+            recurrent,
+            share=None if draws.share is None else (share.unsqueeze(-2) * step_weight).flatten(2, 3),
+        )
+        return batch.unbound([False] * len(due))
 
     def errors(self, errors: Tensor, batch: Batch) -> Tensor:
         """A mixture of the largest and the mean absolute error of the learned steps."""
@@ -143,25 +146,3 @@ class SequenceBuilder(BatchBuilder):
         mean = sizes.sum(1) / learned.sum(1).clamp(min=1)
         mixed: Tensor = MAX_SHARE * sizes.amax(1) + (1 - MAX_SHARE) * mean
         return mixed
-
-
-def _by_update(transitions: Transitions, weight: Tensor, share: Tensor | None, due: Tensor) -> list[Batch]:
-    """A batch for each of the U updates, from transitions, weights and shares [U, P, B, ...] and the agents due [U, P].
-
-    They are views.
-    """
-
-    def of(tensors: Tensors, update: int) -> Tensors:
-        return {name: value[update] for name, value in tensors.items()}
-
-    return [
-        Batch(
-            of(transitions.observation, update),
-            of(transitions.next_observation, update),
-            of(transitions.columns, update),
-            weight[update],
-            due[update],
-            share=None if share is None else share[update],
-        )
-        for update in range(len(weight))
-    ]

@@ -16,7 +16,7 @@ from evorl.replay.observations import ObservationBuffer, ObservationStatistics
 from evorl.replay.prioritised import PrioritisedSampler, PrioritySettings, PriorityTree
 from evorl.replay.replay import ReceivedTransitions, ReplayExperience
 from evorl.replay.samplers import SamplerSettings, UniformSampler
-from evorl.replay.storage import Field, Storage, memory_at_first
+from evorl.replay.storage import Field, Storage
 from evorl.system.processes import check_room
 from evorl.system.stopwatch import Stopwatch
 
@@ -86,7 +86,7 @@ def make_replay(
     parts = interface.with_mask()
     columns: dict[str, Field] = {"action": action, "reward": ((), torch.float32), "terminated": ((), torch.bool)}
     rows = max(1, capacity // lanes)
-    size = memory_at_first(rows, lanes, parts, columns)
+    size = Storage(rows, lanes, parts, columns, torch.device("meta")).memory
     sharing = ranks_on_host if device.type == "cpu" else 1
     check_room(size, "replay.capacity", copies=1, device=device, processes=sharing)
     return Storage(rows, lanes, parts, columns, device)

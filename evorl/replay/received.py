@@ -18,16 +18,14 @@ from evorl.envs.episodes import Collected
 from evorl.envs.spaces import ObservationSpecs
 from evorl.replay.experience import ActingAgents, Experience
 from evorl.replay.observations import ObservationStatistics
-from evorl.replay.rollout_buffer import RolloutMemory
-from evorl.replay.rollouts import Minibatches
+from evorl.replay.rollout_memory import RolloutMemory
+from evorl.replay.rollouts import Minibatches, cut
 from evorl.replay.statistics import Gather
 from evorl.replay.storage import Empty
 from evorl.seeding import torch_generator
 from evorl.system.stopwatch import Stopwatch
 from evorl.types import Batch, RecurrentInput, Tensors
 
-TINY = 1e-12
-"""Divisor in place of a zero sum of weights."""
 LEARNED = ("reward", "terminated", "truncated", "valid")
 """Columns of each step used for learning, besides the policy's own outputs."""
 
@@ -124,9 +122,11 @@ class ReceivedRollouts(Experience):
         agents, rows = batch.weight.shape
         sequences = rows if batch.recurrent is None else batch.recurrent.state.shape[1]
         minibatches = Minibatches(np.full(agents, passes), np.full(agents, parts), sequences, self._device)
-        for index, in_batch in zip(minibatches.draw(self._generator), minibatches.in_batch, strict=True):
+        index = minibatches.draw(self._generator)
+        for update in range(passes * parts):
+            one = slice(update, update + 1)
             with self._stopwatch("sampling"):
-                part = minibatch(batch, index, in_batch)
+                (part,) = cut(batch, index[one], minibatches.in_batch[one]).unbound([True])
             yield part
 
     def _next_values(self, message: RolloutMemory, like: Tensor) -> Tensor:
@@ -139,33 +139,6 @@ class ReceivedRollouts(Experience):
 
     def _on_device(self, state: Tensor | None) -> Tensor | None:
         return None if state is None else state.to(self._device)
-
-
-def minibatch(batch: Batch, index: Tensor, in_batch: Tensor) -> Batch:
-    """The sequences `index` [P, S'] of each agent's S, or steps if it is not recurrent; those `in_batch` have weight.
-
-    A batch of sequences is time-major in B.
-    """
-    agents, rows = batch.weight.shape
-    recurrent, sequences = batch.recurrent, rows if batch.recurrent is None else batch.recurrent.state.shape[1]
-    agent = torch.arange(agents, device=index.device)
-    within = torch.arange(0, rows, sequences, device=index.device).view(-1, 1) + index.unsqueeze(1)
-    position = (within + agent.view(-1, 1, 1) * rows).flatten()
-
-    def drawn(values: Tensor) -> Tensor:
-        return values.flatten(0, 1).index_select(0, position).view(agents, -1, *values.shape[2:])
-
-    weight = drawn(batch.weight) * in_batch.unsqueeze(1).expand_as(within).flatten(1)
-    if recurrent is not None:
-        among = agent.unsqueeze(-1)
-        recurrent = RecurrentInput(recurrent.state[among, index], drawn(recurrent.started.flatten(1)).view_as(within))
-    return replace(
-        batch,
-        observation={name: drawn(values) for name, values in batch.observation.items()},
-        columns={name: drawn(values) for name, values in batch.columns.items()},
-        weight=weight / weight.sum(-1, keepdim=True).clamp(min=TINY),
-        recurrent=recurrent,
-    )
 
 
 def _joined(parts: Sequence[Tensors]) -> Tensors:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from evorl.replay.batches import BatchBuilder
 from evorl.replay.experience import ActingAgents, Experience, UpdateSchedule
 from evorl.replay.observations import ObservationBuffer
-from evorl.replay.rollout_buffer import RolloutMemory
+from evorl.replay.rollout_memory import RolloutMemory
 from evorl.replay.samplers import DRAWS, PRIORITIES, RankTotals, Sampler
 from evorl.replay.statistics import Gather
 from evorl.replay.storage import WHERE, Storage
@@ -216,7 +216,8 @@ class ReceivedTransitions(ReplayExperience):
             self.storage.break_lanes()
             for transition, output in _transitions_of(message):
                 self.add(transition, output)
-            self.sampler.insert(message.column(ERROR).flatten(1).double().numpy())
+            errors = message.columns([ERROR])[ERROR].transpose(0, 1).flatten(1)
+            self.sampler.insert(errors.double().numpy())
 
 
 def _transitions_of(message: RolloutMemory) -> Iterator[tuple[Transition, PolicyOutput]]:

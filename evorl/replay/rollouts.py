@@ -1,26 +1,25 @@
-"""Experience for on-policy algorithms: rollout storage and minibatches.
+"""Experience for on-policy algorithms: rollouts and minibatches of them.
 
 Axes: T steps of a rollout, L steps of a sequence, P agents, E environments, B sequences of a minibatch, N sequences of
-a rollout, U updates; recurrent states have K numbers for each of their units, [K, N].
+a rollout, U updates. Minibatches are made of whole sequences, which have one step unless agents are recurrent.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from evorl.envs.spaces import ObservationSpec, ObservationSpecs
+from evorl.config import AnyConfig
+from evorl.envs.spaces import ObservationSpecs
 from evorl.replay.experience import ActingAgents, Experience
 from evorl.replay.observations import ObservationStatistics
-from evorl.replay.rollout_buffer import WHERE, RolloutBuffer, RolloutLayout
-from evorl.replay.statistics import Gather, RolloutStatistics, normalized
-from evorl.replay.storage import Field
+from evorl.replay.statistics import WHERE, Gather, RolloutStatistics, normalized
 from evorl.seeding import torch_generator
 from evorl.system.formats import load_like, numbers_to_tensors, part_of, set_generator, with_prefix
 from evorl.system.stopwatch import Stopwatch
@@ -48,26 +47,23 @@ def parts_of(steps: int, batch_size: ArrayLike, sequences: int) -> NDArray[np.in
 class Minibatches:
     """Shuffled minibatches: each agent makes `epochs` passes over its rollout, each in a new order.
 
-    Minibatches have about `batch_size` steps, and are as equal as possible where evolution has perturbed the batch size
-    to a value that does not divide the rollout. Agents with fewer updates than others skip the last ones.
+    They are as equal as possible where evolution has perturbed the batch size to a value that does not divide the
+    rollout. Agents with fewer updates than others skip the last ones.
     """
 
     def __init__(
         self, epochs: NDArray[np.int64], parts: NDArray[np.int64], sequences: int, device: torch.device
     ) -> None:
         """Each agent cuts `sequences` sequences into `parts` [P] minibatches in each of its `epochs` [P]."""
-        agents, self._sequences = len(parts), sequences
         updates = np.arange(int((epochs * parts).max()))[:, None]
-        number = updates % parts
-        first, last = (number * self._sequences // parts, (number + 1) * self._sequences // parts)
-        width = int((last - first).max())
-        self.updates = len(updates)
-        self._epochs = int(epochs.max())
-        within = first[..., None] + np.arange(width)
+        number, agents = updates % parts, np.arange(len(parts))
+        first, last = number * sequences // parts, (number + 1) * sequences // parts
+        within = first[..., None] + np.arange(int((last - first).max()))
         in_batch = within < last[..., None]
-        epoch = np.minimum(updates // parts, self._epochs - 1)
-        rows = epoch * agents + np.arange(agents)
-        position = rows[..., None] * self._sequences + np.minimum(within, self._sequences - 1)
+        self._orders = int(epochs.max()), len(parts), sequences
+        """The shape of the orders of all passes."""
+        rows = np.minimum(updates // parts, int(epochs.max()) - 1) * len(parts) + agents
+        position = rows[..., None] * sequences + np.minimum(within, sequences - 1)
         self._position = torch.from_numpy(position).to(device)
         self.in_batch: Tensor = torch.from_numpy(in_batch).to(device)
         """Mask [U, P, B] of the drawn sequences that count; the rest is padding."""
@@ -93,11 +89,37 @@ class Minibatches:
 
     def draw(self, generator: torch.Generator) -> Tensor:
         """Shuffled sequence indices [U, P, B] for all updates."""
-        agents = self.due.shape[1]
-        order = torch.rand(
-            (self._epochs, agents, self._sequences), generator=generator, device=generator.device
-        ).argsort(-1)
+        order = torch.rand(self._orders, generator=generator, device=generator.device).argsort(-1)
         return order.flatten()[self._position]
+
+
+def cut(rollout: Batch, index: Tensor, in_batch: Tensor) -> Batch:
+    """The sequences `index` [U, P, B] of each agent's N: all minibatches stacked in one batch [U, P, L * B].
+
+    A rollout is time-major, [P, L * N]. All its valid steps that are `in_batch` [U, P, B] weigh the same.
+    """
+    (agents, rows), recurrent = rollout.weight.shape, rollout.recurrent
+    sequences = rows if recurrent is None else recurrent.state.shape[1]
+    agent = torch.arange(agents, device=index.device).unsqueeze(-1)
+    steps = torch.arange(0, rows, sequences, device=index.device).unsqueeze(-1) + index.unsqueeze(2)
+    position = (steps.flatten(2) + agent * rows).flatten()
+
+    def drawn(values: Tensor) -> Tensor:
+        rows = values.flatten(0, 1).index_select(0, position)
+        return rows.view(*index.shape[:2], -1, *values.shape[2:])
+
+    columns = {name: drawn(values) for name, values in rollout.columns.items()}
+    weight = (columns["valid"] * in_batch.unsqueeze(2).expand_as(steps).flatten(2)).float()
+    if recurrent is not None:
+        recurrent = RecurrentInput(recurrent.state[agent, index], drawn(recurrent.started.flatten(1)).view_as(steps))
+    return replace(
+        rollout,
+        observation={name: drawn(values) for name, values in rollout.observation.items()},
+        columns=columns,
+        weight=weight / weight.sum(-1, keepdim=True).clamp(min=1),
+        due=rollout.due.expand(index.shape[:2]),
+        recurrent=recurrent,
+    )
 
 
 def check_rollout(steps: int, num_envs: int, sequence: int, batch_size: float | None, copies: int = 1) -> str | None:
@@ -137,31 +159,15 @@ def _divisors(number: int) -> list[int]:
 
 
 Targets = Callable[[Segment, Mapping[str, Tensor]], Tensors]
-"""Computes learning targets [T, P, E], those of `TARGETS` by name, from a rollout and hyperparameters [P]."""
+"""Computes the learning targets `advantage` and `return` [T, P, E] from a rollout and hyperparameters [P]."""
 TARGETS = "advantage", "return"
+SEGMENT = "reward", "value", "next_value", "terminated", "truncated", "valid"
+"""The columns from which targets are computed."""
 
-STORED, REWARDS, GENERATOR = "rollout.", "rewards.", "generator"
+STORED, REWARDS, GENERATOR, OBSERVATION = "rollout.", "rewards.", "generator", "observation."
 """Tensor names, or prefixes of names, in a state."""
 GATHERED_BYTES = 2**24
 """Minibatches are gathered in groups of about this many bytes: for small ones, calls cost more than copies."""
-
-
-@dataclass(frozen=True)
-class RolloutSettings:
-    """Rollout and sequence lengths, and what is normalised."""
-
-    steps: int
-    num_envs: int
-    sequence: int
-    reward_clip: float | None
-    normalize_advantage: bool
-    normalize_rewards: bool
-    normalized: tuple[str, ...]
-    """Observation parts that are normalised."""
-    stops_early: bool = False
-    """Agents may leave a rollout before its last minibatch (PPO's `target_kl`)."""
-    copies: int = 1
-    """Number of ranks that share each minibatch; with 1 every rank makes its own."""
 
 
 class RolloutExperience(Experience):
@@ -169,35 +175,38 @@ class RolloutExperience(Experience):
 
     def __init__(
         self,
-        settings: RolloutSettings,
+        config: AnyConfig,
         parts: ObservationSpecs,
         targets: Targets,
         *,
+        sequence: int,
+        normalized: Sequence[str],
+        copies: int = 1,
+        stops_early: bool = False,
+        discount: Callable[[Tensor], Tensor] = lambda gamma: gamma,
         gather: Gather,
-        seed: int,
         rank: int,
         device: torch.device,
         stopwatch: Stopwatch,
-        discount: Callable[[Tensor], Tensor] = lambda gamma: gamma,
     ) -> None:
         """`targets` computes the learning targets from a rollout and the agents' hyperparameters.
 
-        `discount` is the factor [P] of a step in sums of rewards, from discounts gamma [P].
+        Minibatches consist of sequences of `sequence` steps; `copies` ranks share each of them. The `normalized` parts
+        of observations are normalised. Agents may stop before a rollout's last minibatch if it `stops_early` (PPO's
+        `target_kl`). `discount` is the factor [P] of a step in sums of rewards, from discounts gamma [P].
         """
-        super().__init__(settings.steps, gather=gather, device=device, stopwatch=stopwatch)
+        self._settings, self._num_envs = config.algorithm, config.environment.num_envs
+        super().__init__(self._settings.rollout_steps // copies, gather=gather, device=device, stopwatch=stopwatch)
         self._targets, self._discount = targets, discount
-        self._settings = settings
-        self._parts = parts
-        self._seed = seed
-        self._rank = rank
+        self._sequence, self._copies, self._stops_early = sequence, copies, stops_early
+        self._seed, self._rank = config.seed, rank
         self._statistics = RolloutStatistics(gather, stopwatch)
-        self._normalized = {name: parts[name] for name in settings.normalized}
-        self._observations = ObservationStatistics(self._normalized, gather, stopwatch)
+        self._normalized = tuple(normalized)
+        self._observations = ObservationStatistics({name: parts[name] for name in normalized}, gather, stopwatch)
         self._row_bytes = sum(math.prod(part.shape) * part.dtype.itemsize for part in parts.values()) + 32
-        self._rollout: RolloutBuffer
-        self._layout: RolloutLayout | None = None
+        self._rollout: Tensors = {}
+        """All that is stored of the steps [T, P, E, ...]."""
         self._resumed: Tensors | None = None
-        self._learned: tuple[str, ...] = ()
         self._step = 0
         # Mask [P] of agents still learning from this rollout; None until one stops early.
         self._left: Tensor | None = None
@@ -207,10 +216,9 @@ class RolloutExperience(Experience):
 
     def begin(self, policy: ActingAgents, generation: int) -> None:
         super().begin(policy, generation)
-        agents, settings = policy.agents, self._settings
+        agents, steps = policy.agents, self.period * self._num_envs
         self._step, self._left, self._resumed = 0, None, None
-        steps = settings.steps * settings.num_envs
-        self._minibatches = Minibatches.of(agents, steps, settings.sequence, self._device, settings.copies)
+        self._minibatches = Minibatches.of(agents, steps, self._sequence, self._device, self._copies)
         self._generator = torch_generator(
             self._seed, generation=generation, rank=self._rank, purpose="minibatches", device=self._device
         )
@@ -222,50 +230,41 @@ class RolloutExperience(Experience):
 
     def add(self, transition: Transition, output: PolicyOutput) -> None:
         """Store one step of all environments. Raises UserError if a resumed state does not fit it."""
-        step, clip = self._step, self._settings.reward_clip
-        if clip is not None:
-            transition = replace(transition, reward=transition.reward.clamp(-clip, clip))
-        if step == 0 or self._resumed is not None:
-            self._allocate(transition, output)
-        self._rollout.write(step, transition, output)
-        if transition.any_truncated or step == self.period - 1:
-            state = output.next_state if output.next_state.numel() else None
-            value = self._policy.value(transition.next_observation, state)
-            self._rollout.column("next_value")[step] = value
-        self._step += 1
-
-    def _allocate(self, transition: Transition, output: PolicyOutput) -> None:
-        """Allocate memory for rollouts of steps like this one, unless the previous rollout's memory fits.
-
-        Mutations change the size of recurrent states.
-        """
-        settings, recurrent = self._settings, output.state.numel() > 0
+        step, clip, recurrent = self._step, self._settings.reward_clip, output.state.numel() > 0
         columns = {
+            **with_prefix(OBSERVATION, dict(transition.observation)),
             **output.extras,
-            "reward": transition.reward,
+            "reward": transition.reward if clip is None else transition.reward.clamp(-clip, clip),
             "terminated": transition.terminated,
             "truncated": transition.truncated,
+            "valid": transition.valid,
         }
         if recurrent:
-            columns["started"] = transition.started
-        fields: dict[str, Field] = {name: (tuple(value.shape[2:]), value.dtype) for name, value in columns.items()}
-        fields |= dict.fromkeys(("next_value", *TARGETS), ((), torch.float32))
-        stacked = {name: part.frames for name, part in self._parts.items()}
-        parts = {
-            name: ObservationSpec("vector", tuple(value.shape[2:]), value.dtype, frames=stacked.get(name, 0))
-            for name, value in transition.observation.items()
-        }
-        agents, envs = transition.valid.shape
-        state = (output.state.shape[2], output.state.shape[3]) if recurrent else (0, 0)
-        layout = RolloutLayout(settings.steps, agents, envs, parts, fields, state, settings.sequence)
-        if layout != self._layout:
-            self._rollout, self._layout = RolloutBuffer(layout, self._device), layout
-            self._learned = (*output.extras, *TARGETS, "valid", *(["started"] if recurrent else []))
+            columns |= {"started": transition.started, "state": output.state}
+        if transition.any_truncated or step == self.period - 1:
+            state = output.next_state if recurrent else None
+            columns["next_value"] = self._policy.value(transition.next_observation, state)
+        if step == 0 or self._resumed is not None:
+            self._allocate({"next_value": columns["reward"]} | columns)
+        for name, values in columns.items():
+            self._rollout[name][step] = values
+        self._step += 1
+
+    def _allocate(self, columns: Tensors) -> None:
+        """Allocate memory for rollouts of steps like these [P, E, ...], and load what was resumed.
+
+        Mutations change the size of recurrent states, so the memory of the previous rollout may not fit.
+        """
+        if {name: values[0].shape for name, values in self._rollout.items()} != {
+            name: values.shape for name, values in columns.items()
+        }:
+            self._rollout = {
+                name: torch.zeros(self.period, *values.shape, dtype=values.dtype, device=self._device)
+                for name, values in columns.items()
+            }
         if self._resumed is not None:
-            self._rollout.load_state_dict(self._resumed)
+            load_like(self._resumed, {name: values[: self._step] for name, values in self._rollout.items()}, WHERE)
             self._resumed = None
-            if self._rollout.steps_held != self._step:
-                raise UserError(f"{WHERE}: it does not hold the {self._step} steps that the interim checkpoint records")
 
     def take_batches(self) -> Iterator[Batch]:
         """Yield the minibatches of a complete rollout; every rank of the same agents yields equally many."""
@@ -274,21 +273,23 @@ class RolloutExperience(Experience):
         self._step = 0
         steps = self._count_steps()
         with self._stopwatch("sampling"):
-            self._compute_targets()
+            rollout = self._whole_rollout()
             index = self._minibatches.draw(self._generator)
-        for batch, later in zip(self._minibatch_batches(index), self._minibatches.later, strict=True):
+        for batch, later in zip(self._batches(rollout, index), self._minibatches.later, strict=True):
             yield batch if self._left is None else replace(batch, due=batch.due * self._left, all_due=False)
             # The early-stopping criterion is averaged over ranks, so either all of them stop here or none.
             if self._left is not None and not bool((self._left * later).any()):
                 break
         self._left = None
         self._policy.acted(steps)
-        self._update_observation_stats()
+        # Only now: earlier, new log-probabilities would be compared with old ones under a different normalisation.
+        seen = {name: self._rollout[OBSERVATION + name].transpose(0, 1) for name in self._normalized}
+        self._observations.merge(self._policy, seen, self._rollout["valid"].transpose(0, 1))
 
     def observe(self, batch: Batch, result: UpdateResult) -> None:
         """Drop agents that stopped early from this rollout's remaining minibatches."""
-        # Otherwise `batches` would wait for the GPU before each minibatch, where `active` is always given.
-        if result.active is not None and self._settings.stops_early:
+        # Otherwise `take_batches` would wait for the GPU before each minibatch, where `active` is always given.
+        if result.active is not None and self._stops_early:
             before = torch.ones_like(batch.due) if self._left is None else self._left
             self._left = torch.where(batch.due > 0, result.active, before)
 
@@ -302,8 +303,8 @@ class RolloutExperience(Experience):
         """Within a generation: the rollout so far, the reward statistics and the generator of the minibatches."""
         if not self._has_begun:
             return {}
-        stored = (self._resumed or self._rollout.state_dict()) if self._step else {}
-        state = with_prefix(STORED, stored) | with_prefix(REWARDS, self._statistics.state_dict())
+        stored = self._resumed or {name: values[: self._step] for name, values in self._rollout.items()}
+        state = with_prefix(STORED, stored if self._step else {}) | with_prefix(REWARDS, self._statistics.state_dict())
         return state | {GENERATOR: self._generator.get_state()} | numbers_to_tensors(step=self._step)
 
     def load_state_dict(self, state: Tensors) -> None:
@@ -316,73 +317,60 @@ class RolloutExperience(Experience):
         if not 0 <= step < self.period or bool(step) != bool(stored):
             raise UserError(f"{WHERE}: its {step} stored steps do not fit a rollout of {self.period} steps")
         set_generator(self._generator, tensors[GENERATOR], WHERE)
-        self._statistics.load_state_dict(part_of(REWARDS, state), self._settings.num_envs, self._device)
+        self._statistics.load_state_dict(part_of(REWARDS, state), self._num_envs, self._device)
         # The shapes of a step are not known before the next `add`.
         self._step, self._resumed = step, stored or None
 
     def _count_steps(self) -> NDArray[np.float64]:
         """Each agent's valid transitions [P] in the rollout, summed over its ranks."""
-        steps = self._rollout.column("valid").sum((0, 2)).cpu().numpy().astype(np.float64)
+        steps = self._rollout["valid"].sum((0, 2)).cpu().numpy().astype(np.float64)
         with self._stopwatch("communication"):
             return np.asarray(self._gather(steps).sum(0))
 
-    def _compute_targets(self) -> None:
-        """Compute the learning targets of the rollout."""
-        names = ("reward", "value", "next_value", "terminated", "truncated", "valid")
-        column = {name: self._rollout.column(name) for name in names}
+    def _whole_rollout(self) -> Batch:
+        """The rollout with its learning targets, as one batch [P, L * N] of all sequences, time-major."""
+        columns = dict(self._rollout)
+        segment = {name: columns[name] for name in SEGMENT}
         if self._settings.normalize_rewards:
-            ended = column["terminated"] | column["truncated"] | ~column["valid"]
+            ended, valid = columns["terminated"] | columns["truncated"] | ~columns["valid"], columns["valid"]
             discount = self._discount(self._hparams["gamma"])
-            column["reward"] = self._statistics.scaled(column["reward"], ended, column["valid"], discount)
-        for name, values in self._targets(Segment(**column), self._hparams).items():
-            self._rollout.column(name).copy_(values)
+            segment["reward"] = self._statistics.scaled(columns["reward"], ended, valid, discount)
+        columns |= self._targets(Segment(**segment), self._hparams)
+        for name in ("reward", "next_value", "terminated", "truncated"):
+            del columns[name]
+        state, recurrent = columns.pop("state", None), None
+        # [T, P, E, ...] -> [T / L, P, L, E, ...] -> [P, L, N, ...]
+        rows = {
+            name: values.unflatten(0, (-1, self._sequence)).movedim(2, 0).transpose(1, 2).flatten(2, 3)
+            for name, values in columns.items()
+        }
+        if state is not None:
+            first = state[:: self._sequence].transpose(0, 1).flatten(1, 2)
+            recurrent = RecurrentInput(first, rows.pop("started"))
+        flat = {name: values.flatten(1, 2) for name, values in rows.items()}
+        observation = part_of(OBSERVATION, flat)
+        columns = {name: values for name, values in flat.items() if not name.startswith(OBSERVATION)}
+        return Batch(observation, {}, columns, columns["valid"], self._minibatches.due, recurrent)
 
-    def _update_observation_stats(self) -> None:
-        """Update the observation statistics, only once learning from the rollout is over.
-
-        Earlier, new log-probabilities would be compared with old ones under a different normalisation.
-        """
-        rollout = {name: self._rollout.column(f"observation.{name}").transpose(0, 1) for name in self._normalized}
-        self._observations.merge(self._policy, rollout, self._rollout.column("valid").transpose(0, 1))
-
-    def _minibatch_batches(self, index: Tensor) -> Iterator[Batch]:
+    def _batches(self, rollout: Batch, index: Tensor) -> Iterator[Batch]:
         """Yield the batches of all updates from sequence indices [U, P, B], gathered in groups."""
-        rows = index.shape[1] * index.shape[2] * self._settings.sequence
+        rows = index.shape[1] * index.shape[2] * self._sequence
         at_once = max(1, GATHERED_BYTES // (rows * self._row_bytes))
         for first in range(0, len(index), at_once):
             with self._stopwatch("sampling"):
-                batches = self._gathered(index, slice(first, first + at_once))
+                group = slice(first, first + at_once)
+                batches = self._gathered(replace(rollout, due=rollout.due[group]), index[group], group)
             yield from batches
 
-    def _gathered(self, index: Tensor, updates: slice) -> list[Batch]:
-        """Gather the batches of some updates, from all updates' sequence indices [U, P, B]."""
-        index, in_batch = index[updates], self._minibatches.in_batch[updates]
-        steps = self._rollout.sequence_index(index)
-        seen, _, columns = self._rollout.gather(steps.flatten(2), self._learned)
-        weight = columns.pop("valid") * in_batch.unsqueeze(2).expand_as(steps).flatten(2)
-        if self._settings.copies > 1:
-            weight, mean, scale = self._statistics.united(weight, columns["advantage"], self._settings.copies)
-            if self._settings.normalize_advantage:
+    def _gathered(self, rollout: Batch, index: Tensor, updates: slice) -> list[Batch]:
+        """The batches of some updates, with their advantages normalised if that is configured."""
+        batch = cut(rollout, index, self._minibatches.in_batch[updates])
+        columns, normalize = batch.columns, self._settings.normalize_advantage
+        del columns["valid"]
+        if self._copies > 1:
+            batch.weight, mean, scale = self._statistics.united(batch.weight > 0, columns["advantage"], self._copies)
+            if normalize:
                 columns["advantage"] = (columns["advantage"] - mean) * scale
-        else:
-            weight = weight / weight.sum(-1, keepdim=True).clamp(min=1)
-            if self._settings.normalize_advantage:
-                columns["advantage"] = normalized(columns["advantage"], weight)
-        inputs: list[RecurrentInput | None] = [None] * len(index)
-        state = self._rollout.states(index)
-        if state is not None:
-            started = columns.pop("started").view(steps.shape)
-            inputs = [RecurrentInput(*pair) for pair in zip(state, started, strict=True)]
-        due, all_due = self._minibatches.due[updates], self._minibatches.all_due[updates]
-        return [
-            Batch(
-                {name: value[u] for name, value in seen.items()},
-                {},
-                {name: value[u] for name, value in columns.items()},
-                weight[u],
-                due[u],
-                inputs[u],
-                all_due[u],
-            )
-            for u in range(len(index))
-        ]
+        elif normalize:
+            columns["advantage"] = normalized(columns["advantage"], batch.weight)
+        return batch.unbound(self._minibatches.all_due[updates])

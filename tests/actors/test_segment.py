@@ -7,7 +7,7 @@ from helpers.support import config
 from evorl.actors.memory import Arena, SharedMemory
 from evorl.envs import Environments
 from evorl.envs.spaces import ObservationSpec
-from evorl.replay.rollout_buffer import RolloutLayout, RolloutMemory
+from evorl.replay.rollout_memory import RolloutLayout, RolloutMemory
 from evorl.types import PolicyOutput, Transition
 
 T, P, E = 6, 2, 3

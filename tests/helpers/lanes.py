@@ -187,9 +187,6 @@ def check(store, steps):
     slots, found = everything(store)
     known = {step.number: step for row in steps for step in row}
     assert len(found) == store.drawable == len(slots.unique()), "each is there once"
-    assert store.can_draw(slots).all()
-    every = torch.arange(store.size)
-    assert store.can_draw(every).sum() == store.drawable, "and nothing else is"
     for number, transition in found.items():
         assert known[number].valid
         assert transition == expected(known[number])

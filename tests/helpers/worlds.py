@@ -8,17 +8,14 @@ import torch
 
 from evorl.algorithms.a2c import estimates
 from evorl.envs.spaces import ObservationSpec
-from evorl.replay.rollouts import RolloutExperience, RolloutSettings
+from evorl.replay.rollouts import RolloutExperience
 from evorl.system.stopwatch import Stopwatch
 from evorl.types import AgentState, Transition
-from helpers.support import fields_of, interface, output_of
+from helpers.support import config, fields_of, interface, output_of
 
 T, P, E = 8, 3, 2
 GAMMA, TRACE = (0.9, 0.5, 0.99), (0.8, 1.0, 0.3)
 ALL = dict.fromkeys(np.ndindex(2 * T, P, E))
-PLAIN = RolloutSettings(
-    steps=T, num_envs=E, sequence=1, reward_clip=None, normalize_advantage=False, normalize_rewards=False, normalized=()
-)
 PARTS = {**interface().parts, "picture": ObservationSpec("vector", (2, 3), torch.uint8)}
 
 
@@ -132,10 +129,15 @@ def targets(segment, hyperparameters):
     return estimates(segment, hyperparameters["gamma"], hyperparameters["gae_lambda"])
 
 
-def rollout_experience(settings=PLAIN, gather=lambda numbers: numbers[None], rank=0, seed=0):
+def rollout_experience(
+    *, gather=lambda numbers: numbers[None], rank=0, seed=0, sequence=1, normalized=(), stops_early=False, **settings
+):
+    """Rollouts of T steps, of which nothing is normalised or clipped unless the algorithm's `settings` say so."""
+    algorithm = ", ".join(f"{name}: {'null' if value is None else value}" for name, value in settings.items())
+    settings = config(f"algorithm={{name: a2c, rollout_steps: {T}, {algorithm}}}", f"environment.num_envs={E}")
     return RolloutExperience(
-        settings, PARTS, targets, gather=gather, seed=seed, rank=rank, device=torch.device("cpu"),
-        stopwatch=Stopwatch(),
+        settings.model_copy(update={"seed": seed}), PARTS, targets, sequence=sequence, normalized=normalized,
+        stops_early=stops_early, gather=gather, rank=rank, device=torch.device("cpu"), stopwatch=Stopwatch(),
     )  # fmt: skip
 
 
@@ -150,8 +152,8 @@ def play(experience, world, first=0, last=2 * T):
     return rollouts
 
 
-def played(world, agents=None, settings=PLAIN, generation=1, **options):
-    experience = rollout_experience(settings, **options)
+def played(world, agents=None, generation=1, **options):
+    experience = rollout_experience(**options)
     experience.begin(Group(agents or members()), generation)
     return play(experience, world)
 

@@ -17,7 +17,7 @@ COLUMNS = {"x": ((), torch.int64), "y": ((2,), torch.float32)}
 
 def ring(capacity):
     """Of one lane, so that a row is one step."""
-    return Storage(capacity, 1, {}, COLUMNS, torch.device("cpu"), store_next=False)
+    return Storage(capacity, 1, {}, COLUMNS, torch.device("cpu"))
 
 
 def add(storage, start, stop):

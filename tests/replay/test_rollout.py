@@ -1,14 +1,11 @@
 """Rollouts of small worlds against loops that follow each episode by itself: what is learned from, and when."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 from helpers.support import fields_of, trained
 from helpers.worlds import (
     ALL,
-    PLAIN,
     E,
     Group,
     P,
@@ -27,7 +24,7 @@ from helpers.worlds import (
 )
 
 from evorl.replay import rollouts
-from evorl.types import UpdateResult
+from evorl.types import PolicyOutput, UpdateResult
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -71,7 +68,7 @@ def test_a_minibatch_of_nothing_but_resets_weighs_nothing_and_stays_finite():
     world = World(next_step=True)
     for transition, _ in world.steps[:T]:
         transition.valid[1] = False
-    batches = played(world, members(batch_size=4.0), replace(PLAIN, normalize_advantage=True))[0]
+    batches = played(world, members(batch_size=4.0), normalize_advantage=True)[0]
     assert len(batches) == T * E // 4
     for batch in batches:
         assert not batch.weight[1].any()
@@ -81,9 +78,8 @@ def test_a_minibatch_of_nothing_but_resets_weighs_nothing_and_stays_finite():
 
 def test_normal_advantages_keep_returns_as_they_are():
     world = World(next_step=True)
-    settings = replace(PLAIN, normalize_advantage=True)
     agents = members(batch_size=(5.0, 16.0, 8.0))
-    for batch in flat(played(world, agents, settings)):
+    for batch in flat(played(world, agents, normalize_advantage=True)):
         for p in range(P):
             if not batch.due[p]:
                 continue
@@ -101,7 +97,7 @@ def test_normal_advantages_keep_returns_as_they_are():
 @pytest.mark.parametrize("next_step", [False, True])
 def test_rewards_are_cut_on_both_sides_before_anything_else(next_step):
     world = World(next_step=next_step)
-    for batches in played(world, settings=replace(PLAIN, reward_clip=0.25)):
+    for batches in played(world, reward_clip=0.25):
         check(world, batches, lambda *place: min(0.25, max(-0.25, world.reward(*place))))
 
 
@@ -110,7 +106,7 @@ def test_sequences_go_on_step_by_step_from_their_recurrent_state(length):
     """Unrolling each sequence gives the values that were seen when it was played."""
     world = World(recurrent=True)
     agents = members(batch_size=(8.0, 16.0, 8.0), epochs=2)
-    batches = flat(played(world, agents, replace(PLAIN, sequence=length)))
+    batches = flat(played(world, agents, sequence=length))
     starts = {}
     for batch in batches:
         sequences = batch.weight.shape[1] // length
@@ -138,6 +134,17 @@ def test_sequences_go_on_step_by_step_from_their_recurrent_state(length):
     check(world, batches)
 
 
+def test_recurrent_states_may_grow_between_generations():
+    experience = rollout_experience(sequence=2)
+    for units in (3, 5, 5):
+        experience.begin(Group(members()), 1)
+        for transition, output in World(recurrent=True).steps[:T]:
+            wide = (each.expand(-1, -1, -1, units) for each in (output.state, output.next_state))
+            experience.add(transition, PolicyOutput(output.action, output.extras, *wide))
+        (batch,) = experience.take_batches()
+        assert batch.recurrent.state.shape == (P, T // 2 * E, 1, units)
+
+
 def test_agents_that_are_not_recurrent_have_no_state():
     assert all(batch.recurrent is None for batches in played(World()) for batch in batches)
 
@@ -146,10 +153,10 @@ def test_agents_that_are_not_recurrent_have_no_state():
 @pytest.mark.parametrize("sequence", [1, 4])
 def test_how_many_minibatches_are_gathered_at_once_changes_nothing(at_once, sequence, monkeypatch):
     world, agents = World(recurrent=True), members(batch_size=(4.0, 16.0, 8.0), epochs=(3, 2, 1))
-    settings = replace(PLAIN, sequence=sequence, normalize_advantage=True)
-    expected = flat(played(world, agents, settings))
+    settings = {"sequence": sequence, "normalize_advantage": True}
+    expected = flat(played(world, agents, **settings))
     monkeypatch.setattr(rollouts, "GATHERED_BYTES", at_once)
-    found = flat(played(world, agents, settings))
+    found = flat(played(world, agents, **settings))
     assert len(found) == len(expected) == 2 * 12
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(vars(one.recurrent), vars(other.recurrent), rtol=0, atol=0)
@@ -191,7 +198,7 @@ def drained(experience, stop):
 
 def rollouts_with_stops(*stops, stops_early=True, **hyperparameters):
     world, group, due = World(), Group(members(**hyperparameters)), []
-    experience = rollout_experience(replace(PLAIN, normalized=("observation",), stops_early=stops_early))
+    experience = rollout_experience(normalized=("observation",), stops_early=stops_early)
     experience.begin(group, 1)
     for index, stop in enumerate(stops):
         for step in world.steps[index * T : (index + 1) * T]:

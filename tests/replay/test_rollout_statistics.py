@@ -1,25 +1,23 @@
 """Rollouts of small worlds: statistics of rewards and observations, over ranks, rollouts and generations."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 from helpers.ranks import Exchange
 from helpers.support import fields_of
-from helpers.worlds import GAMMA, PLAIN, E, Group, P, T, World, check, flat, members, play, played, rollout_experience
+from helpers.worlds import GAMMA, E, Group, P, T, World, check, flat, members, play, played, rollout_experience
 
 from evorl.replay.statistics import RolloutStatistics
 from evorl.system.stopwatch import Stopwatch
 from evorl.types import AgentState
 
 
-def played_on_two_ranks(worlds, groups, settings):
+def played_on_two_ranks(worlds, groups, **settings):
     """The batches of each rollout of each rank."""
     exchange = Exchange(2)
 
     def work(rank):
-        experience = rollout_experience(settings, gather=exchange.gather(rank), rank=rank)
+        experience = rollout_experience(gather=exchange.gather(rank), rank=rank, **settings)
         experience.begin(groups[rank], 1)
         batches = play(experience, worlds[rank])
         experience.end(groups[rank].agents)
@@ -47,9 +45,8 @@ def running_sums(world, agent, last, clip=np.inf):
 def test_rewards_are_divided_by_the_spread_of_all_running_sums_on_all_ranks(clip):
     worlds = [World(seed=1), World(seed=2, ends=0.1)]
     groups = [Group(members()) for _ in worlds]
-    settings = replace(PLAIN, normalize_rewards=True, reward_clip=clip)
     bound = clip or np.inf
-    everything = played_on_two_ranks(worlds, groups, settings)
+    everything = played_on_two_ranks(worlds, groups, normalize_rewards=True, reward_clip=clip)
     for index in range(2):
         until = (index + 1) * T
         spread = [np.std(flat(running_sums(world, p, until, bound) for world in worlds)) for p in range(P)]
@@ -71,9 +68,8 @@ def test_rewards_are_divided_by_the_spread_of_all_running_sums_on_all_ranks(clip
 
 def test_statistics_of_rewards_go_on_with_the_agent_and_sums_begin_anew():
     world, agents = World(seed=3, ends=0.1), members()
-    settings = replace(PLAIN, normalize_rewards=True)
     for generation in range(2):
-        experience = rollout_experience(settings)
+        experience = rollout_experience(normalize_rewards=True)
         experience.begin(Group(agents), generation)
         (batches,) = play(experience, world, last=T)
         experience.end(agents)
@@ -109,7 +105,7 @@ def test_rewards_that_never_vary_stay_finite():
     world = World(ends=0.0)
     for transition, _ in world.steps:
         transition.reward.zero_()
-    for batches in played(world, settings=replace(PLAIN, normalize_rewards=True)):
+    for batches in played(world, normalize_rewards=True):
         check(world, batches)
 
 
@@ -117,7 +113,7 @@ def test_reset_steps_are_left_out_of_the_spread_of_rewards():
     world = World(seed=4, next_step=True)
     for transition, _ in world.steps:
         transition.reward.masked_fill_(~transition.valid, 0.0)
-    first, second = played(world, settings=replace(PLAIN, normalize_rewards=True))
+    first, second = played(world, normalize_rewards=True)
     for batches, until in ((first, T), (second, 2 * T)):
         spread = [np.std(running_sums(world, p, until)) for p in range(P)]
         check(world, batches, lambda t, p, e, spread=spread: world.reward(t, p, e) / spread[p])
@@ -128,14 +124,14 @@ def test_a_reward_that_nothing_compares_with_is_cut():
     world = World(ends=0.0)
     for transition, _ in world.steps:
         transition.reward.fill_(1.0)
-    (batch,), _ = played(world, members(gamma=0.0), replace(PLAIN, normalize_rewards=True))
+    (batch,), _ = played(world, members(gamma=0.0), normalize_rewards=True)
     assert fields_of(batch)["return"].abs().max() <= 10.0
 
 
 def test_observation_statistics_are_of_what_happened_on_all_ranks_and_come_after_each_rollouts_last_batch():
     worlds = [World(1, wide=True, next_step=True), World(2, wide=True, next_step=True, ends=0.6)]
     groups = [Group(members(epochs=2, batch_size=8.0)) for _ in worlds]
-    everything = played_on_two_ranks(worlds, groups, replace(PLAIN, normalized=("observation", "picture")))
+    everything = played_on_two_ranks(worlds, groups, normalized=("observation", "picture"))
     assert [[len(batches) for batches in rollouts] for rollouts in everything] == [[4, 4], [4, 4]]
     for index in range(2):
         places = [sorted(world.valid(index * T, (index + 1) * T)) for world in worlds]
@@ -162,7 +158,7 @@ def test_observation_statistics_are_of_what_happened_on_all_ranks_and_come_after
 
 def test_observation_statistics_stay_as_they_are_while_batches_are_still_due():
     world, group = World(), Group(members(epochs=2, batch_size=(8.0, 16.0, 4.0)))
-    experience = rollout_experience(replace(PLAIN, normalized=("observation",)))
+    experience = rollout_experience(normalized=("observation",))
     experience.begin(group, 1)
     for step in world.steps[: T - 1]:
         experience.add(*step)
@@ -181,7 +177,7 @@ def test_vectors_of_every_shape_have_statistics(shape):
         transition.observation["observation"] = transition.observation["observation"][..., 0].view(
             P, E, *(1 for _ in shape)
         ).expand(P, E, *shape)  # fmt: skip
-    experience = rollout_experience(replace(PLAIN, normalized=("observation",)))
+    experience = rollout_experience(normalized=("observation",))
     experience.begin(group, 1)
     play(experience, world, last=T)
     np.testing.assert_allclose(group.events[0][1].mean, np.full((P, max((1, *shape))), (T - 1) / 2))

@@ -44,7 +44,7 @@ def lying(change):
     world, store = World(3, 0, 4, True), storage(8, 3)
     world.play(store, 30)
     tensors = copied(store.state_dict())
-    assert len(tensors["last_index"]) > 2
+    assert len(tensors["last.position"]) > 2
     change(tensors)
     return tensors
 
@@ -57,15 +57,6 @@ def of_number(name, number):
     return of_tensor(name, lambda x: torch.tensor(number))
 
 
-def with_first(value):
-    def change(tensor):
-        tensor = tensor.clone()
-        tensor.view(-1)[0] = value
-        return tensor
-
-    return change
-
-
 LIES = {
     "another capacity": of_number("rows", 7),
     "other lanes": of_number("lanes", 4),
@@ -73,7 +64,6 @@ LIES = {
     "neither broken nor not": of_number("broken", 2),
     "another shape": of_tensor("observation.position", lambda x: x[..., :1]),
     "another type": of_tensor("valid", lambda x: x.long()),
-    "slots past the last": of_tensor("last_index", with_first(27)),
     "too few last observations": of_tensor("last.position", lambda x: x[:-1]),
     "a tensor missing": lambda tensors: tensors.pop("boundary"),
     "a number missing": lambda tensors: tensors.pop("lanes"),
