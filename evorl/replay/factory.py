@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
@@ -13,15 +12,12 @@ from evorl.envs.generation import steps_of_generation
 from evorl.envs.spaces import EnvSpec
 from evorl.replay.batches import BatchBuilder, Returns, SequenceBuilder
 from evorl.replay.observations import ObservationBuffer, ObservationStatistics
-from evorl.replay.prioritised import PrioritisedSampler, PrioritySettings, PriorityTree
+from evorl.replay.prioritised import PrioritisedSampler, PriorityTree
 from evorl.replay.replay import ReceivedTransitions, ReplayExperience
-from evorl.replay.samplers import SamplerSettings, UniformSampler
+from evorl.replay.samplers import Sampler, UniformSampler
 from evorl.replay.storage import Field, Storage
 from evorl.system.processes import check_room
 from evorl.system.stopwatch import Stopwatch
-
-EPSILON = 1e-6
-"""Added to each error, so that all transitions can be drawn (arXiv 1511.05952)."""
 
 
 def replay_experience(
@@ -46,13 +42,28 @@ def replay_experience(
     share = max(1, replay.capacity // ranks.size)
     lanes = placement.local_size * config.environment.num_envs
     storage = make_replay(share, lanes, interface, action, ranks.device, ranks.on_host)
-    prioritised = replay.prioritised is not None or not replay.shared
-    place = SamplerSettings(config.seed, ranks.rank, placement.copy, config.algorithm.split_batches)
+    prioritised, split = replay.prioritised is not None or not replay.shared, config.algorithm.split_batches
+    period = 1 if config.actors is None else int(config.algorithm.sent_steps)
     builder = BatchBuilder(storage, replay.n_step, returns)
     if sequences is not None:
         builder = SequenceBuilder(storage, *sequences)
-        place = replace(place, transitions=builder.transitions)
-    sampler = _prioritised(config, storage, placement, place) if prioritised else UniformSampler(storage, place)
+    place = {"seed": config.seed, "rank": ranks.rank, "part": placement.copy, "split_batches": split}
+    place["transitions"] = builder.transitions
+    sampler: Sampler = UniformSampler(storage, **place)
+    if prioritised:
+        # Per-agent replay without prioritisation has equal priorities.
+        size = PriorityTree.memory(placement.local_size, storage.size)
+        check_room(size, "replay.capacity: priorities", copies=1, processes=ranks.on_host)
+        rows = steps_of_generation(config, placement.copies, period)
+        sampler = PrioritisedSampler(
+            storage,
+            placement.local_size,
+            replay.prioritised,
+            shared=replay.shared,
+            generation_steps=rows * config.environment.num_envs * placement.copies,
+            max_steps=config.training.max_steps,
+            **place,
+        )
     parts = {name: interface.parts[name] for name in normalized}
     statistics = ObservationStatistics(parts, placement.gather_copies, stopwatch, replay.shared)
     return (ReplayExperience if config.actors is None else ReceivedTransitions)(
@@ -64,16 +75,11 @@ def replay_experience(
         # Ranks that exchange priorities learn each other's sizes anyway and need no lockstep.
         lockstep=always_valid and not prioritised and config.actors is None,
         reward_clip=config.algorithm.reward_clip,
-        split_batches=config.algorithm.split_batches,
+        split_batches=split,
         gather=placement.gather_copies,
         stopwatch=stopwatch,
-        period=_period(config),
+        period=period,
     )
-
-
-def _period(config: AnyConfig) -> int:
-    """The steps of each environment that arrive together."""
-    return 1 if config.actors is None else int(config.algorithm.sent_steps)
 
 
 def make_replay(
@@ -90,23 +96,3 @@ def make_replay(
     sharing = ranks_on_host if device.type == "cpu" else 1
     check_room(size, "replay.capacity", copies=1, device=device, processes=sharing)
     return Storage(rows, lanes, parts, columns, device)
-
-
-def _prioritised(
-    config: AnyConfig, storage: Storage, placement: Placement, place: SamplerSettings
-) -> PrioritisedSampler:
-    """Build a prioritised sampler; per-agent replay without prioritisation uses equal priorities."""
-    agents, ranks, prioritised = placement.local_size, placement.ranks, config.replay.prioritised
-    size = PriorityTree.memory(agents, storage.size)
-    check_room(size, "replay.capacity: priorities", copies=1, processes=ranks.on_host)
-    rows = steps_of_generation(config, placement.copies, _period(config))
-    settings = PrioritySettings(
-        exponent=prioritised.exponent if prioritised else 0.0,
-        epsilon=EPSILON if prioritised else 1.0,
-        importance_start=prioritised.importance_exponent.start if prioritised else 0.0,
-        importance_end=prioritised.importance_exponent.end if prioritised else 0.0,
-        generation_steps=rows * config.environment.num_envs * placement.copies,
-        importance_steps=(prioritised and prioritised.importance_exponent.steps) or config.training.max_steps,
-        shared=config.replay.shared,
-    )
-    return PrioritisedSampler(storage, agents, settings, place)

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evorl.replay.samplers import PRIORITIES, Draws, RankTotals, Sampler, SamplerSettings, share_of_draws
+from evorl.config.schema import ImportanceExponent, Prioritised
+from evorl.replay.samplers import PRIORITIES, Draws, RankTotals, Sampler, share_of_draws
 from evorl.replay.storage import WHERE, Storage, rows_held
 from evorl.seeding import numpy_generator
 from evorl.system.formats import check_tensors
@@ -130,30 +132,6 @@ class PriorityTree:
         self._minimum = np.minimum(self._minimum, smallest)
 
 
-@dataclass(frozen=True)
-class PrioritySettings:
-    """Priorities are (|td_error| + `epsilon`)^`exponent`; with exponent 0 all are equal and no error is needed.
-
-    The importance-sampling exponent is annealed linearly from `importance_start` to `importance_end` over
-    `importance_steps` environment steps of an agent; a generation has `generation_steps`. Unless the replay is
-    `shared`, an agent draws only its own or an ancestor's transitions; a child whose parent is not on this rank draws
-    all transitions that were collected at its index in the population.
-    """
-
-    exponent: float
-    epsilon: float
-    importance_start: float
-    importance_end: float
-    generation_steps: int
-    importance_steps: int
-    shared: bool
-
-    def importance(self, generation: int, steps: Floats) -> Floats:
-        """Importance-sampling exponent [P] after `steps` [P] of a generation, numbered from 1."""
-        done = ((generation - 1) * self.generation_steps + steps) / self.importance_steps
-        return self.importance_start + np.clip(done, 0, 1) * (self.importance_end - self.importance_start)
-
-
 @dataclass
 class Draw:
     """One draw: `index` [P, U, B], which of them are `in_share`, and the `newest` and `oldest` row at the time.
@@ -170,6 +148,8 @@ class Draw:
     observed: list[int] = field(default_factory=list)
 
 
+EPSILON = 1e-6
+"""Added to each error, so that all transitions can be drawn."""
 FIRST_PRIORITY = 1.0
 """The initial maximum priority, below which the maximum never falls (algorithm 1 of the paper)."""
 
@@ -188,9 +168,29 @@ class PrioritisedSampler(Sampler):
     the sum cancel.
     """
 
-    def __init__(self, storage: Storage, agents: int, priorities: PrioritySettings, settings: SamplerSettings) -> None:
-        super().__init__(storage, settings)
-        self._priorities = priorities
+    def __init__(
+        self,
+        storage: Storage,
+        agents: int,
+        prioritised: Prioritised | None,
+        *,
+        shared: bool,
+        generation_steps: int,
+        max_steps: int,
+        **place: Any,
+    ) -> None:
+        """Priorities are (|td_error| + EPSILON)^exponent; without `prioritised` all are equal and need no error.
+
+        The importance-sampling exponent is annealed linearly over its `steps`, or `max_steps`, environment steps of an
+        agent; a generation has `generation_steps`. Unless the replay is `shared`, an agent draws only its own or an
+        ancestor's transitions; a child whose parent is not on this rank draws all transitions that were collected at
+        its index in the population. `place` are the arguments of `Sampler`.
+        """
+        super().__init__(storage, **place)
+        if prioritised is None:
+            prioritised = Prioritised(exponent=0, importance_exponent=ImportanceExponent(start=0, end=0))
+        self._exponent, self._importance = prioritised.exponent, prioritised.importance_exponent
+        self._generation_steps, self._importance_steps = generation_steps, self._importance.steps or max_steps
         self.tree = PriorityTree(agents, storage.size)
         self.maximum = np.full(agents, FIRST_PRIORITY)
         """The largest priority [P] ever set."""
@@ -199,7 +199,7 @@ class PrioritisedSampler(Sampler):
         self._newest = 0
         """Number of the first row without priorities yet."""
         owner = np.arange(storage.lanes) * agents // storage.lanes
-        self._may_draw = (owner == np.arange(agents)[:, None]) | priorities.shared
+        self._may_draw = (owner == np.arange(agents)[:, None]) | shared
         self._ids: list[int] = []
         """The agents that the priorities belong to."""
         self._drawn: Draw | None = None
@@ -217,9 +217,7 @@ class PrioritisedSampler(Sampler):
         self._set_priorities()
         super().begin(agents, generation, ranks)
         self._drawn, self._generation, self._ranks = None, generation, ranks
-        self._own = numpy_generator(
-            self._settings.seed, generation=generation, rank=self._settings.rank, purpose="draws"
-        )
+        self._own = numpy_generator(self._seed, generation=generation, rank=self._rank, purpose="draws")
         self._generators["own"] = self._own
         owners = {id: index for index, id in enumerate(self._ids)}
         ancestors = (agent.id if agent.id in owners else agent.parent for agent in agents)
@@ -244,14 +242,14 @@ class PrioritisedSampler(Sampler):
         """
         self._set_priorities()
         self._drop()
-        self._add_rows((np.abs(td_error) + self._priorities.epsilon) ** self._priorities.exponent)
+        self._add_rows((np.abs(td_error) + EPSILON) ** self._exponent)
 
     def local_totals(self) -> Floats:
         """The total, minimum and maximum priority [P], and the number of transitions [P] without one."""
         self._set_priorities()
         self._drop()
         # With exponent 0 all priorities are equal, so the minimum is the maximum and no search is needed.
-        minimum = self.tree.minimum if self._priorities.exponent else self.maximum
+        minimum = self.tree.minimum if self._exponent else self.maximum
         return np.concatenate([self.tree.total, minimum, self.maximum, self.fresh()])
 
     def fresh(self) -> Floats:
@@ -267,13 +265,19 @@ class PrioritisedSampler(Sampler):
         self._add_rows()
         self._mass = mass + fresh * largest
         self._minimum = np.minimum(minimum, largest).min(0)
-        self._beta = self._priorities.importance(self._generation, totals.steps)
+        self._beta = self.importance(self._generation, totals.steps)
+
+    def importance(self, generation: int, steps: Floats) -> Floats:
+        """Importance-sampling exponent [P] after `steps` [P] of a generation, numbered from 1."""
+        done = ((generation - 1) * self._generation_steps + steps) / self._importance_steps
+        start, end = self._importance.start, self._importance.end
+        return np.asarray(start + np.clip(done, 0, 1) * (end - start))
 
     def draw(self, updates: int) -> Draws:
         """Draw indices for `updates` updates, with importance weights."""
         agents = len(self._draws)
         offset = self._shared.random((updates, agents))
-        counts = share_of_draws(self._draws, self._mass, self._settings.part, offset).T[..., None]
+        counts = share_of_draws(self._draws, self._mass, self._part, offset).T[..., None]
         # A rank without a draw still takes part, with a weight of zero.
         number = np.arange(max(1, int(counts.max())))
         shape = (agents, updates, len(number))
@@ -299,7 +303,7 @@ class PrioritisedSampler(Sampler):
         Raises UserError if the algorithm returns none.
         """
         drawn = self._drawn
-        if drawn is None or not self._priorities.exponent:
+        if drawn is None or not self._exponent:
             return
         if result.errors is None:
             raise UserError("replay.prioritised: this algorithm's loss gives no errors for priorities; leave it out")
@@ -356,7 +360,7 @@ class PrioritisedSampler(Sampler):
         if not np.isfinite(errors).all():
             self._refuse((~np.isfinite(errors) & where).any((1, 2)))
             errors = np.where(where, errors, 0.0)
-        priority = (errors + self._priorities.epsilon) ** self._priorities.exponent
+        priority = (errors + EPSILON) ** self._exponent
         index, flat = drawn.index[:, chosen], (len(self._ids), -1)
         if self._oldest > drawn.oldest:
             # Steps whose rows were overwritten since the draw belong to other transitions now.
@@ -378,28 +382,20 @@ class PrioritisedSampler(Sampler):
         self._newest = max(self._newest, self._oldest)
 
     def _add_rows(self, priority: Floats | None = None) -> None:
-        """Give new rows the largest priority, or the given priorities [T, N] of the T newest rows."""
-        storage = self._storage
-        if priority is not None:
-            # A ring with fewer rows has kept only the last of them.
-            priority = priority[-(storage.written - self._newest) :]
-            before = np.zeros((storage.written - self._newest - len(priority), storage.lanes))
-            flat = np.concatenate([before, priority]).reshape(-1)
-            finite = np.isfinite(flat)
-            place = 0
-            for start, stop, mask in self._rows(self._newest, storage.written):
-                rows = slice(place, place + stop - start)
-                own, counts = np.broadcast_to(flat[rows], mask.shape), mask & finite[rows]
-                self.maximum = np.maximum(self.maximum, np.max(own, 1, where=counts, initial=0.0))
-                place = rows.stop
-        place = 0
-        for start, stop, mask in self._rows(self._newest, storage.written):
-            given = largest = self.maximum[:, None]
-            if priority is not None:
-                rows = slice(place, place + stop - start)
-                given = np.where(finite[rows], flat[rows], largest)
-            self.tree.fill(start, stop, mask * given)
-            place += stop - start
+        """Give new rows the largest priority, or the finite priorities [T, N] among those of the T newest rows."""
+        storage, wanted = self._storage, np.zeros((0, self._storage.lanes)) if priority is None else priority
+        count = min(storage.written - self._newest, storage.ring)
+        # A ring with fewer rows has kept only the last of them.
+        wanted = wanted[max(0, len(wanted) - count) :]
+        unknown = np.full((count - len(wanted), storage.lanes), np.nan)
+        flat, rows = np.concatenate([unknown, wanted]).reshape(-1), list(self._rows(self._newest, storage.written))
+        pieces = np.split(flat, np.cumsum([stop - start for start, stop, _ in rows])[:-1]) if rows else []
+        for (_, _, mask), values in zip(rows, pieces, strict=True):
+            largest = np.max(np.broadcast_to(values, mask.shape), 1, where=mask & np.isfinite(values), initial=0.0)
+            self.maximum = np.maximum(self.maximum, largest)
+        for (start, stop, mask), values in zip(rows, pieces, strict=True):
+            new: Floats = np.where(np.isfinite(values), values, self.maximum[:, None])
+            self.tree.fill(start, stop, mask * new)
         self._newest = storage.written
 
     def _rows(self, first: int, last: int) -> Iterator[tuple[int, int, NDArray[np.bool_]]]:

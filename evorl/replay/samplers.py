@@ -24,31 +24,6 @@ PRIORITIES, DRAWS = "priorities", "draws."
 
 
 @dataclass(frozen=True)
-class SamplerSettings:
-    """Seed of the draws, and this rank's place: `part` among the ranks of the same agents, `rank` among all.
-
-    With `split_batches`, batch sizes are totals over all ranks that hold an agent, otherwise per rank. Each draw
-    counts as `transitions` transitions of a batch.
-    """
-
-    seed: int
-    rank: int
-    part: int
-    split_batches: bool
-    transitions: int = 1
-
-    def draws(self, agents: Sequence[Agent], ranks: int) -> NDArray[np.int64]:
-        """Draws [P] per update of each agent, over all `ranks` together."""
-        batch_size = np.array([round(agent.hyperparameters["batch_size"]) for agent in agents])
-        draws: NDArray[np.int64] = np.maximum(1, batch_size // self.transitions)
-        return draws if self.split_batches else draws * ranks
-
-    def shared(self, generation: int) -> np.random.Generator:
-        """A random generator that gives the same numbers on every rank."""
-        return numpy_generator(self.seed, generation=generation, rank=0, purpose="share of draws")
-
-
-@dataclass(frozen=True)
 class RankTotals:
     """Numbers that all ranks with the same agents share after a vector step.
 
@@ -76,24 +51,40 @@ class Draws(NamedTuple):
         return Draws(self.indices[updates], self.weight[updates], None if self.share is None else self.share[updates])
 
 
+def draws_per_update(agents: Sequence[Agent], transitions: int = 1) -> NDArray[np.int64]:
+    """Draws [P] for a batch of each agent, where each counts as this many `transitions`."""
+    batch_size = np.array([round(agent.hyperparameters["batch_size"]) for agent in agents])
+    draws: NDArray[np.int64] = np.maximum(1, batch_size // transitions)
+    return draws
+
+
 class Sampler:
     """Draws the transitions of each update from the union of the replays of all ranks that hold the agents.
 
     Each rank draws its share from its own part, with replacement; no transition is communicated.
     """
 
-    def __init__(self, storage: Storage, settings: SamplerSettings) -> None:
+    def __init__(
+        self, storage: Storage, *, seed: int, rank: int, part: int, split_batches: bool, transitions: int = 1
+    ) -> None:
+        """This is the `part`-th of the ranks that hold the same agents, and the `rank`-th of all.
+
+        With `split_batches`, batch sizes are totals over all ranks that hold an agent, otherwise per rank. Each draw
+        counts as `transitions` transitions of a batch.
+        """
         self._storage = storage
-        self._settings = settings
+        self._seed, self._rank, self._part = seed, rank, part
+        self._split_batches, self._transitions = split_batches, transitions
         self._draws: NDArray[np.int64]
+        """Draws [P] per update of each agent, over all ranks together."""
         self._shared: np.random.Generator
         self._generators: dict[str, np.random.Generator | torch.Generator] = {}
         """The generators that this generation draws with; none between generations."""
 
     def begin(self, agents: Sequence[Agent], generation: int, ranks: int) -> None:
         """Start a generation with these agents, held by `ranks` ranks."""
-        self._draws = self._settings.draws(agents, ranks)
-        self._shared = self._settings.shared(generation)
+        self._draws = draws_per_update(agents, self._transitions) * (1 if self._split_batches else ranks)
+        self._shared = numpy_generator(self._seed, generation=generation, rank=0, purpose="share of draws")
         self._generators = {"shared": self._shared}
 
     def end(self) -> None:
@@ -163,17 +154,14 @@ class UniformSampler(Sampler):
     of the weighted sums is the mean over the agent's draws from the union.
     """
 
-    def __init__(self, storage: Storage, settings: SamplerSettings) -> None:
-        super().__init__(storage, settings)
-        self._sizes: NDArray[np.int64]
-        self._own: torch.Generator
-        self._weights: dict[tuple[int, ...], Tensor] = {}
+    _sizes: NDArray[np.int64]
+    _own: torch.Generator
+    _weights: dict[tuple[int, ...], Tensor]
 
     def begin(self, agents: Sequence[Agent], generation: int, ranks: int) -> None:
         super().begin(agents, generation, ranks)
-        settings, device = self._settings, self._storage.device
         self._own = torch_generator(
-            settings.seed, generation=generation, rank=settings.rank, purpose="draws", device=device
+            self._seed, generation=generation, rank=self._rank, purpose="draws", device=self._storage.device
         )
         self._generators["own"] = self._own
         self._weights = {}
@@ -184,7 +172,7 @@ class UniformSampler(Sampler):
     def draw(self, updates: int) -> Draws:
         agents = len(self._draws)
         offset = self._shared.random((updates, agents))
-        counts = share_of_draws(self._draws, self._sizes, self._settings.part, offset)
+        counts = share_of_draws(self._draws, self._sizes, self._part, offset)
         # A rank without a draw still takes part, with a weight of zero.
         width = max(1, int(counts.max()))
         index = self._storage.draw((updates, agents, width), self._own)

@@ -13,7 +13,7 @@ from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
 from evorl.population import Learner, Policy, initial_population
 from evorl.replay.rollouts import Minibatches
-from evorl.replay.samplers import SamplerSettings
+from evorl.replay.samplers import draws_per_update
 from evorl.seeding import torch_generator
 from evorl.system.formats import decode_agents, encode_agents
 from evorl.system.stopwatch import Stopwatch
@@ -115,7 +115,7 @@ def test_minibatches_are_shown_in_the_size_that_they_are_cut_to(size, recurrent,
 def test_batches_of_sequences_are_shown_in_the_size_that_is_drawn(size):
     settings = config("algorithm={name: dqn, sequence_length: 16}", "network.recurrent=gru")
     agent = members(batch_size=(size,) * P)[0]
-    draws = SamplerSettings(0, 0, 0, True, transitions=16).draws([agent], 1)[0]
+    draws = draws_per_update([agent], transitions=16)[0]
     assert settings.effective_value("batch_size", size) == 16 * draws
     assert config("algorithm={name: dqn}").effective_value("batch_size", 100.4) == 100
 
@@ -135,7 +135,7 @@ def test_whole_numbers_are_shown_as_they_are_used_and_others_as_they_are():
         }.items()
     }  # fmt: skip
     assert shown == {
-        "batch_size": SamplerSettings(0, 0, 0, True).draws([agent], 1)[0], "target_period": 120, "learn_step": 4.5,
+        "batch_size": draws_per_update([agent])[0], "target_period": 120, "learn_step": 4.5,
         "gamma": 0.987654, "environment.kwargs.bonus": 3, "environment.kwargs.gravity": -8.25, "nobody_knows_it": 1.5,
     }  # fmt: skip
     assert settings.algorithm.validation_error("target_period", 120.4) is None

@@ -6,15 +6,17 @@ PROGRAM = """
 import numpy as np, torch
 from helpers.support import agent, replay_of, vector
 from evorl.distributed import Placement, Ranks, shutdown
-from evorl.replay.prioritised import PrioritisedSampler, PrioritySettings
-from evorl.replay.samplers import RankTotals, SamplerSettings
+from evorl.config.schema import ImportanceExponent, Prioritised
+from evorl.replay.prioritised import PrioritisedSampler
+from evorl.replay.samplers import RankTotals
 from evorl.types import UpdateResult
 
 ranks, streams = Ranks(timeout=60), 6
 gather = Placement(ranks, "replicated", 2).gather_copies
 storage = replay_of(5 + 4 * ranks.rank, streams, vector(1))
-settings = PrioritySettings(0.7, 0.01, 0.4, 0.4, generation_steps=1, importance_steps=1, shared=True)
-sampler = PrioritisedSampler(storage, 2, settings, SamplerSettings(3, ranks.rank, ranks.rank, False))
+settings = Prioritised(exponent=0.7, importance_exponent=ImportanceExponent(start=0.4, end=0.4))
+place = {"seed": 3, "rank": ranks.rank, "part": ranks.rank, "split_batches": False}
+sampler = PrioritisedSampler(storage, 2, settings, shared=True, generation_steps=1, max_steps=1, **place)
 sampler.begin([agent(id=id, batch_size=16.0) for id in range(2)], 1, ranks.size)
 random = torch.Generator().manual_seed(ranks.rank)
 for step in range(25):

@@ -5,14 +5,16 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from evorl.replay.prioritised import PrioritisedSampler, PrioritySettings
-from evorl.replay.samplers import RankTotals, SamplerSettings
+from evorl.config.schema import ImportanceExponent, Prioritised
+from evorl.replay.prioritised import PrioritisedSampler
+from evorl.replay.samplers import RankTotals
 from helpers.support import replay_of, vector
 
 P, E = 2, 3
-SETTINGS = PrioritySettings(0.7, 0.01, 0.4, 1.0, generation_steps=100, importance_steps=1000, shared=True)
-OWN = PrioritySettings(0.7, 0.01, 0.4, 1.0, generation_steps=100, importance_steps=1000, shared=False)
-UNIFORM = PrioritySettings(0.0, 1.0, 0.0, 0.0, generation_steps=100, importance_steps=1000, shared=False)
+PRIORITISED = Prioritised(exponent=0.7, importance_exponent=ImportanceExponent(start=0.4, end=1.0))
+SETTINGS = {"prioritised": PRIORITISED, "shared": True, "generation_steps": 100, "max_steps": 1000}
+OWN = SETTINGS | {"shared": False}
+UNIFORM = OWN | {"prioritised": None}
 ONES = torch.ones(P)
 
 
@@ -25,12 +27,16 @@ def members(*ids, batch_size=(40.0, 24.0)):
     ]
 
 
+def sampler_of(storage, rank=0, settings=SETTINGS, seed=3):
+    return PrioritisedSampler(storage, P, **settings, seed=seed, rank=rank, part=rank, split_batches=False)
+
+
 class Part:
     """One rank's part of a replay, and its sampler."""
 
     def __init__(self, rank=0, settings=SETTINGS, rows=8, agents=None, ranks=1, generation=1):
         self.storage, self.rank, self.random = replay_of(rows, P * E, vector(1)), rank, np.random.default_rng(rank)
-        self.sampler = PrioritisedSampler(self.storage, P, settings, SamplerSettings(3, rank, rank, False))
+        self.sampler = sampler_of(self.storage, rank, settings)
         self.sampler.begin(agents or members(), generation, ranks)
 
     def write(self, valid=1.0):

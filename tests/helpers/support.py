@@ -36,7 +36,7 @@ from evorl.population.evaluation import evaluate
 from evorl.replay.batches import BatchBuilder
 from evorl.replay.observations import ObservationBuffer, ObservationStatistics
 from evorl.replay.replay import ReplayExperience
-from evorl.replay.samplers import RankTotals, SamplerSettings, UniformSampler
+from evorl.replay.samplers import RankTotals, UniformSampler
 from evorl.replay.storage import Storage
 from evorl.runs.launch import read_config
 from evorl.runs.program import run_program
@@ -262,11 +262,11 @@ def replay_experience(
 ):
     """The experience of this storage: single transitions, drawn alike, unless `builder` or `sampler` say otherwise."""
     settings = {"gather": lambda numbers: numbers[None], "reward_clip": None, "period": 1} | settings
-    place = SamplerSettings(seed=0, rank=rank, part=part, split_batches=split_batches)
+    place = {"seed": 0, "rank": rank, "part": part, "split_batches": split_batches}
     stopwatch = Stopwatch()
     nothing = ObservationBuffer({}, ObservationStatistics({}, settings["gather"], stopwatch))
     return kind(
-        storage, builder or BatchBuilder(storage), sampler or UniformSampler(storage, place), nothing,
+        storage, builder or BatchBuilder(storage), sampler or UniformSampler(storage, **place), nothing,
         stopwatch=stopwatch, split_batches=split_batches, **settings,
     )  # fmt: skip
 
@@ -282,7 +282,7 @@ def uniform_samplers(sizes, *batch_size, seed=0, drawable=None):
     for rank, size in enumerate(sizes):
         there = size if drawable is None else drawable
         storage = SimpleNamespace(draw=partial(draw_below, there), device=torch.device("cpu"))
-        sampler = UniformSampler(storage, SamplerSettings(seed, rank, rank, split_batches=True))
+        sampler = UniformSampler(storage, seed=seed, rank=rank, part=rank, split_batches=True)
         sampler.begin(agents, 1, len(sizes))
         sampler.sync(RankTotals(np.array(sizes), np.zeros(len(agents)), np.zeros((len(sizes), 0))))
         found.append(sampler)

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from helpers.prioritised import ONES, OWN, SETTINGS, UNIFORM, E, P, Part, error, members, sync
+from helpers.prioritised import ONES, OWN, PRIORITISED, UNIFORM, E, P, Part, error, members, sync
 
+from evorl.replay.prioritised import EPSILON
 from evorl.types import RunFailed, UpdateResult, UserError
 
 
@@ -29,7 +30,7 @@ class Central:
                 self.priority[agent].pop((rank, slot), None)
 
     def set(self, agent, rank, slot, value):
-        priority = (abs(value) + SETTINGS.epsilon) ** SETTINGS.exponent
+        priority = (abs(value) + EPSILON) ** PRIORITISED.exponent
         self.priority[agent][rank, slot] = priority
         self.largest[agent] = max(self.largest[agent], priority)
 
@@ -130,7 +131,7 @@ def test_late_errors_never_reach_what_has_taken_their_place():
     part.sampler.observe(0, UpdateResult(ONES, torch.full(slots.shape[1:], 5.0)))
     sync([part])
     alive = {slot for slot in slots.unique().tolist() if slot // (P * E) == 3}
-    leaves, largest = part.sampler.tree.leaves, 5.01**0.7
+    leaves, largest = part.sampler.tree.leaves, (5 + EPSILON) ** 0.7
     assert alive, "the newest row of then is still there"
     assert set(np.flatnonzero(np.isclose(leaves[0], largest)).tolist()) <= alive
     assert np.flatnonzero(leaves[0]).tolist() == sorted(part.drawable())
@@ -148,8 +149,8 @@ def test_an_update_sees_the_last_error_of_what_it_drew_twice():
         part.sampler.observe(update, UpdateResult(ONES, torch.full((P, 40), 1.0 + update)))
     sync([part])
     leaves = part.sampler.tree.leaves[0, : P * E]
-    assert set(np.round(leaves, 9)) <= {round(x**0.7, 9) for x in (1.01, 3.01)} | {1.0}
-    assert (np.isclose(leaves, 3.01**0.7)).sum() >= 4
+    assert set(np.round(leaves, 9)) <= {round(x**0.7, 9) for x in (1 + EPSILON, 3 + EPSILON)} | {1.0}
+    assert (np.isclose(leaves, (3 + EPSILON) ** 0.7)).sum() >= 4
 
 
 def test_what_no_agent_learned_from_changes_nothing():
@@ -190,7 +191,7 @@ def test_what_an_overflowing_actor_did_gets_the_largest_priority_and_ends_no_run
     errors[0, 1], errors[1, 4] = np.nan, np.inf
     errors[1, 5] = 9.0
     part.sampler.insert(errors)
-    known, largest = 3.01**0.7, 9.01**0.7
+    known, largest = (3 + EPSILON) ** 0.7, (9 + EPSILON) ** 0.7
     expected = np.full(2 * P * E, known)
     expected[[1, P * E + 4, P * E + 5]] = largest
     for own in part.sampler.tree.leaves:
@@ -205,14 +206,14 @@ def test_what_cannot_be_drawn_does_not_raise_the_largest_priority():
     errors = np.full((2, P * E), 3.0)
     errors[1] = 99.0
     part.sampler.insert(errors)
-    assert part.sampler.maximum == pytest.approx([3.01**0.7] * P)
+    assert part.sampler.maximum == pytest.approx([(3 + EPSILON) ** 0.7] * P)
 
 
 def test_importance_goes_to_its_end_with_the_steps_of_a_run():
-    steps = np.array([0.0, 50.0])
-    assert SETTINGS.importance(1, steps) == pytest.approx([0.4, 0.43])
-    assert SETTINGS.importance(6, steps) == pytest.approx([0.7, 0.73])
-    assert SETTINGS.importance(40, steps).tolist() == [1.0, 1.0]
+    steps, importance = np.array([0.0, 50.0]), Part().sampler.importance
+    assert importance(1, steps) == pytest.approx([0.4, 0.43])
+    assert importance(6, steps) == pytest.approx([0.7, 0.73])
+    assert importance(40, steps).tolist() == [1.0, 1.0]
 
 
 def lanes_of(slots):

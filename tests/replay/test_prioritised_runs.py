@@ -5,13 +5,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers.prioritised import OWN, SETTINGS, E, P, Part, members
+from helpers.prioritised import OWN, SETTINGS, E, P, Part, members, sampler_of
 from helpers.ranks import Exchange
 from helpers.support import algorithm, lines, output_of, replay_experience, replay_of, seen, train, vector
 
 from evorl.distributed import Placement, Ranks
-from evorl.replay.prioritised import PrioritisedSampler
-from evorl.replay.samplers import SamplerSettings
 from evorl.system.stopwatch import Stopwatch
 from evorl.types import Transition, UpdateResult, UserError
 
@@ -43,8 +41,9 @@ def policy_of(*ids):
 
 def prioritised_experience(part=0, settings=SETTINGS, rows=7, **options):
     storage = replay_of(rows, P * E, vector(1))
-    sampler = PrioritisedSampler(storage, P, settings, SamplerSettings(3, part, part, False))
-    return replay_experience(storage, sampler=sampler, learning_starts=1, lockstep=False, **options)
+    return replay_experience(
+        storage, sampler=sampler_of(storage, part, settings), learning_starts=1, lockstep=False, **options
+    )
 
 
 def test_what_was_written_since_the_last_exchange_is_in_a_checkpoint_too():
@@ -111,7 +110,7 @@ def test_a_uniform_replay_takes_no_priorities():
 def test_importance_counts_the_steps_that_a_generation_really_has(settings, steps):
     chosen = algorithm("replay.prioritised={}", "environment.num_envs=8", "evolution.steps=1000", *settings)
     experience = chosen.experience(Placement(Ranks(), "replicated", P), True, Stopwatch())
-    assert experience.sampler._priorities.generation_steps == steps
+    assert experience.sampler._generation_steps == steps
 
 
 def test_ranks_make_one_exchange_for_each_vector_step():

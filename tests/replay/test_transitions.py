@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from helpers.prioritised import SETTINGS as PRIORITIES
+from helpers.prioritised import sampler_of
 from helpers.support import algorithm, config, kept, population, replay_experience, replay_of, vector
 
 from evorl.actors.collectors import Acting, TransitionCollector, transition_slot
@@ -12,9 +14,8 @@ from evorl.algorithms.apex import EpsilonLadder, NoiseLadder
 from evorl.config import read_yaml, validate
 from evorl.envs import Environments
 from evorl.population import Policy, initial_population
-from evorl.replay.prioritised import PrioritisedSampler, PrioritySettings
+from evorl.replay.prioritised import EPSILON
 from evorl.replay.replay import ReceivedTransitions
-from evorl.replay.samplers import SamplerSettings
 from evorl.seeding import torch_generator
 from evorl.types import UserError
 
@@ -62,8 +63,7 @@ def test_an_actor_gives_the_errors_of_its_own_parameters(collecting):
 def receiving(rows):
     """A replay for the lanes of an actor, and the sampler of its priorities."""
     storage = replay_of(rows, P * E, vector(4))
-    settings = PrioritySettings(0.5, 0.01, 0.4, 1.0, 100, 100, True)
-    sampler = PrioritisedSampler(storage, P, settings, SamplerSettings(0, 0, 0, False))
+    sampler = sampler_of(storage, settings=PRIORITIES)
     kind = {"kind": ReceivedTransitions, "period": T}
     return replay_experience(storage, sampler=sampler, learning_starts=1, lockstep=False, **kind), sampler
 
@@ -91,7 +91,7 @@ def test_rollouts_are_stored_as_they_were_and_drawn_first_by_the_actors_errors(c
     fields = kept(received.storage)
     torch.testing.assert_close(fields["reward"], torch.cat(expected)[-count:], rtol=0, atol=0)
     slots = received.storage.valid_index().numpy()
-    priority = (torch.cat(errors)[-count:].abs().double() + 0.01).sqrt().numpy()
+    priority = ((torch.cat(errors)[-count:].abs().double() + EPSILON) ** 0.7).numpy()
     tree = sampler.tree
     for leaves in tree.leaves:
         np.testing.assert_allclose(leaves[slots], priority)
