@@ -44,7 +44,7 @@ from evorl.envs.spaces import EnvSpec, known_kind, wrong_actions
 from evorl.networks.distributions import BOX_DISTRIBUTIONS, DISTRIBUTIONS, LOG_SCALES, Distribution, Likelihood
 from evorl.networks.stack import Architectures, Stack, TargetRule
 from evorl.replay import Experience, Pace
-from evorl.replay.rollouts import RolloutExperience, check_rollout, parts_of
+from evorl.replay.rollouts import RolloutExperience, check_rollout
 from evorl.system.stopwatch import Stopwatch
 from evorl.types import Agent, Batch, Branches, Head, Loss, Observation, RecurrentInput, Segment, Tensors, UserError
 
@@ -177,30 +177,7 @@ class A2C(Algorithm):
         rollout = settings.rollout_steps * envs
         batch = int(hparams.get("batch_size", rollout))
         ranks = copies // shared
-        if wrong := self.validation_error(hparams):
-            raise UserError(wrong)
         return Pace(batch * ranks, updates=hparams.get("epochs", 1.0) * rollout / batch, steps=float(rollout * ranks))
-
-    def validation_error(self, hyperparameters: Mapping[str, float]) -> str | None:
-        """Return why advantages could not be normalised in the smallest minibatch of a rollout, or None."""
-        steps = self.settings.rollout_steps * self.config.environment.num_envs
-        sequences = steps // self._sequence
-        parts = int(parts_of(steps, hyperparameters.get("batch_size", steps), sequences))
-        return self.normalization_error(sequences // parts * self._sequence)
-
-    def normalization_error(self, steps: int) -> str | None:
-        """Return why advantages could not be normalised over updates of so many steps on each rank, or None."""
-        if not self.settings.normalize_advantage or steps > 1:
-            return None
-        return (
-            "algorithm.normalize_advantage: the advantages of updates of one step would all be 0; use larger updates, "
-            "or false"
-        )
-
-    @property
-    def stops_early(self) -> bool:
-        """True if an agent may stop learning from a rollout before its last minibatch."""
-        return False
 
     def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> Experience:
         """The storage of this rank's rollouts."""
@@ -211,7 +188,6 @@ class A2C(Algorithm):
             sequence=self._sequence,
             normalized=self.normalized_parts,
             copies=placement.copies if self.settings.split_batches else 1,
-            stops_early=self.stops_early,
             discount=self.discount,
             gather=placement.gather_copies,
             rank=placement.ranks.rank,
@@ -267,8 +243,10 @@ class A2C(Algorithm):
         likelihood = self.distribution.likelihood(outputs, mask, batch.columns["unclipped_action"])
         value = outputs["value"].squeeze(-1)
         batch = self.with_targets(stack, batch, likelihood, value)
-        policy_loss, value_loss = self.policy_loss(stack, batch, likelihood), self.value_loss(stack, batch, value)
-        c_value, c_entropy = self.value_coefficient(stack), self.entropy_coefficient(stack, batch)
+        policy_loss = self.policy_loss(stack, batch, likelihood)
+        value_loss = 0.5 * (value - batch.columns["return"]).square()
+        c_value = stack.hyperparameters["value_coefficient"].unsqueeze(-1)
+        c_entropy = self.entropy_coefficient(stack, batch)
         per_sample = policy_loss + c_value * value_loss - c_entropy * likelihood.entropy
 
         def metrics() -> Tensors:
@@ -289,10 +267,6 @@ class A2C(Algorithm):
         """
         return batch
 
-    def value_coefficient(self, stack: Stack) -> Tensor:
-        """Coefficient [P, 1] of the value loss."""
-        return stack.hyperparameters["value_coefficient"].unsqueeze(-1)
-
     def entropy_coefficient(self, stack: Stack, batch: Batch) -> Tensor:
         """Coefficient [P, 1], or [P, B], of the entropy."""
         return stack.hyperparameters["entropy_coefficient"].unsqueeze(-1)
@@ -300,10 +274,6 @@ class A2C(Algorithm):
     def policy_loss(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensor:
         """Policy-gradient loss [P, B]."""
         return policy_gradient(likelihood.log_prob, batch.columns["advantage"])
-
-    def value_loss(self, stack: Stack, batch: Batch, value: Tensor) -> Tensor:
-        """Half the squared error of the value [P, B]."""
-        return 0.5 * (value - batch.columns["return"]).square()
 
     def more_metrics(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensors:
         """Further metrics, each [P, B]."""

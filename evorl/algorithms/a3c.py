@@ -8,7 +8,6 @@ Axes: T steps of a rollout, P agents, E environments, S sequences, B = T * S ste
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -19,7 +18,6 @@ from evorl.algorithms.asynchronous import Asynchronous, AsynchronousSettings, fl
 from evorl.algorithms.base import ActInput, ActOutput
 from evorl.config.fields import Size, Weight
 from evorl.distributed import Placement
-from evorl.networks.distributions import Likelihood
 from evorl.networks.stack import Stack
 from evorl.replay import Experience, Pace
 from evorl.replay.received import ReceivedGradients
@@ -91,14 +89,12 @@ class A3CDataParallel(Asynchronous):
         """The entropy coefficient [P, B], scaled by each step's actor."""
         return super().entropy_coefficient(stack, batch) * batch.columns[SCALE]
 
-    @torch.no_grad()
-    def with_targets(self, stack: Stack, batch: Batch, likelihood: Likelihood, value: Tensor) -> Batch:
-        """Add advantages and returns [P, B], computed from the actor's own values."""
+    def batch_targets(self, stack: Stack, batch: Batch) -> Tensors:
+        """Advantages and returns [P, B], computed from the actor's own values."""
         names = ("reward", "value", "next_value", "terminated", "truncated", "valid")
         segment = Segment(*(time_major(batch.columns[name], self.settings.rollout_steps) for name in names))
-        targets = {name: flattened(each) for name, each in self.targets(segment, stack.hyperparameters).items()}
-        targets["advantage"] = self.normalized_advantage(targets["advantage"], batch)
-        return replace(batch, columns={**batch.columns, **targets})
+        targets = {name: flattened(x) for name, x in self.targets(segment, stack.hyperparameters).items()}
+        return targets | {"advantage": self.normalized_advantage(targets["advantage"], batch)}
 
 
 class A3C(A3CDataParallel):

@@ -18,7 +18,7 @@ from evorl.replay import Experience, Pace
 from evorl.replay.received import ReceivedRollouts
 from evorl.replay.statistics import normalized
 from evorl.system.stopwatch import Stopwatch
-from evorl.types import Batch, UserError
+from evorl.types import Batch
 
 
 class AsynchronousSettings(A2CSettings):
@@ -64,20 +64,10 @@ class Asynchronous(A2C):
         return 1
 
     def pace(self, copies: int) -> Pace:
-        """Update-to-data ratio of `passes` updates on each batch of `rollouts`.
-
-        Raises UserError if advantages of one step are to be normalised.
-        """
+        """Update-to-data ratio of `passes` updates on each batch of `rollouts`."""
         settings: AsynchronousSettings = self.settings
-        if wrong := self.validation_error(settings.first_hyperparameters()):
-            raise UserError(wrong)
         batch = settings.rollouts * settings.rollout_steps * self.config.environment.num_envs * copies
         return Pace(batch, updates=float(settings.passes), steps=float(batch))
-
-    def validation_error(self, hyperparameters: Mapping[str, float]) -> str | None:
-        """Return why advantages could not be normalised in a batch, or None."""
-        settings: AsynchronousSettings = self.settings
-        return self.normalization_error(settings.rollouts * settings.rollout_steps * self.config.environment.num_envs)
 
     def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> Experience:
         """The buffer that joins the rollouts this rank receives into batches."""

@@ -154,10 +154,6 @@ class Algorithm(ABC):
         clip = None if self.settings.max_grad_norm is None else hyperparameter("max_grad_norm")
         return Objective(network, loss, rate, every, clip, self.report_every)
 
-    def validation_error(self, hyperparameters: Mapping[str, float]) -> str | None:
-        """Return why no agent could learn with these hyperparameters, each valid by itself, or None."""
-        return None
-
     def discount(self, gamma: Tensor) -> Tensor:
         """The factor [P] on the next value, from discounts gamma [P].
 

@@ -11,7 +11,7 @@ Axes: P agents, E environments, B batch, S sequences, T steps of a sequence, A a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import gymnasium as gym
 import torch
@@ -90,15 +90,6 @@ class DQNSettings(ValueSettings):
         if (self.target == "periodic") != (self.target_period is not None):
             raise ValueError("`target: periodic` and `target_period` go together")
         return self
-
-
-class _Values(NamedTuple):
-    """Value atoms of a batch [P, B, A, N]: of the observation by the online network, and without gradients of the next
-    observation by the target network and by the one that chooses the next action."""
-
-    atoms: Tensor
-    target_atoms: Tensor
-    choosing_atoms: Tensor
 
 
 class DQN(OffPolicy):
@@ -191,13 +182,14 @@ class DQN(OffPolicy):
         """
         discount = self.discount(stack.hyperparameters["gamma"])
         network, target = (networks["q"].with_noise(generator) for networks in (stack.networks, stack.target_networks))
-        values = (self._single if batch.recurrent is None else self._sequences)(network, target, batch)
+        values_of = self._single if batch.recurrent is None else self._sequences
+        atoms, target_atoms, choosing_atoms = values_of(network, target, batch)
         with torch.no_grad():
             next_mask = batch.next_observation.get("action_mask")
-            next_action = allowed(self.values.mean(values.choosing_atoms), next_mask).max(-1).indices
-            next_atoms = of_action(values.target_atoms, next_action)
-        loss = self.values.loss(of_action(values.atoms, batch.columns["action"]), next_atoms, batch.columns, discount)
-        penalty = self.penalty(stack, batch, values.atoms)
+            next_action = allowed(self.values.mean(choosing_atoms), next_mask).max(-1).indices
+            next_atoms = of_action(target_atoms, next_action)
+        loss = self.values.loss(of_action(atoms, batch.columns["action"]), next_atoms, batch.columns, discount)
+        penalty = self.penalty(stack, batch, atoms)
         if penalty is not None:
             loss.per_sample = loss.per_sample + penalty
         return loss
@@ -210,18 +202,18 @@ class DQN(OffPolicy):
         """
         return None
 
-    def _single(self, network: StackedNetwork, target: StackedNetwork, batch: Batch) -> _Values:
-        """The values of single transitions.
-
-        In double Q-learning the online network chooses the next action, which the target network evaluates.
-        """
+    def _single(self, network: StackedNetwork, target: StackedNetwork, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """The value atoms [P, B, A, N] of an observation, those of the next one by the target network, and those that
+        choose the next action: in double Q-learning the online network's."""
         atoms = self.atoms(network(batch.observation))
         with torch.no_grad():
             target_atoms = self.atoms(target(batch.next_observation))
             choosing = self.atoms(network(batch.next_observation)) if self.settings.double else target_atoms
-        return _Values(atoms, target_atoms, choosing)
+        return atoms, target_atoms, choosing
 
-    def _sequences(self, network: StackedNetwork, target: StackedNetwork, batch: Batch) -> _Values:
+    def _sequences(
+        self, network: StackedNetwork, target: StackedNetwork, batch: Batch
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Like `_single`, for sequences: each network is unrolled from the burn-in to the observation after the end."""
         recurrent = batch.recurrent
         assert recurrent is not None
@@ -241,6 +233,5 @@ class DQN(OffPolicy):
         atoms = unrolled(network)
         with torch.no_grad():
             target_atoms = unrolled(target)[:, count:]
-        return _Values(
-            atoms[:, :-count], target_atoms, atoms[:, count:].detach() if self.settings.double else target_atoms
-        )
+        choosing = atoms[:, count:].detach() if self.settings.double else target_atoms
+        return atoms[:, :-count], target_atoms, choosing

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, Literal, Self
 
 import torch
@@ -35,16 +35,9 @@ class EpsilonGreedy(Section):
 
     def after(self, epsilon: Tensor, steps: Tensor | float) -> Tensor:
         """Epsilon [P] after `steps` ([P] or one number) further steps, not below `end`."""
-        return SCHEDULES[self.schedule](self, epsilon, steps).clamp(min=self.end)
-
-
-SCHEDULES: Mapping[str, Callable[[EpsilonGreedy, Tensor, Tensor | float], Tensor]] = {
-    "exponential": lambda settings, epsilon, steps: epsilon * settings.decay**steps,
-    "linear": lambda settings, epsilon, steps: (
-        epsilon - (settings.start - settings.end) / (settings.steps or 1) * steps
-    ),
-}
-"""Maps (settings, epsilon [P], steps) to epsilon [P] after that many more steps, before it is clamped to `end`."""
+        if self.schedule == "linear":
+            return (epsilon - (self.start - self.end) / (self.steps or 1) * steps).clamp(min=self.end)
+        return (epsilon * self.decay**steps).clamp(min=self.end)
 
 
 class ActionNoise(Section):

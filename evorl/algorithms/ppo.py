@@ -69,10 +69,6 @@ class PPO(A2C):
     report_every = 7
     metrics = (*A2C.metrics, "approx_kl", "clip_fraction")
 
-    @property
-    def stops_early(self) -> bool:
-        return self.settings.target_kl is not None
-
     def loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
         """Actor-critic loss of a minibatch, with the KL limit of early stopping if `target_kl` is set."""
         loss, limit = super().loss(stack, batch, generator), stack.hyperparameters.get("target_kl")

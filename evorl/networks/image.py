@@ -106,24 +106,12 @@ class ImageEncoder:
                 layout.architecture,
                 {name: values[agent] for name, values in parts.items()},
                 [(activation, 0, 1)],
-                self._channels_last(x[agent]),
+                x[agent].to(self.precision, memory_format=torch.channels_last),
                 scale,
             )
             for agent, activation in enumerate(names)
         ]
         return torch.stack(features).flatten(2)
-
-    def _channels_last(self, x: Tensor) -> Tensor:
-        """Images [B, C, H, W] in channels-last layout and in the encoder's precision."""
-        # An export does not record what is written into parts of a tensor.
-        is_apart = x.dtype == torch.uint8 and not x.is_contiguous(memory_format=torch.channels_last)
-        if not is_apart or torch.onnx.is_in_onnx_export():
-            return x.to(self.precision, memory_format=torch.channels_last)
-        # Channel by channel 256 frames of 84 x 84 take 5.5 ms instead of 6.8 (bfloat16 3.4 instead of 5.2).
-        numbers = torch.empty_like(x, dtype=self.precision, memory_format=torch.channels_last)
-        for into, channel in zip(numbers.unbind(1), x.unbind(1), strict=True):
-            into.copy_(channel)
-        return numbers
 
     def _layers(
         self, architecture: Architecture, p: Mapping[str, Tensor], spans: Sequence[Span], x: Tensor, scale: float

@@ -114,8 +114,6 @@ def check_description(agent: Agent, algorithm: Algorithm, where: str) -> None:
     for name, value in hyperparameters.items():
         if reason := algorithm.settings.validation_error(name, value):
             raise UserError(f"{where}: {reason}")
-    if reason := algorithm.validation_error(hyperparameters):
-        raise UserError(f"{where}: {reason}")
 
 
 def check_environment_hyperparameters(agents: Sequence[Agent], config: AnyConfig, where: str) -> None:

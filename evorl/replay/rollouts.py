@@ -124,38 +124,23 @@ def cut(rollout: Batch, index: Tensor, in_batch: Tensor) -> Batch:
 
 def check_rollout(steps: int, num_envs: int, sequence: int, batch_size: float | None, copies: int = 1) -> str | None:
     """Error message naming the key that does not divide, or None; `copies` ranks share steps and batches."""
+    whole = steps * num_envs
     if steps % copies:
         return (
             f"algorithm.rollout_steps: {steps} steps cannot be shared by {copies} ranks, as algorithm.split_batches "
             f"asks; use a multiple of {copies * sequence}"
         )
-    share, among = steps // copies, "" if copies == 1 else f", {steps // copies} on each of {copies} ranks"
-    if share % sequence:
+    if steps // copies % sequence:
         return (
-            f"algorithm.sequence_length: {sequence} does not divide algorithm.rollout_steps {steps}{among}; "
-            f"use one of {_nearest(_divisors(share), sequence)}"
+            f"algorithm.sequence_length: {sequence} does not divide the {steps // copies} steps of a rollout on each "
+            f"rank (algorithm.rollout_steps); use a divisor of {steps // copies}"
         )
-    whole = share * num_envs
-    if batch_size is not None and (
-        batch_size % copies or whole % (batch_size / copies) or batch_size / copies % sequence
-    ):
-        parts = [size for size in _divisors(whole) if size % sequence == 0]
-        fitting = _nearest([size * copies for size in parts], batch_size)
+    if batch_size is not None and (whole % batch_size or batch_size % (sequence * copies)):
         return (
-            f"algorithm.batch_size: a rollout of {steps} steps{among} in {num_envs} environments, in sequences of "
-            f"{sequence}, does not divide into minibatches of {batch_size:.0f}; use one of {fitting}"
+            f"algorithm.batch_size: a rollout of {steps} steps in {num_envs} environments does not divide into "
+            f"minibatches of {batch_size:.0f}; use a divisor of {whole} that is a multiple of {sequence * copies}"
         )
     return None
-
-
-def _nearest(sizes: list[int], wanted: float) -> list[int]:
-    """Up to 12 sizes nearest to the wanted one, sorted."""
-    return sorted(sorted(sizes, key=lambda size: abs(size - wanted))[:12])
-
-
-def _divisors(number: int) -> list[int]:
-    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
-    return sorted({*small, *(number // divisor for divisor in small)})
 
 
 Targets = Callable[[Segment, Mapping[str, Tensor]], Tensors]
@@ -182,7 +167,6 @@ class RolloutExperience(Experience):
         sequence: int,
         normalized: Sequence[str],
         copies: int = 1,
-        stops_early: bool = False,
         discount: Callable[[Tensor], Tensor] = lambda gamma: gamma,
         gather: Gather,
         rank: int,
@@ -192,13 +176,13 @@ class RolloutExperience(Experience):
         """`targets` computes the learning targets from a rollout and the agents' hyperparameters.
 
         Minibatches consist of sequences of `sequence` steps; `copies` ranks share each of them. The `normalized` parts
-        of observations are normalised. Agents may stop before a rollout's last minibatch if it `stops_early` (PPO's
-        `target_kl`). `discount` is the factor [P] of a step in sums of rewards, from discounts gamma [P].
+        of observations are normalised. `discount` is the factor [P] of a step in sums of rewards, from discounts gamma
+        [P].
         """
         self._settings, self._num_envs = config.algorithm, config.environment.num_envs
         super().__init__(self._settings.rollout_steps // copies, gather=gather, device=device, stopwatch=stopwatch)
         self._targets, self._discount = targets, discount
-        self._sequence, self._copies, self._stops_early = sequence, copies, stops_early
+        self._sequence, self._copies, self._stops_early = sequence, copies, False
         self._seed, self._rank = config.seed, rank
         self._statistics = RolloutStatistics(gather, stopwatch)
         self._normalized = tuple(normalized)
@@ -218,6 +202,7 @@ class RolloutExperience(Experience):
         super().begin(policy, generation)
         agents, steps = policy.agents, self.period * self._num_envs
         self._step, self._left, self._resumed = 0, None, None
+        self._stops_early = "target_kl" in agents[0].hyperparameters
         self._minibatches = Minibatches.of(agents, steps, self._sequence, self._device, self._copies)
         self._generator = torch_generator(
             self._seed, generation=generation, rank=self._rank, purpose="minibatches", device=self._device

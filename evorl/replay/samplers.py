@@ -156,7 +156,6 @@ class UniformSampler(Sampler):
 
     _sizes: NDArray[np.int64]
     _own: torch.Generator
-    _weights: dict[tuple[int, ...], Tensor]
 
     def begin(self, agents: Sequence[Agent], generation: int, ranks: int) -> None:
         super().begin(agents, generation, ranks)
@@ -164,7 +163,6 @@ class UniformSampler(Sampler):
             self._seed, generation=generation, rank=self._rank, purpose="draws", device=self._storage.device
         )
         self._generators["own"] = self._own
-        self._weights = {}
 
     def sync(self, totals: RankTotals) -> None:
         self._sizes = totals.sizes
@@ -176,15 +174,5 @@ class UniformSampler(Sampler):
         # A rank without a draw still takes part, with a weight of zero.
         width = max(1, int(counts.max()))
         index = self._storage.draw((updates, agents, width), self._own)
-        return Draws(index, self._weight(counts, width), None)
-
-    def _weight(self, counts: NDArray[np.int64], width: int) -> Tensor:
-        """Weights [U, P, B] of draws of which `counts` [U, P] count; those of the last call are reused."""
-        key = (*counts.shape, *counts.ravel().tolist())
-        weight = self._weights.get(key)
-        if weight is None:
-            drawn = np.arange(width) < counts[..., None]
-            values = drawn * len(self._sizes) / self._draws[:, None]
-            weight = torch.from_numpy(values.astype(np.float32)).to(self._own.device)
-            self._weights = {key: weight}
-        return weight
+        weight = (np.arange(width) < counts[..., None]) * len(self._sizes) / self._draws[:, None]
+        return Draws(index, torch.from_numpy(weight.astype(np.float32)).to(index.device), None)

@@ -272,14 +272,10 @@ def _try_environment(config: AnyConfig, trains: bool, ranks: int) -> None:
 
 
 def _check_ranges(config: AnyConfig, algorithm: Algorithm) -> None:
-    """Raise UserError if agents could not learn at one end of a range; warn of a first value outside its range."""
+    """Warn of a first value outside its range."""
     evolution, settings = config.evolution, algorithm.settings
     first = settings.first_hyperparameters()
     ranges, defaults = evolution.hyperparameters or {}, settings.default_ranges()
-    for name, range in ranges.items():
-        for end, value in (("min", range.min), ("max", range.max)):
-            if reason := algorithm.validation_error({**first, name: value}):
-                raise UserError(f"evolution.hyperparameters.{name}.{end}: with {value:g}: {reason}")
     chosen = evolution.initial == "sampled" or config.population.from_
     if chosen or not is_first_rank():
         return

@@ -123,15 +123,3 @@ def test_numbers_out_of_range_are_refused(changes):
     error = check_refused(hostile(**changes))
     assert "\n" not in error
     assert len(error) < 600
-
-
-def test_an_agent_whose_minibatches_are_too_small_to_normalise_advantages_is_refused():
-    """It may come from `population.from`, where no range bounds it."""
-    ppo = algorithm("algorithm={name: ppo, rollout_steps: 64, batch_size: 8, sequence_length: 64}")
-    for size in (2.0, 1.5):
-        members = [agent(dqn=ppo, batch_size=size)]
-        if size == 2.0:
-            check_agents(members, ppo, "here")
-            continue
-        with pytest.raises(UserError, match=r"^here: agent 0: algorithm.normalize_advantage: .* would all be 0"):
-            check_agents(members, ppo, "here")

@@ -197,8 +197,9 @@ def drained(experience, stop):
 
 
 def rollouts_with_stops(*stops, stops_early=True, **hyperparameters):
-    world, group, due = World(), Group(members(**hyperparameters)), []
-    experience = rollout_experience(normalized=("observation",), stops_early=stops_early)
+    kl = {"target_kl": 0.1} if stops_early else {}
+    world, group, due = World(), Group(members(**hyperparameters, **kl)), []
+    experience = rollout_experience(normalized=("observation",))
     experience.begin(group, 1)
     for index, stop in enumerate(stops):
         for step in world.steps[index * T : (index + 1) * T]:

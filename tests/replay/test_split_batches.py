@@ -157,17 +157,6 @@ def test_minibatches_of_two_ranks_weigh_and_normalise_as_one(normalize, next_ste
         assert {size for p, size in sizes if p == 2} == {32}
 
 
-@pytest.mark.parametrize("name", ["a2c", "impala", "a3c"])
-def test_updates_of_one_step_have_no_advantage_to_scale(name):
-    settings = f"algorithm={{name: {name}, rollout_steps: 1, normalize_advantage: true}}"
-    alone = ("environment.num_envs=1", settings, "network.hidden_sizes=[8]")
-    with pytest.raises(
-        UserError, match=r"^algorithm\.normalize_advantage: the advantages of updates of one step would"
-    ):
-        algorithm(*alone).pace(1)
-    assert algorithm(*alone, "algorithm.rollout_steps=2").pace(1).batch == 2
-
-
 def test_an_algorithm_divides_its_rollouts_and_minibatches_over_two_ranks():
     """Two rollouts of 16 steps, 8 on each rank, of 2 environments; 8 updates from each, of 8 steps over both ranks."""
     ppo = algorithm("algorithm={name: ppo, rollout_steps: 16, batch_size: 8, epochs: 2, split_batches: true}")
