@@ -112,6 +112,7 @@ def test_an_actor_has_its_own_share_of_the_entropy():
     losses = []
     for scale in (1.0, 3.0):
         columns = dict(batch.columns, entropy_scale=torch.full_like(batch.columns["value"], scale))
+        columns |= chosen.batch_targets(stack, batch)
         losses.append(chosen.loss(stack, dataclasses.replace(batch, columns=columns), generator))
     entropy = losses[0].metrics()["entropy"]
     coefficient = stack.hyperparameters["entropy_coefficient"].unsqueeze(-1)
