@@ -11,7 +11,7 @@ from evorl.distributed import Placement
 from evorl.envs.generation import steps_of_generation
 from evorl.envs.spaces import EnvSpec
 from evorl.replay.batches import BatchBuilder, Returns, SequenceBuilder
-from evorl.replay.observations import ObservationBuffer, ObservationStatistics
+from evorl.replay.observations import ObservationStatistics
 from evorl.replay.prioritised import PrioritisedSampler, PriorityTree
 from evorl.replay.replay import ReceivedTransitions, ReplayExperience
 from evorl.replay.samplers import Sampler, UniformSampler
@@ -70,7 +70,7 @@ def replay_experience(
         storage,
         builder,
         sampler,
-        ObservationBuffer(parts, statistics),
+        statistics,
         learning_starts=min(replay.learning_starts * placement.copies // ranks.size, share * placement.copies),
         # Ranks that exchange priorities learn each other's sizes anyway and need no lockstep.
         lockstep=always_valid and not prioritised and config.actors is None,

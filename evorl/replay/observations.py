@@ -16,13 +16,14 @@ from evorl.types import Tensors, Transition, UserError
 EVERY = 64
 """Steps of each environment between merges of a replay's observations; another takes place at a generation's end."""
 SEEN, VALID = "seen.", "valid"
-"""Tensor names, or prefixes of names, in the state of the buffer."""
+"""Tensor names, or prefixes of names, in a state."""
 
 
 class ObservationStatistics:
     """Merges observations of all ranks that hold the agents into the statistics by which agents normalise them.
 
-    If `shared`, every agent normalises by the observations of all agents on this rank; otherwise each by its own.
+    If `shared`, every agent normalises by the observations of all agents on this rank; otherwise each by its own. A
+    replay adds single steps, which are merged every `EVERY` steps: ranks take equally many, so they merge together.
     """
 
     def __init__(self, parts: ObservationSpecs, gather: Gather, stopwatch: Stopwatch, shared: bool = False) -> None:
@@ -31,31 +32,6 @@ class ObservationStatistics:
         self._gather = gather
         self._shared = shared
         self._stopwatch = stopwatch
-
-    def merge(self, policy: ActingAgents, observation: Tensors, valid: Tensor) -> None:
-        """Merge the `valid` [P, T, E] ones of observations [P, T, E, ...] into the statistics of the policy's agents.
-
-        If there are parts to normalise, all ranks merge together.
-        """
-        weight, agents = valid.flatten(1).double().cpu().numpy(), np.arange(len(valid))
-        if self._shared:
-            weight, agents = weight.reshape(1, -1), np.zeros(len(valid), np.intp)
-        for name, part in self._parts.items():
-            values = as_numbers(observation[name], part).double().cpu().numpy()
-            with self._stopwatch("communication"):
-                moments = Moments.over_ranks(values.reshape(*weight.shape, -1), weight, self._gather)
-            policy.update_observation_stats(name, moments.part(agents))
-
-
-class ObservationBuffer:
-    """The observations of the last steps, which are merged every `EVERY` steps.
-
-    Ranks take equally many steps, so they merge at the same ones.
-    """
-
-    def __init__(self, parts: ObservationSpecs, statistics: ObservationStatistics) -> None:
-        self._parts = parts
-        self._statistics = statistics
         self._policy: ActingAgents
         self._seen: list[Tensors] = []
         self._valid: list[Tensor] = []
@@ -66,23 +42,34 @@ class ObservationBuffer:
         self._seen, self._valid = [], []
 
     def add(self, transition: Transition) -> None:
-        """Buffer the observations of one step of all environments; merge them when the buffer is full."""
+        """Add the observations of one step of all environments to those that wait to be merged."""
         if not self._parts:
             return
         self._seen.append({name: transition.observation[name].clone() for name in self._parts})
         self._valid.append(transition.valid.clone())
         if len(self._seen) == EVERY:
-            self.merge()
+            self.merge_waiting()
 
-    def merge(self) -> None:
-        """Merge the buffered observations into the agents' statistics, and empty the buffer."""
+    def merge_waiting(self) -> None:
+        """Merge the observations that wait."""
         if self._seen:
             steps = {name: torch.stack([step[name] for step in self._seen], 1) for name in self._parts}
-            self._statistics.merge(self._policy, steps, torch.stack(self._valid, 1))
+            self.merge(steps, torch.stack(self._valid, 1))
         self._seen, self._valid = [], []
 
+    def merge(self, observation: Tensors, valid: Tensor) -> None:
+        """Merge the `valid` [P, T, E] ones of observations [P, T, E, ...]."""
+        weight, agents = valid.flatten(1).double().cpu().numpy(), np.arange(len(valid))
+        if self._shared:
+            weight, agents = weight.reshape(1, -1), np.zeros(len(valid), np.intp)
+        for name, part in self._parts.items():
+            values = as_numbers(observation[name], part).double().cpu().numpy()
+            with self._stopwatch("communication"):
+                moments = Moments.over_ranks(values.reshape(*weight.shape, -1), weight, self._gather)
+            self._policy.update_observation_stats(name, moments.part(agents))
+
     def state_dict(self) -> Tensors:
-        """The buffered observations [T, P, E, ...] by part, and which of them count; empty if there are none."""
+        """The waiting observations [T, P, E, ...] by part, and which of them are valid; empty if there are none."""
         if not self._seen:
             return {}
         parts = {f"{SEEN}{name}": torch.stack([step[name] for step in self._seen]) for name in self._parts}

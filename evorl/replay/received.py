@@ -74,6 +74,7 @@ class ReceivedRollouts(Experience):
     def begin(self, policy: ActingAgents, generation: int) -> None:
         """Start a generation with the agents of `policy`, discarding other agents' rollouts."""
         super().begin(policy, generation)
+        self._observations.begin(policy)
         self._waiting = []
         self._generator = torch_generator(
             self._seed, generation=generation, rank=self._rank, purpose="minibatches", device=self._device
@@ -111,7 +112,7 @@ class ReceivedRollouts(Experience):
             batch = replace(batch, columns={**batch.columns, **self._policy.batch_targets(batch)})
         yield from self._parts_of(batch)
         self._policy.acted(steps)
-        self._observations.merge(self._policy, observation, valid)
+        self._observations.merge(observation, valid)
 
     def _parts_of(self, batch: Batch) -> Iterator[Batch]:
         """The batch in each pass, or its minibatches."""

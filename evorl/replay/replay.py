@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from evorl.replay.batches import BatchBuilder
 from evorl.replay.experience import ActingAgents, Experience, UpdateSchedule
-from evorl.replay.observations import ObservationBuffer
+from evorl.replay.observations import ObservationStatistics
 from evorl.replay.rollout_memory import RolloutMemory
 from evorl.replay.samplers import DRAWS, PRIORITIES, RankTotals, Sampler
 from evorl.replay.statistics import Gather
@@ -44,7 +44,7 @@ class ReplayExperience(Experience):
         storage: Storage,
         builder: BatchBuilder,
         sampler: Sampler,
-        observations: ObservationBuffer,
+        observations: ObservationStatistics,
         *,
         learning_starts: int,
         lockstep: bool,
@@ -169,7 +169,7 @@ class ReplayExperience(Experience):
         """End the generation; each agent keeps its fractional update debt."""
         super().end(agents)
         self.sampler.end()
-        self._observations.merge()
+        self._observations.merge_waiting()
         for agent, debt in zip(agents, self._schedule.debt(), strict=True):
             agent.state.update_debt = float(debt)
 

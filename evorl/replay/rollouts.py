@@ -212,6 +212,7 @@ class RolloutExperience(Experience):
             for name in ("gamma", "gae_lambda")
         }
         self._statistics.begin(agents)
+        self._observations.begin(policy)
 
     def add(self, transition: Transition, output: PolicyOutput) -> None:
         """Store one step of all environments. Raises UserError if a resumed state does not fit it."""
@@ -269,7 +270,7 @@ class RolloutExperience(Experience):
         self._policy.acted(steps)
         # Only now: earlier, new log-probabilities would be compared with old ones under a different normalisation.
         seen = {name: self._rollout[OBSERVATION + name].transpose(0, 1) for name in self._normalized}
-        self._observations.merge(self._policy, seen, self._rollout["valid"].transpose(0, 1))
+        self._observations.merge(seen, self._rollout["valid"].transpose(0, 1))
 
     def observe(self, batch: Batch, result: UpdateResult) -> None:
         """Drop agents that stopped early from this rollout's remaining minibatches."""

@@ -34,7 +34,7 @@ from evorl.networks.stack import new_tensors
 from evorl.population import Learner, Policy, initial_population
 from evorl.population.evaluation import evaluate
 from evorl.replay.batches import BatchBuilder
-from evorl.replay.observations import ObservationBuffer, ObservationStatistics
+from evorl.replay.observations import ObservationStatistics
 from evorl.replay.replay import ReplayExperience
 from evorl.replay.samplers import RankTotals, UniformSampler
 from evorl.replay.storage import Storage
@@ -264,7 +264,7 @@ def replay_experience(
     settings = {"gather": lambda numbers: numbers[None], "reward_clip": None, "period": 1} | settings
     place = {"seed": 0, "rank": rank, "part": part, "split_batches": split_batches}
     stopwatch = Stopwatch()
-    nothing = ObservationBuffer({}, ObservationStatistics({}, settings["gather"], stopwatch))
+    nothing = ObservationStatistics({}, settings["gather"], stopwatch)
     return kind(
         storage, builder or BatchBuilder(storage), sampler or UniformSampler(storage, **place), nothing,
         stopwatch=stopwatch, split_batches=split_batches, **settings,

@@ -8,7 +8,7 @@ import torch
 from helpers.ranks import Exchange
 from helpers.support import agent, algorithm, lines, population, seen, train, vector
 
-from evorl.replay.observations import EVERY, ObservationBuffer, ObservationStatistics
+from evorl.replay.observations import EVERY, ObservationStatistics
 from evorl.replay.statistics import Moments
 from evorl.system.formats import decode_agents
 from evorl.system.stopwatch import Stopwatch
@@ -35,14 +35,14 @@ def watching(gather, shared, count, rank=0):
         heard.append((now, part, moments))
 
     parts = {"observation": vector(D)}
-    buffer = ObservationBuffer(parts, ObservationStatistics(parts, gather, Stopwatch(), shared))
+    buffer = ObservationStatistics(parts, gather, Stopwatch(), shared)
     buffer.begin(SimpleNamespace(update_observation_stats=take))
     for now, transition in enumerate(steps_of(rank, count), 1):  # noqa: B007
         buffer.add(transition)
         transition.observation["observation"].fill_(torch.nan)
         transition.valid.fill_(True)
-    buffer.merge()
-    buffer.merge()
+    buffer.merge_waiting()
+    buffer.merge_waiting()
     return heard
 
 
