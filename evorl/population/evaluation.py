@@ -175,11 +175,11 @@ class Evaluator(Closeable):
         self._settings = for_evaluation(config.environment)
         copy = placement.copy
         self._mine = slice(copy, None, placement.copies)
-        self._populations: dict[int, Environments] = {}
-        self._few: dict[tuple[int, int], Environments] = {}
+        self._environments: dict[tuple[int, int], Environments] = {}
+        """By the numbers of agents and of copies for each of them."""
         self._seat: OpponentFactory | None = None
         if config.evaluation.fitness == "evaluation":
-            self._population(config.evaluation.episodes)
+            self._environments_for(placement.local_size, len(range(config.evaluation.episodes)[self._mine]))
         self._weights = config.evolution.fitness
         self._keys = reported_keys(self._weights)
         self._steps = 0
@@ -191,16 +191,12 @@ class Evaluator(Closeable):
         """Let the opponents that `seat` constructs play the other seat of a game; until then it plays at random."""
         if self._seat is not seat:
             self._seat = seat
-            for environments in (*self._populations.values(), *self._few.values()):
-                self._invite(environments)
-
-    def _invite(self, environments: Environments) -> None:
-        if self._seat is not None:
-            environments.set_opponents(self._seat(environments.agents * environments.num_envs))
+            for environments in self._environments.values():
+                environments.set_opponents(seat(environments.agents * environments.num_envs))
 
     def close(self) -> None:
         """Close all environments, as `Environments.close` does."""
-        for environments in (*self._populations.values(), *self._few.values()):
+        for environments in self._environments.values():
             environments.close()
 
     def pop_steps(self) -> int:
@@ -215,7 +211,8 @@ class Evaluator(Closeable):
         """
         episodes = episodes or self._config.evaluation.episodes
         seeds = self._seeds(generation, "generation", 0, episodes)
-        results = self._play(policy, self._population(episodes), seeds[self._mine])
+        mine = seeds[self._mine]
+        results = self._play(policy, self._environments_for(self._placement.local_size, len(mine)), mine)
         everyones = self._gathered(results, len(seeds), self._placement.copies)
         sharded = self._placement.is_sharded
         values = np.concatenate(list(everyones), axis=1) if sharded else _interleaved(everyones, len(seeds))
@@ -236,10 +233,7 @@ class Evaluator(Closeable):
         seeds = self._seeds(generation, purpose, first, episodes)
         in_turn = bool(self.repeats) and purpose != "generation"
         mine = seeds if in_turn else seeds[ranks.rank :: ranks.size]
-        width = 1 if in_turn else max(1, min(len(mine), MAX_COPIES))
-        environments = self._few.get((len(agents), width))
-        if environments is None:
-            environments = self._few[len(agents), width] = self._make(len(agents), width)
+        environments = self._environments_for(len(agents), 1 if in_turn else len(mine))
         generator = torch.Generator(device=ranks.device)  # Never sampled from: agents act without exploration.
         results = self._play(Policy(agents, self.algorithm, generator), environments, mine)
         everyones = self._gathered(results, len(seeds), 1 if in_turn else ranks.size)
@@ -262,18 +256,15 @@ class Evaluator(Closeable):
             )
         self.repeats = repeats
 
-    def _population(self, episodes: int) -> Environments:
-        """The environments of this rank's agents for its share of this many episodes."""
-        if episodes not in self._populations:
-            share = len(range(episodes)[self._mine])
-            self._populations[episodes] = self._make(self._placement.local_size, share)
-        return self._populations[episodes]
-
-    def _make(self, agents: int, episodes: int) -> Environments:
-        columns = max(1, min(episodes, MAX_COPIES))
-        made = Environments(self._settings, agents, columns, self._placement.ranks.device, whole_games=True)
-        self._invite(made)
-        return made
+    def _environments_for(self, agents: int, episodes: int) -> Environments:
+        """Environments in which each of so many agents plays its episodes, in at most MAX_COPIES copies."""
+        key = agents, max(1, min(episodes, MAX_COPIES))
+        if key not in self._environments:
+            made = Environments(self._settings, *key, self._placement.ranks.device, whole_games=True)
+            if self._seat is not None:
+                made.set_opponents(self._seat(made.agents * made.num_envs))
+            self._environments[key] = made
+        return self._environments[key]
 
     def _play(self, policy: Policy, environments: Environments, seeds: Sequence[int]) -> EpisodeResults:
         return evaluate(policy, environments, seeds, self._config.evaluation.max_steps, self._keys)
