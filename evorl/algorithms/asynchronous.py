@@ -58,11 +58,6 @@ class Asynchronous(A2C):
 
     Settings = AsynchronousSettings
 
-    @property
-    def minibatches(self) -> int:
-        """The number of shuffled parts of a batch in each pass, of one update each."""
-        return 1
-
     def pace(self, copies: int) -> Pace:
         """Update-to-data ratio of `passes` updates on each batch of `rollouts`."""
         settings: AsynchronousSettings = self.settings
@@ -74,7 +69,6 @@ class Asynchronous(A2C):
         return ReceivedRollouts(
             self.config,
             self.interface.parts,
-            minibatches=self.minibatches,
             normalized=self.normalized_parts,
             rank=placement.ranks.rank,
             gather=placement.gather_copies,

@@ -115,10 +115,6 @@ class APPO(IMPALA):
         self.target_rule = Periodic("target_period", times=settings.passes * settings.minibatches)
         super().__init__(config, interface)
 
-    @property
-    def minibatches(self) -> int:
-        return int(self.settings.minibatches)
-
     def pace(self, copies: int) -> Pace:
         """Update-to-data ratio of `passes` times `minibatches` updates on each batch of `rollouts`.
 

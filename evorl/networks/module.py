@@ -32,9 +32,10 @@ class ModuleNetwork(Network):
     def __init__(self, factory: Factory, name: str, part: ObservationSpec, heads: Sequence[Head]) -> None:
         self.factory = factory
         self.part = part
-        self.heads = heads
         self.inputs: Inputs = part.shape if part.kind == "image" else part.width
-        self.outputs = [head.outputs for head in heads if not head.constant]
+        self.constants = {head: f"constant.{head.name}" for head in heads if head.constant}
+        """The parameter of each head that does not depend on the observation."""
+        self.outputs = {head.name: head.outputs for head in heads if not head.constant}
         self.module = self._make(seed=0)
         self._part_name = name
         self._shapes = {name: tuple(p.shape) for name, p in self.module.named_parameters()}
@@ -48,25 +49,22 @@ class ModuleNetwork(Network):
             name: ParameterSpec((), shape, "zeros", trained=name not in self._frozen)
             for name, shape in self._shapes.items()
         }
-        constants = (head for head in self.heads if head.constant)
         return specs | {
-            _constant(head): ParameterSpec((1,), (head.outputs,), "ones", gain=head.bias) for head in constants
+            name: ParameterSpec((1,), (head.outputs,), "ones", gain=head.bias) for head, name in self.constants.items()
         }
 
     def initialise(self, architecture: Architecture, generator: torch.Generator) -> Tensors:
         """The parameters of a new instance of the module."""
         module = self._make(seed=int(torch.randint(2**62, (), generator=generator)))
         values = {name: value.detach().float() for name, value in module.named_parameters()}
-        constants = (head for head in self.heads if head.constant)
-        return values | {_constant(head): torch.full((1, head.outputs), head.bias) for head in constants}
+        return values | {name: torch.full((1, head.outputs), head.bias) for head, name in self.constants.items()}
 
     def forward(
         self, layout: Layout, p: Weights, x: Observation, recurrent: RecurrentInput | None
     ) -> tuple[Tensors, Tensor | None]:
-        outputs = self.joined(p, x).split(self.outputs, -1)
-        names = [head.name for head in self.heads if not head.constant]
-        constants = {head.name: p[_constant(head)] for head in self.heads if head.constant}
-        return dict(zip(names, outputs, strict=True)) | constants, None
+        outputs = self.joined(p, x).split(list(self.outputs.values()), -1)
+        constants = {head.name: p[name] for head, name in self.constants.items()}
+        return dict(zip(self.outputs, outputs, strict=True)) | constants, None
 
     def joined(self, p: Mapping[str, Tensor], x: Observation) -> Tensor:
         """Call each agent's module; its output [P, B, outputs] concatenates all heads."""
@@ -89,14 +87,10 @@ class ModuleNetwork(Network):
         # Modules initialise from the global generator; fork it so that no other random stream changes.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            module = self.factory(self.inputs, sum(self.outputs))
+            module = self.factory(self.inputs, sum(self.outputs.values()))
         if not isinstance(module, nn.Module):
             raise TypeError(f"the factory returned a {type(module).__name__}, not an nn.Module")
         return module.eval()
-
-
-def _constant(head: Head) -> str:
-    return f"constant.{head.name}"
 
 
 def load_factory(path: str) -> Factory:

@@ -51,21 +51,20 @@ class ReceivedRollouts(Experience):
         config: AnyConfig,
         parts: ObservationSpecs,
         *,
-        minibatches: int = 1,
         normalized: Sequence[str],
         rank: int,
         gather: Gather,
         device: torch.device,
         stopwatch: Stopwatch,
     ) -> None:
-        """A batch is the algorithm's `rollouts` rollouts, used for `passes` passes, each in shuffled `minibatches`.
+        """A batch is the algorithm's `rollouts` rollouts, used for `passes` passes, in APPO in shuffled `minibatches`.
 
         The `normalized` parts of observations are normalised.
         """
         settings = config.algorithm
         steps = settings.rollout_steps * settings.rollouts
         super().__init__(steps, gather=gather, device=device, stopwatch=stopwatch)
-        self._settings, self._minibatches = settings, minibatches
+        self._settings, self._minibatches = settings, getattr(settings, "minibatches", 1)
         self._seed, self._rank = config.seed, rank
         self._observations = ObservationStatistics({name: parts[name] for name in normalized}, gather, stopwatch)
         self._waiting: list[Received] = []

@@ -56,11 +56,10 @@ class Policy:
 
 
 def received(passes, minibatches=1):
-    algorithm = {"name": "impala", "rollout_steps": T, "rollouts": 2, "passes": passes}
+    algorithm = {"name": "appo", "rollout_steps": T, "rollouts": 2, "passes": passes, "minibatches": minibatches}
     return ReceivedRollouts(
         validate({"algorithm": algorithm}, SETTINGS),
         {"x": ObservationSpec("vector", (1,), torch.float32)},
-        minibatches=minibatches,
         normalized=("x",),
         rank=0,
         gather=lambda numbers: np.asarray(numbers)[None],
