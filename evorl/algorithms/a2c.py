@@ -150,8 +150,8 @@ class A2C(Algorithm):
         interface, space, wanted = self.interface, self.interface.action, self.settings.distribution
         kind = known_kind(space, DISTRIBUTIONS)
         if kind is None:
-            known = ", ".join(sorted(each.__name__ for each in DISTRIBUTIONS))
-            raise wrong_actions(self.settings.name, interface, known)
+            spaces = ", ".join(sorted(space.__name__ for space in DISTRIBUTIONS))
+            raise wrong_actions(self.settings.name, interface, spaces)
         if wanted == "squashed" and not (isinstance(space, gym.spaces.Box) and space.is_bounded()):
             raise UserError(
                 f"algorithm.distribution: squashed is for a Box between bounds, and {interface.environment} has "

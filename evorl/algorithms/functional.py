@@ -123,8 +123,8 @@ def n_step_return(reward: Tensor, steps: Tensor, discount: Tensor) -> tuple[Tens
     count = torch.arange(reward.shape[-1], device=reward.device)
     factor = discount.unsqueeze(-1)
     # Rewards after the end of a window belong to another episode or are undefined.
-    counted = reward.masked_fill(count >= steps.unsqueeze(-1), 0.0)
-    return (counted * (factor**count).unsqueeze(-2)).sum(-1), factor**steps
+    within = reward.masked_fill(count >= steps.unsqueeze(-1), 0.0)
+    return (within * (factor**count).unsqueeze(-2)).sum(-1), factor**steps
 
 
 def bootstrapped_return(columns: Mapping[str, Tensor], discount: Tensor, next_value: Tensor) -> Tensor:
@@ -157,10 +157,10 @@ def categorical_projection(probabilities: Tensor, returns: Tensor, v_min: float,
     """
     _same_shape("categorical_projection", probabilities=probabilities, returns=returns)
     atoms = probabilities.shape[-1]
-    place = (returns.clamp(v_min, v_max) - v_min) * ((atoms - 1) / (v_max - v_min))
+    position = (returns.clamp(v_min, v_max) - v_min) * ((atoms - 1) / (v_max - v_min))
     # Clamp after the conversion to integers, so that NaN too becomes a valid index.
-    lower = place.long().clamp_(0, atoms - 2)
-    upper_share = probabilities * (place - lower)
+    lower = position.long().clamp_(0, atoms - 2)
+    upper_share = probabilities * (position - lower)
     projected = torch.zeros_like(probabilities).scatter_add_(-1, lower, probabilities - upper_share)
     return projected.scatter_add_(-1, lower + 1, upper_share)
 

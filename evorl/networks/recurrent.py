@@ -31,18 +31,18 @@ class Cell:
     step: Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def _lstm(given: Tensor, weight: Tensor, state: Tensor) -> Tensor:
+def _lstm(gates: Tensor, weight: Tensor, state: Tensor) -> Tensor:
     """Compute one LSTM step (Hochreiter & Schmidhuber 1997) with forget gates (Gers et al. 2000)."""
     output, cell = state.unbind(2)
-    entry, forget, candidate, exit_ = torch.baddbmm(given, output, weight).chunk(4, -1)
+    entry, forget, candidate, exit_ = torch.baddbmm(gates, output, weight).chunk(4, -1)
     cell = torch.sigmoid(forget) * cell + torch.sigmoid(entry) * torch.tanh(candidate)
     return torch.stack((torch.sigmoid(exit_) * torch.tanh(cell), cell), 2)
 
 
-def _gru(given: Tensor, weight: Tensor, state: Tensor) -> Tensor:
+def _gru(gates: Tensor, weight: Tensor, state: Tensor) -> Tensor:
     """Compute one GRU step (arXiv 1406.1078), with the reset gate applied after the product, as in cuDNN."""
     output = state[:, :, 0]
-    reset, update, candidate = given.chunk(3, -1)
+    reset, update, candidate = gates.chunk(3, -1)
     from_reset, from_update, from_candidate = torch.bmm(output, weight).chunk(3, -1)
     proposal = torch.tanh(candidate + torch.sigmoid(reset + from_reset) * from_candidate)
     keep = torch.sigmoid(update + from_update)
@@ -59,16 +59,16 @@ CELLS: Mapping[str, Cell] = {
 }
 
 
-def unroll(cell: Cell, given: Tensor, weight: Tensor, state: Tensor, started: Tensor) -> tuple[Tensor, Tensor]:
+def unroll(cell: Cell, gates: Tensor, weight: Tensor, state: Tensor, started: Tensor) -> tuple[Tensor, Tensor]:
     """Unroll a cell over time; return the outputs [P, T, B, N] and the final recurrent state [P, B, K, N].
 
-    `given` [P, T, B, gates * N] is the input contribution to the gates. Where `started` [P, T, B] is true, an episode
+    `gates` [P, T, B, gates * N] is the input contribution to the gates. Where `started` [P, T, B] is true, an episode
     starts and the state is reset to zero.
     """
-    kept = (~started).to(given.dtype)[..., None, None]
+    goes_on = (~started).to(gates.dtype)[..., None, None]
     outputs = []
-    for time in range(given.shape[1]):
-        state = cell.step(given[:, time], weight, state * kept[:, time])
+    for time in range(gates.shape[1]):
+        state = cell.step(gates[:, time], weight, state * goes_on[:, time])
         outputs.append(state[:, :, 0])
     return torch.stack(outputs, 1), state
 

@@ -146,11 +146,11 @@ class StandardNetwork(Network):
         if index + 1 >= len(architecture.hidden_sizes):
             raise ValueError(f"there is no hidden layer after hidden.{index} that could take its weights")
         gone, follower = f"hidden.{index}", f"hidden.{index + 1}"
-        kept = {name: value for name, value in tensors.items() if not name.startswith(f"{gone}.")}
+        others = {name: value for name, value in tensors.items() if not name.startswith(f"{gone}.")}
         new: Tensors = {}
-        if f"{follower}.weight" in kept:
+        if f"{follower}.weight" in others:
             specs, sizes = self.specs(architecture), architecture.sizes()
-            weight, bias = kept.pop(f"{follower}.weight"), kept.pop(f"{follower}.bias")
+            weight, bias = others.pop(f"{follower}.weight"), others.pop(f"{follower}.bias")
             second = weight.view(specs[f"{follower}.weight"].matrix(sizes))
             for name in (name for name in tensors if name.startswith(f"{gone}.weight")):
                 product = tensors[name].reshape(specs[name].matrix(sizes)) @ second
@@ -159,7 +159,7 @@ class StandardNetwork(Network):
             first_bias = tensors[f"{gone}.bias"].reshape(specs[f"{gone}.bias"].matrix(sizes))
             new[f"{gone}.bias"] = (first_bias @ second).view_as(bias) + bias
         replaced = {name: f"{follower}.{name.split('.')[2]}" for name in new}
-        return {moved_up(name, index): value for name, value in kept.items()} | new, replaced
+        return {moved_up(name, index): value for name, value in others.items()} | new, replaced
 
     def _branches(self, architecture: Architecture, index: int | None = None) -> int | None:
         """The number of branches of hidden layer `index`, or the recurrent cell if None; None if all heads share it."""
@@ -298,10 +298,10 @@ class NoisyNetwork(StandardNetwork):
             if layer is not None and (layer in heads or layer == last or layer.startswith(f"{last}.")):
                 layers[layer][name] = spec
         scales: Specs = {}
-        for own in layers.values():
-            inputs = sum(spec.matrix(sizes)[1] for name, spec in own.items() if ".weight" in name)
+        for layer_specs in layers.values():
+            inputs = sum(spec.matrix(sizes)[1] for name, spec in layer_specs.items() if ".weight" in name)
             gain = self.sigma / math.sqrt(inputs)
-            for name, spec in own.items():
+            for name, spec in layer_specs.items():
                 axes = spec.reads, spec.produces
                 scales[SIGMA + name] = ParameterSpec(
                     *axes, "ones", branches=spec.branches, gain=gain, branch=spec.branch

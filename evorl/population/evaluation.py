@@ -117,15 +117,15 @@ def evaluate(
 
 
 def _one_episode_each(
-    policy: Policy, environments: Environments, counted: int, max_steps: int | None, keys: Sequence[str]
+    policy: Policy, environments: Environments, episodes: int, max_steps: int | None, keys: Sequence[str]
 ) -> NDArray[np.float64]:
-    """Stacked results [3 + keys, P, E] of one episode per environment; columns beyond `counted` are zero."""
+    """Stacked results [3 + keys, P, E] of one episode per environment; columns beyond `episodes` are zero."""
     results = np.zeros((3 + len(keys), environments.agents, environments.num_envs))
     returns, steps, checksums = results[:3]
     weighted_rewards = np.zeros_like(returns)
     state = policy.initial_state(environments.num_envs)
     playing = np.ones_like(returns, dtype=bool)
-    playing[:, counted:] = False
+    playing[:, episodes:] = False
     _add_to_checksums(checksums, environments.observation, playing)
     taken = 0
     while playing.any():

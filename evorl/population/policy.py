@@ -53,19 +53,20 @@ class Policy:
         networks = {name: spec.network for name, spec in algorithm.networks.items()}
         architectures = [{name: agent.architectures[name] for name in networks} for agent in agents]
         plan = plan_stacks(architectures, self._cost, planned_for or generator.device)
-        shapes = [{name: Shapes.of(networks[name], layout) for name, layout in own.items()} for _, own in plan]
+        shapes = [{name: Shapes.of(networks[name], layout) for name, layout in layouts.items()} for _, layouts in plan]
         sizes = [
-            [each.numel(len(members)) for each in own.values()] for (members, _), own in zip(plan, shapes, strict=True)
+            [network.numel(len(members)) for network in stack.values()]
+            for (members, _), stack in zip(plan, shapes, strict=True)
         ]
         size = sum(map(sum, sizes))
         self.flat = torch.zeros(size, device=generator.device) if flat is None else flat(size)
         self._is_loaded = flat is not None
         self.stacks: list[Stack] = []
         offset = 0
-        for (members, layouts), own, lengths in zip(plan, shapes, sizes, strict=True):
-            memory = dict(zip(own, self.flat[offset : offset + sum(lengths)].split(lengths), strict=True))
+        for (members, layouts), stack_shapes, lengths in zip(plan, shapes, sizes, strict=True):
+            memory = dict(zip(stack_shapes, self.flat[offset : offset + sum(lengths)].split(lengths), strict=True))
             offset += sum(lengths)
-            self.stacks.append(self._stack(members, layouts, own, memory))
+            self.stacks.append(self._stack(members, layouts, stack_shapes, memory))
         self._is_recurrent = any(
             network.recurrent_shape[0] for stack in self.stacks for network in stack.networks.values()
         )
@@ -161,8 +162,8 @@ class Policy:
         # If all agents made the same number of steps, a Python float avoids a copy to the device.
         same, device = bool((steps == steps[0]).all()), self.generator.device
         for stack in self.stacks:
-            own = float(steps[0]) if same else torch.from_numpy(steps).to(device)[stack.members]
-            self.algorithm.after_acting(stack, own)
+            taken = float(steps[0]) if same else torch.from_numpy(steps).to(device)[stack.members]
+            self.algorithm.after_acting(stack, taken)
 
     def acting_states(self) -> Tensors:
         """The acting states [P] of all agents by name, in the algorithm's order."""

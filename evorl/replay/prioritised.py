@@ -133,10 +133,10 @@ class PriorityTree:
 
 
 @dataclass
-class Draw:
-    """One draw: `index` [P, U, B], which of them are `in_share`, and the `newest` and `oldest` row at the time.
+class PendingErrors:
+    """One draw, `index` [P, U, B], of which the `in_share` count, with the `newest` and `oldest` row at the time.
 
-    It buffers the td_errors [U, P, B] of the `observed` updates and which agents were `active` [U, P].
+    `errors` [U, P, B] are the td_errors of the `observed` updates, in which the `active` [U, P] agents took part.
     """
 
     index: Integers
@@ -202,7 +202,7 @@ class PrioritisedSampler(Sampler):
         self._may_draw = (owner == np.arange(agents)[:, None]) | shared
         self._ids: list[int] = []
         """The agents that the priorities belong to."""
-        self._drawn: Draw | None = None
+        self._pending: PendingErrors | None = None
         self._ranks, self._generation = 1, 1
         self._mass: Floats
         self._minimum: Floats
@@ -216,7 +216,7 @@ class PrioritisedSampler(Sampler):
         """
         self._set_priorities()
         super().begin(agents, generation, ranks)
-        self._drawn, self._generation, self._ranks = None, generation, ranks
+        self._pending, self._generation, self._ranks = None, generation, ranks
         self._own = numpy_generator(self._seed, generation=generation, rank=self._rank, purpose="draws")
         self._generators["own"] = self._own
         owners = {id: index for index, id in enumerate(self._ids)}
@@ -230,8 +230,8 @@ class PrioritisedSampler(Sampler):
             self.maximum = np.where(new, FIRST_PRIORITY, self.maximum[sources])
         if new.any():
             for start, stop, mask in self._rows(self._oldest, self._newest):
-                kept = self.tree.leaves[:, start:stop]
-                self.tree.fill(start, stop, np.where(new[:, None], mask * FIRST_PRIORITY, kept))
+                inherited = self.tree.leaves[:, start:stop]
+                self.tree.fill(start, stop, np.where(new[:, None], mask * FIRST_PRIORITY, inherited))
         self._ids = [agent.id for agent in agents]
 
     def insert(self, td_error: Floats) -> None:
@@ -293,7 +293,7 @@ class PrioritisedSampler(Sampler):
         device, newest = self._storage.device, self._storage.written - 1
         td_errors = torch.zeros(updates, agents, len(number), device=device)
         active = torch.zeros(updates, agents, device=device)
-        self._drawn = Draw(index, in_share, newest, self._oldest, td_errors, active)
+        self._pending = PendingErrors(index, in_share, newest, self._oldest, td_errors, active)
         weights = [_by_update(values.astype(np.float32), device) for values in (weight, share)]
         return Draws(_by_update(index, device), *weights)
 
@@ -302,14 +302,14 @@ class PrioritisedSampler(Sampler):
 
         Raises UserError if the algorithm returns none.
         """
-        drawn = self._drawn
-        if drawn is None or not self._exponent:
+        pending = self._pending
+        if pending is None or not self._exponent:
             return
         if result.errors is None:
             raise UserError("replay.prioritised: this algorithm's loss gives no errors for priorities; leave it out")
-        drawn.errors[update] = result.errors
-        drawn.active[update] = 1.0 if result.active is None else result.active
-        drawn.observed.append(update)
+        pending.errors[update] = result.errors
+        pending.active[update] = 1.0 if result.active is None else result.active
+        pending.observed.append(update)
 
     def set(self, index: Integers, priority: Floats, where: NDArray[np.bool_]) -> None:
         """Set `index` [P, K] to priorities [P, K] `where` [P, K]; the last of duplicates counts."""
@@ -348,23 +348,23 @@ class PrioritisedSampler(Sampler):
 
     def _set_priorities(self) -> None:
         """Turn the buffered td_errors into priorities. Raises RunFailed if one is not finite."""
-        drawn = self._drawn
-        if drawn is None or not drawn.observed:
+        pending = self._pending
+        if pending is None or not pending.observed:
             return
-        updates, drawn.observed = drawn.observed, []
-        chosen = slice(None) if updates == list(range(len(drawn.errors))) else updates
-        errors = drawn.errors[chosen].abs().double().cpu().numpy().swapaxes(0, 1)
-        active = drawn.active[chosen].cpu().numpy().T > 0
-        where = drawn.in_share[:, chosen]
+        updates, pending.observed = pending.observed, []
+        chosen = slice(None) if updates == list(range(len(pending.errors))) else updates
+        errors = pending.errors[updates].abs().double().cpu().numpy().swapaxes(0, 1)
+        active = pending.active[updates].cpu().numpy().T > 0
+        where = pending.in_share[:, updates]
         where = where if active.all() else where & active[..., None]
         if not np.isfinite(errors).all():
             self._refuse((~np.isfinite(errors) & where).any((1, 2)))
             errors = np.where(where, errors, 0.0)
         priority = (errors + EPSILON) ** self._exponent
-        index, flat = drawn.index[:, chosen], (len(self._ids), -1)
-        if self._oldest > drawn.oldest:
+        index, flat = pending.index[:, updates], (len(self._ids), -1)
+        if self._oldest > pending.oldest:
             # Steps whose rows were overwritten since the draw belong to other transitions now.
-            row = drawn.newest - (drawn.newest - index // self._storage.lanes) % self._storage.ring
+            row = pending.newest - (pending.newest - index // self._storage.lanes) % self._storage.ring
             where = where & (row >= self._oldest)
         self.set(index.reshape(flat), priority.reshape(flat), where.reshape(flat))
 

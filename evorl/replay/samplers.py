@@ -112,8 +112,8 @@ class Sampler:
     def state_dict(self) -> Tensors:
         """State of the sampler: that of its random generators; subclasses add priorities."""
         return {
-            f"{DRAWS}{name}": numpy_state(own) if isinstance(own, np.random.Generator) else own.get_state()
-            for name, own in self._generators.items()
+            f"{DRAWS}{name}": numpy_state(source) if isinstance(source, np.random.Generator) else source.get_state()
+            for name, source in self._generators.items()
         }
 
     def load_state_dict(self, state: Tensors) -> None:

@@ -113,15 +113,15 @@ class RolloutStatistics:
         stats = [agent.state.rewards for agent in agents]
         self._sums = None
         self._rewards = Moments(
-            np.array([each.count for each in stats]),
-            np.array([[each.mean] for each in stats]),
-            np.array([[each.variance] for each in stats]),
+            np.array([rewards.count for rewards in stats]),
+            np.array([[rewards.mean] for rewards in stats]),
+            np.array([[rewards.variance] for rewards in stats]),
         )
 
     def end(self, agents: Sequence[Agent]) -> None:
         """Write the reward statistics back to the agents."""
-        for agent, values in zip(agents, zip(*(each.reshape(-1) for each in self._rewards), strict=True), strict=True):
-            agent.state.rewards = RewardStats(*map(float, values))
+        for index, agent in enumerate(agents):
+            agent.state.rewards = RewardStats(*(float(values[index].item()) for values in self._rewards))
 
     def state_dict(self) -> Tensors:
         """Moments of discounted reward sums, and the running sums [P, E] once there are any."""
