@@ -352,7 +352,6 @@ class PrioritisedSampler(Sampler):
         if pending is None or not pending.observed:
             return
         updates, pending.observed = pending.observed, []
-        chosen = slice(None) if updates == list(range(len(pending.errors))) else updates
         errors = pending.errors[updates].abs().double().cpu().numpy().swapaxes(0, 1)
         active = pending.active[updates].cpu().numpy().T > 0
         where = pending.in_share[:, updates]
