@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.support import agent, fields_of, kept, lines, output_of, replay_experience, replay_of, train, vector
-from helpers.worlds import PLAIN, E, P, T, World, check_rollouts, flat, next_state, played, value_of
+from helpers.worlds import E, P, T, World, check_rollouts, flat, next_state, played, value_of
 
 from evorl.config import Environment
 from evorl.envs import Environments
@@ -151,8 +151,8 @@ def test_dropped_step_is_not_learned_from_and_cuts_returns(seed, next_step, recu
 
 
 def test_reward_of_a_dropped_step_changes_nothing_learned():
-    settings = replace(PLAIN, normalize_rewards=True, normalize_advantage=True, sequence=2)
-    one, other = (flat(played(Faulty(gained=gained), settings=settings)) for gained in (-99.0, 5.0))
+    settings = {"normalize_rewards": True, "normalize_advantage": True, "sequence": 2}
+    one, other = (flat(played(Faulty(gained=gained), **settings)) for gained in (-99.0, 5.0))
     assert one
     for mine, its in zip(one, other, strict=True):
         assert torch.equal(mine.weight, its.weight)

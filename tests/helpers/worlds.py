@@ -129,13 +129,15 @@ def targets(segment, hyperparameters):
     return estimates(segment, hyperparameters["gamma"], hyperparameters["gae_lambda"])
 
 
-def rollout_experience(*, gather=lambda numbers: numbers[None], rank=0, seed=0, sequence=1, normalized=(), **settings):
+def rollout_experience(
+    *, gather=lambda numbers: numbers[None], rank=0, seed=0, sequence=1, normalized=(), copies=1, **settings
+):
     """Rollouts of T steps, of which nothing is normalised or clipped unless the algorithm's `settings` say so."""
     algorithm = ", ".join(f"{name}: {'null' if value is None else value}" for name, value in settings.items())
-    settings = config(f"algorithm={{name: a2c, rollout_steps: {T}, {algorithm}}}", f"environment.num_envs={E}")
+    settings = config(f"algorithm={{name: a2c, rollout_steps: {T * copies}, {algorithm}}}", f"environment.num_envs={E}")
     return RolloutExperience(
         settings.model_copy(update={"seed": seed}), PARTS, targets, sequence=sequence, normalized=normalized,
-        gather=gather, rank=rank, device=torch.device("cpu"), stopwatch=Stopwatch(),
+        copies=copies, gather=gather, rank=rank, device=torch.device("cpu"), stopwatch=Stopwatch(),
     )  # fmt: skip
 
 

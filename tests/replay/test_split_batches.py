@@ -1,6 +1,5 @@
 """With `split_batches` any number of ranks makes the updates that one makes, with batches of the same size."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,7 +23,7 @@ from helpers.support import (
     uniform_samplers,
     vector,
 )
-from helpers.worlds import PLAIN, E, Group, P, T, World, members, play, rollout_experience
+from helpers.worlds import E, Group, P, T, World, members, play, rollout_experience
 
 from evorl.replay.rollouts import Minibatches, check_rollout
 from evorl.runs.launch import load_config
@@ -127,8 +126,8 @@ def test_minibatches_of_two_ranks_weigh_and_normalise_as_one(normalize, next_ste
     exchange = Exchange(2)
 
     def work(rank, normalize):
-        settings = replace(PLAIN, normalize_advantage=normalize, copies=2)
-        experience = rollout_experience(settings, gather=exchange.gather(rank), rank=rank)
+        settings = {"normalize_advantage": normalize, "copies": 2}
+        experience = rollout_experience(gather=exchange.gather(rank), rank=rank, **settings)
         experience.begin(Group(members(batch_size=(8.0, 5.0, 32.0), epochs=2.0)), 1)
         rollouts = play(experience, World(seed=rank, next_step=next_step))
         assert len(rollouts) == 2
