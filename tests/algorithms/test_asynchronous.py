@@ -46,8 +46,18 @@ def trajectories(chosen, agents, learner):
     return dataclasses.replace(batch, columns=columns), stack, outputs
 
 
+def with_batch_targets(chosen, batch, stack):
+    return dataclasses.replace(batch, columns={**batch.columns, **chosen.batch_targets(stack, batch)})
+
+
+def learnable(chosen, agents, learner):
+    """Such a batch with the targets of A3C."""
+    batch, stack, _ = trajectories(chosen, agents, learner)
+    return with_batch_targets(chosen, batch, stack)
+
+
 def with_targets(chosen, batch, stack, outputs):
-    batch = dataclasses.replace(batch, columns={**batch.columns, **chosen.batch_targets(stack, batch)})
+    batch = with_batch_targets(chosen, batch, stack)
     likelihood = chosen.distribution.likelihood(outputs, None, batch.columns["unclipped_action"])
     return chosen.with_targets(stack, batch, likelihood, outputs["value"].squeeze(-1)).columns
 
@@ -125,7 +135,7 @@ def test_a_gradient_that_an_actor_computed_makes_the_same_update():
     sent, _ = learner_of(chosen)
     actor, _ = learner_of(chosen)
     for _ in range(2):
-        batch, _, _ = trajectories(chosen, agents, at_once)
+        batch = learnable(chosen, agents, at_once)
         actor.policy.flat.copy_(sent.policy.flat)
         at_once.update(batch)
         sent.update(compute_gradients(actor, batch))
@@ -144,9 +154,9 @@ def test_an_actor_does_not_clip_a_gradient_that_overflows_to_0(scale, fault):
     for name, value in members[1].tensors["policy"]["parameters"].items():
         value *= {"hidden.0": 1e8, "hidden.1": 1.0}.get(name[:8], 1e-8)
     actor, learner = population(members, chosen), population(members, chosen)
-    batch, _, _ = trajectories(chosen, members, actor)
+    batch, stack, _ = trajectories(chosen, members, actor)
     batch.columns["reward"][1] *= scale
-    learner.update(compute_gradients(actor, batch))
+    learner.update(compute_gradients(actor, with_batch_targets(chosen, batch, stack)))
     assert [each.fault for each in learner.to_agents()] == [None, fault and f"{fault} not finite at update 1"]
 
 
@@ -155,11 +165,11 @@ def test_a_learner_that_takes_over_another_ones_state_goes_on_as_it_would():
     first, agents = learner_of(chosen)
     second, _ = learner_of(chosen)
     for _ in range(3):
-        first.update(trajectories(chosen, agents, first)[0])
+        first.update(learnable(chosen, agents, first))
     flat, updates = torch.full((state_size(first),), torch.nan), torch.zeros(1, 2, dtype=torch.float64)
     write_state(first, flat, updates)
     read_state(second, flat, updates)
-    batch = trajectories(chosen, agents, first)[0]
+    batch = learnable(chosen, agents, first)
     for each in (first, second):
         each.update(batch)
     assert first.policy.flat.equal(second.policy.flat)

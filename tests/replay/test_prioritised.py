@@ -165,7 +165,7 @@ def test_what_no_agent_learned_from_changes_nothing():
     sync([part])
     leaves = part.sampler.tree.leaves
     assert set(leaves[0, : P * E]) == {1.0}
-    assert np.isclose(leaves[1, : P * E], 0.51**0.7).any()
+    assert np.isclose(leaves[1, : P * E], (0.5 + EPSILON) ** 0.7).any()
 
 
 def test_an_error_that_is_no_number_ends_the_run_with_the_agents_name():
