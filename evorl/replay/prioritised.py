@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evorl.config.schema import ImportanceExponent, Prioritised
+from evorl.config.learning import ImportanceExponent, Prioritised
 from evorl.replay.samplers import PRIORITIES, Draws, RankTotals, Sampler, share_of_draws
 from evorl.replay.storage import WHERE, Storage, rows_held
 from evorl.seeding import numpy_generator

@@ -6,7 +6,7 @@ PROGRAM = """
 import numpy as np, torch
 from helpers.support import agent, replay_of, vector
 from evorl.distributed import Placement, Ranks, shutdown
-from evorl.config.schema import ImportanceExponent, Prioritised
+from evorl.config.learning import ImportanceExponent, Prioritised
 from evorl.replay.prioritised import PrioritisedSampler
 from evorl.replay.samplers import RankTotals
 from evorl.types import UpdateResult

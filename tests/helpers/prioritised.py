@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from evorl.config.schema import ImportanceExponent, Prioritised
+from evorl.config.learning import ImportanceExponent, Prioritised
 from evorl.replay.prioritised import PrioritisedSampler
 from evorl.replay.samplers import RankTotals
 from helpers.support import replay_of, vector
