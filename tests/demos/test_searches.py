@@ -1,13 +1,8 @@
-"""demos/optuna_search.py and demos/tune_search.py: a bad trial stops early, and the best one's settings come back.
-
-Optuna is the real one, which the extra `dev` installs. A stand-in takes Ray's place, whose processes are too heavy for
-tests; the real one ran to its end for docs/search.md.
-"""
+"""demos/optuna_search.py: a bad trial stops early, and the best one's settings come back."""
 
 import importlib.util
-import sys
 from statistics import fmean
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 from helpers.support import ROOT, SMALL
@@ -93,43 +88,3 @@ def test_the_best_trial_comes_back_and_bad_ones_are_pruned(optuna, monkeypatch):
     for (size, hidden, steps), trial in zip(seen, study.trials, strict=True):
         assert (size, hidden) == (trial.params["population.size"], (trial.params["width"],) * trial.params["depth"])
         assert steps == 20_000
-
-
-@pytest.fixture
-def tune(monkeypatch):
-    """`demos/tune_search.py`, whose `tune.report` collects what it is told and may end the trial, as Ray does it."""
-    reports, after = [], {"reports": 99}
-
-    def report(metrics):
-        reports.append(metrics)
-        if len(reports) == after["reports"]:
-            raise SystemExit(0)
-
-    choices = {"choice": list, "randint": range, "report": report}
-    context = SimpleNamespace(get_trial_name=lambda: "trial_1")
-    ray = ModuleType("ray")
-    ray.tune = SimpleNamespace(**choices, get_context=lambda: context, ResultGrid=None)
-    schedulers = ModuleType("ray.tune.schedulers")
-    schedulers.AsyncHyperBandScheduler = None
-    for name, module in {"ray": ray, "ray.tune": ray.tune, "ray.tune.schedulers": schedulers}.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    return SimpleNamespace(demo=imported("tune_search"), reports=reports, after=after)
-
-
-CHOSEN = {"size": 2, "num_envs": 4, "width": 16, "depth": 2}
-
-
-@pytest.mark.usefixtures("really")
-def test_a_trial_of_tune_reports_each_generation_and_ends_when_it_is_told(tune, in_directory):
-    tune.demo.trial(CHOSEN, TASK, 20_000, str(in_directory / "found"))
-    run = evorl.read_run(in_directory / "found" / "trial_1")
-    best = [max(row["fitness"]) for row in run.metrics]
-    means = {number: fmean(best[:number]) for number in range(1, len(best) + 1)}
-    assert tune.reports == [{"fitness": mean, "generation": number} for number, mean in means.items()]
-    assert len(means) > 2
-    tune.reports.clear()
-    tune.after["reports"] = 2
-    with pytest.raises(SystemExit):
-        tune.demo.trial(CHOSEN, TASK, 20_000, str(in_directory / "stopped"))
-    summary = evorl.read_run(in_directory / "stopped" / "trial_1").summary
-    assert (summary["ended"], summary["generations"]) == ("SystemExit", 1), "within the second one"

@@ -173,28 +173,6 @@ class Bare(RockPaperScissors):
         return super().reset(seed)[0]
 
 
-class OldStep(RockPaperScissors):
-    def step(self, actions):
-        seen, gained, over, _, info = super().step(actions)
-        return seen, gained, over, info
-
-
-class LateMask(OpponentFirst):
-    """Its first turn has no mask."""
-
-    def last(self):
-        *rest, _ = super().last()
-        return *rest, {"action_mask": np.ones(3, np.int8)} if self.count else {}
-
-
-class EarlyMask(OpponentFirst):
-    """Only its first turn has a mask."""
-
-    def last(self):
-        *rest, _ = super().last()
-        return *rest, {} if self.count else {"action_mask": np.ones(3, np.int8)}
-
-
 class Buffered(Duel):
     """All its observations are one array."""
 
@@ -250,16 +228,6 @@ class Takes(Seats):
         self._cumulative_rewards[name] += 1
         self._cumulative_rewards[other] -= 1
         self.agent_selection = other
-
-
-def raises(observation, mask):
-    """A player with a mistake."""
-    return int("none")
-
-
-def between(observation, mask):
-    """A player whose moves are no whole numbers."""
-    return 0.5
 
 
 def by_category(observation, mask):

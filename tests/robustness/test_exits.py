@@ -146,19 +146,7 @@ def test_run_on_a_full_disk_fails(kilobytes, small_disk, in_directory, capsys):
         assert "cannot write to" in error, "nothing has begun"
 
 
-def test_a_summary_that_cannot_be_written_is_no_success(in_directory, monkeypatch, capsys):
-    from evorl.runs.storage.directory import RunDirectory
-
-    def full(self, summary):
-        raise OSError(errno.ENOSPC, "No space left on device", "summary.json")
-
-    monkeypatch.setattr(RunDirectory, "write_summary", full)
-    assert train("run.name=a") == 1
-    assert "summary.json: No space left on device" in errors_of(capsys)[0]
-
-
-@pytest.mark.parametrize(("healed", "code"), [(True, 0), (False, 1)])
-def test_an_elite_that_cannot_be_written_is_tried_again_at_the_end(healed, code, in_directory, monkeypatch, capsys):
+def test_an_elite_that_cannot_be_written_is_tried_again_at_the_end(in_directory, monkeypatch):
     from evorl.runs.output.logger import Logger
     from evorl.runs.storage.directory import RunDirectory
 
@@ -171,18 +159,16 @@ def test_an_elite_that_cannot_be_written_is_tried_again_at_the_end(healed, code,
         is_full.append(True)  # from the second elite on
 
     def closing(self, summary):
-        if healed:
-            is_full.clear()
+        is_full.clear()
         return close(self, summary)
 
     monkeypatch.setattr(RunDirectory, "write_elite", full)
     monkeypatch.setattr(Logger, "close", closing)
     with pytest.warns(EvorlWarning, match="elite: No space left on device; training goes on, and this is tried again"):
-        assert train("run.name=a", "training.max_steps=400", "evolution.selection.archive=0") == code
+        assert train("run.name=a", "training.max_steps=400", "evolution.selection.archive=0") == 0
     newest = max((in_directory / "runs" / "a" / "checkpoints").glob("generation-*")) / "elite.safetensors"
     written = (in_directory / "runs" / "a" / "elite" / "agent.safetensors").read_bytes()
-    assert (written == newest.read_bytes()) == healed
-    assert healed or "was not saved: " in errors_of(capsys)[0]
+    assert written == newest.read_bytes()
 
 
 def test_a_run_whose_directory_is_moved_or_removed_ends_and_makes_no_other(in_directory, monkeypatch, capsys):

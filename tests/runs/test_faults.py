@@ -329,20 +329,6 @@ def test_a_signal_ends_a_program_in_order_and_processes_of_environments_do_not_h
     check_ended_in_order(run, signal.SIGTERM, error)
 
 
-LEFT_READER = """
-import os
-reader, writer = os.pipe()
-os.close(reader)
-os.dup2(writer, 2)
-"""
-
-
-@pytest.mark.two_process
-def test_run_goes_on_with_a_closed_stderr(tmp_path, forked_launch):
-    assert forked_launch(tmp_path, "run.name=a", processes=1, first=LEFT_READER).returncode == 0
-    assert json.loads((tmp_path / "runs" / "a" / "summary.json").read_text())["ended"] == "finished"
-
-
 def test_resume_without_checkpoints_is_refused(trained_run, in_directory, capsys):
     run = shutil.copytree(trained_run, in_directory / "runs" / "a")
     shutil.rmtree(run / "checkpoints")
