@@ -294,26 +294,6 @@ def test_a_negative_discount_gives_advantages_of_games_in_which_seats_alternate(
     torch.testing.assert_close(actual, expected)
 
 
-@pytest.mark.parametrize(("trace", "last"), [(1.0, -1), (0.0, 0)])
-def test_the_ends_of_the_mixture_are_the_whole_return_and_that_of_one_step(trace, last):
-    reward, value, next_value, terminated, ended = rollout(seed=3)
-    expected = torch.zeros(T, P, B, dtype=torch.float64)
-    for place, returns in each_return(reward, next_value, terminated, ended):
-        expected[place] = returns[last] - value[place]
-    traces = torch.full((P,), trace, dtype=torch.float64)
-    torch.testing.assert_close(gae(reward, value, next_value, terminated, ended, GAMMA, traces), expected)
-
-
-def test_nothing_flows_back_over_the_end_of_an_episode():
-    reward, value, next_value, terminated, ended = rollout(seed=4)
-    ended[5] = True
-    first = gae(reward, value, next_value, terminated, ended, GAMMA, TRACE)
-    reward[6:], value[6:], next_value[6:] = 100.0, -100.0, 100.0
-    other = gae(reward, value, next_value, terminated, ended, GAMMA, TRACE)
-    assert torch.equal(first[:6], other[:6])
-    assert not torch.equal(first[6:], other[6:])
-
-
 def test_where_an_episode_terminated_the_next_value_does_not_matter():
     reward, value, next_value, terminated, ended = rollout(seed=5)
     first = gae(reward, value, next_value, terminated, ended, GAMMA, TRACE)

@@ -34,49 +34,6 @@ def test_one_choice_has_the_likelihood_of_a_categorical():
     torch.testing.assert_close(likelihood.entropy, reference.entropy())
 
 
-def test_several_choices_are_independent():
-    distribution, outputs = of(gym.spaces.MultiDiscrete([2, 3])), logits(5)
-    unclipped = torch.stack([torch.randint(2, (P, B)), torch.randint(3, (P, B))], -1)
-    first, second = Categorical(logits=outputs["action"][..., :2]), Categorical(logits=outputs["action"][..., 2:])
-    likelihood = distribution.likelihood(outputs, None, unclipped)
-    torch.testing.assert_close(
-        likelihood.log_prob, first.log_prob(unclipped[..., 0]) + second.log_prob(unclipped[..., 1])
-    )
-    torch.testing.assert_close(likelihood.entropy, first.entropy() + second.entropy())
-    assert distribution.mode(outputs, None).shape == (P, B, 2)
-
-
-def test_choices_in_a_table_keep_its_shape():
-    distribution = of(gym.spaces.MultiDiscrete([[2, 3], [4, 5]]))
-    unclipped = distribution.sample(logits(14), None, torch.Generator().manual_seed(0))
-    assert unclipped.shape == (P, B, 4)
-    assert distribution.to_environment(unclipped).shape == (P, B, 2, 2)
-
-
-def test_samples_come_with_their_probabilities():
-    outputs = logits(4)
-    unclipped = of(gym.spaces.Discrete(4)).sample(many(outputs), None, torch.Generator().manual_seed(1))
-    share = torch.bincount(unclipped.flatten(), minlength=4) / unclipped.numel()
-    torch.testing.assert_close(share, outputs["action"][0, 0].softmax(-1), atol=0.01, rtol=0)
-
-
-def test_what_is_forbidden_is_never_chosen_and_has_no_probability():
-    distribution, outputs = of(gym.spaces.Discrete(4)), logits(4)
-    outputs["action"][..., 2] = 50.0
-    outputs["action"].requires_grad_()
-    mask = torch.tensor([True, True, False, True]).expand(P, B, 4)
-    samples = [distribution.sample(outputs, mask, torch.Generator().manual_seed(seed)) for seed in range(200)]
-    assert not (torch.stack(samples) == 2).any()
-    assert not (distribution.mode(outputs, mask) == 2).any()
-    allowed = Categorical(logits=outputs["action"][..., [0, 1, 3]])
-    likelihood = distribution.likelihood(outputs, mask, torch.full((P, B), 3))
-    torch.testing.assert_close(likelihood.log_prob, allowed.log_prob(torch.full((P, B), 2)))
-    torch.testing.assert_close(likelihood.entropy, allowed.entropy())
-    (gradient,) = torch.autograd.grad(likelihood.log_prob.sum() + likelihood.entropy.sum(), outputs["action"])
-    assert gradient.isfinite().all()
-    assert not gradient[..., 2].any()
-
-
 def gaussian(seed=0):
     generator = torch.Generator().manual_seed(seed)
     return {
@@ -100,26 +57,6 @@ def test_a_seed_keeps_its_continuous_samples():
     noise = torch.randn(P, B, 3, generator=torch.Generator().manual_seed(4))
     drawn = distribution.sample(outputs, None, torch.Generator().manual_seed(4))
     torch.testing.assert_close(drawn, outputs["action"] + outputs["log_scale"].exp() * noise)
-
-
-def test_continuous_samples_have_their_mean_and_scale():
-    outputs = {"action": torch.tensor([[[1.0, -2.0, 0.0]]]), "log_scale": torch.tensor([[[0.0, 0.7, -1.0]]])}
-    unclipped = of(gym.spaces.Box(-1, 1, (3,))).sample(many(outputs), None, torch.Generator().manual_seed(2))[0]
-    torch.testing.assert_close(unclipped.mean(0), outputs["action"][0, 0], atol=0.03, rtol=0)
-    torch.testing.assert_close(unclipped.std(0), outputs["log_scale"][0, 0].exp(), atol=0.03, rtol=0.02)
-
-
-def test_minus_one_and_one_stand_for_the_bounds_and_what_lies_beyond_is_cut():
-    distribution = of(gym.spaces.Box(np.array([-2.0, 0.0]), np.array([2.0, 10.0])))
-    unclipped = torch.tensor([[[0.0, 0.0], [1.0, -1.0], [7.0, -7.0]]])
-    assert distribution.to_environment(unclipped).tolist() == [[[0.0, 5.0], [2.0, 0.0], [2.0, 0.0]]]
-
-
-def test_dimensions_without_two_bounds_are_not_scaled():
-    low, high = np.array([-np.inf, 0.0, -np.inf]), np.array([np.inf, np.inf, 4.0])
-    distribution = of(gym.spaces.Box(low, high, dtype=np.float64))
-    unclipped = torch.tensor([[[-30.0, -3.0, 3.0], [30.0, 3.0, 5.0]]])
-    assert distribution.to_environment(unclipped).tolist() == [[[-30.0, 0.0, 3.0], [30.0, 3.0, 4.0]]]
 
 
 def test_bounds_may_be_as_large_as_numbers_go():

@@ -127,14 +127,6 @@ def test_merging_keeps_small_variances_of_large_values():
     np.testing.assert_allclose(merged.variance, values.var(1), rtol=1e-6)
 
 
-def test_moments_travel_as_one_array_for_each_agent():
-    moments = Moments.of(*samples())
-    packed = moments.packed()
-    assert packed.shape == (P, 1 + 2 + 2)
-    close(Moments.unpacked(packed), moments)
-    close(Moments.unpacked(packed[1:]), moments.part(slice(1, None)))
-
-
 def test_advantages_whose_variance_overflows_are_not_taken_for_equal_ones():
     huge = torch.tensor([[-1e20, 1e20], [-1.0, 1.0]])
     result = normalized(huge, torch.full((2, 2), 0.5))
