@@ -180,7 +180,6 @@ class A2C(Algorithm):
         return Pace(batch * ranks, updates=hparams.get("epochs", 1.0) * rollout / batch, steps=float(rollout * ranks))
 
     def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> Experience:
-        """The storage of this rank's rollouts."""
         return RolloutExperience(
             self.config,
             self.interface.parts,

@@ -69,11 +69,9 @@ class A3CDataParallel(Asynchronous):
     Settings = A3CDataParallelSettings
 
     def initial_state(self) -> dict[str, float]:
-        """A new agent's step count and entropy scale."""
         return {**super().initial_state(), SCALE: 1.0}
 
     def actor_state(self, index: int, count: int) -> Tensors:
-        """The entropy scale of actor `index` of `count`."""
         scales = self.settings.entropy_scales
         return {SCALE: torch.tensor(scales[index % len(scales)])}
 
@@ -108,7 +106,6 @@ class A3C(A3CDataParallel):
         return Pace(pace.batch * together, pace.updates, pace.steps * together)
 
     def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> Experience:
-        """The buffer of the gradients that this rank receives."""
         settings: A3CSettings = self.settings
         return ReceivedGradients(
             steps=settings.sent_steps,

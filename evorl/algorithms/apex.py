@@ -117,7 +117,6 @@ class ApeXDQN(ApeX, DQN):
     Settings = ApeXDQNSettings
 
     def actor_state(self, index: int, count: int) -> Tensors:
-        """The exploration rates [E] of actor `index` of `count`."""
         return {"epsilon": self.settings.ladder.rungs(index, count, self.config.environment.num_envs)}
 
 
@@ -127,13 +126,10 @@ class ApeXDDPG(ApeX, DDPG):
     Settings = ApeXDDPGSettings
 
     def initial_state(self) -> dict[str, float]:
-        """A new agent's step count and noise scale."""
         return {**super().initial_state(), NOISE_SCALE: 1.0}
 
     def actor_state(self, index: int, count: int) -> Tensors:
-        """The noise scales [E] of actor `index` of `count`."""
         return {NOISE_SCALE: self.settings.ladder.rungs(index, count, self.config.environment.num_envs)}
 
     def scaled(self, stack: Stack, noise: Tensor) -> Tensor:
-        """The noise [P, E, A], multiplied by the noise scale of its environment."""
         return noise * stack.state[NOISE_SCALE].float().view(len(noise), -1, 1)

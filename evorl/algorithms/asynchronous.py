@@ -65,7 +65,6 @@ class Asynchronous(A2C):
         return Pace(batch, updates=float(settings.passes), steps=float(batch))
 
     def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> Experience:
-        """The buffer that joins the rollouts this rank receives into batches."""
         return ReceivedRollouts(
             self.config,
             self.interface.parts,

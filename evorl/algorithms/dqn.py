@@ -135,7 +135,6 @@ class DQN(OffPolicy):
         return super().adopt(agent, origin)
 
     def initial_state(self) -> dict[str, float]:
-        """A new agent's exploration rate epsilon."""
         return {"epsilon": self.settings.exploration.start}
 
     def act(self, stack: Stack, inputs: ActInput) -> ActOutput:
@@ -172,7 +171,6 @@ class DQN(OffPolicy):
         return dueling(outputs["value"], atoms) if self.settings.dueling else atoms
 
     def after_acting(self, stack: Stack, steps: Tensor | float) -> None:
-        """Decay epsilon."""
         stack.state["epsilon"] = self.settings.exploration.after(stack.state["epsilon"], steps)
 
     def loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:

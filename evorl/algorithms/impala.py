@@ -150,7 +150,6 @@ class APPO(IMPALA):
         return self.v_trace_targets(stack, batch, log_prob, outputs["value"].squeeze(-1))
 
     def with_targets(self, stack: Stack, batch: Batch, likelihood: Likelihood, value: Tensor) -> Batch:
-        """The batch as it is: `batch_targets` are among its columns."""
         return batch
 
     def policy_loss(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensor:

@@ -91,7 +91,6 @@ class OffPolicy(Algorithm):
         return Pace(int(batch) * ranks, updates=1.0, steps=settings.learn_step * ranks)
 
     def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> Experience:
-        """This rank's part of the replay."""
         return replay_experience(
             self.config,
             self.interface,

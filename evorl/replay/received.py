@@ -80,7 +80,6 @@ class ReceivedRollouts(Experience):
         )
 
     def extend(self, message: RolloutMemory) -> None:
-        """Copy an actor's rollout to the device."""
         with self._stopwatch("receiving"):
             names = [name for name in message.layout.fields if name not in (*LEARNED, "action", "started")]
             state = self._on_device(message.state(0))
@@ -114,7 +113,6 @@ class ReceivedRollouts(Experience):
         self._observations.merge(observation, valid)
 
     def _parts_of(self, batch: Batch) -> Iterator[Batch]:
-        """The batch in each pass, or its minibatches."""
         passes, parts = self._settings.passes, self._minibatches
         if parts == 1:
             yield from [batch] * passes
@@ -166,7 +164,6 @@ class GradientMemory:
         self.number = 0
 
     def write(self, batch: Batch) -> None:
-        """Copy the gradients and metrics of a batch [P, 1]."""
         for name, values in batch.gradients.items():
             self.gradients[name].copy_(values)
         for name, values in self.metrics.items():
@@ -191,7 +188,6 @@ class ReceivedGradients(Experience):
         self._waiting, self._steps = [], np.zeros(len(policy.agents))
 
     def extend(self, message: GradientMemory) -> None:
-        """Copy an actor's gradients to the device."""
         with self._stopwatch("receiving"):
             gradients = {name: values.to(self._device, copy=True) for name, values in message.gradients.items()}
             columns = {name: values.to(self._device, copy=True) for name, values in message.metrics.items()}

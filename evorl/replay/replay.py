@@ -198,7 +198,6 @@ class ReplayExperience(Experience):
             self._observations.load_state_dict(part_of(STATISTICS, state), self.storage.device, WHERE)
 
     def _counters(self) -> Tensors:
-        """Copies of this generation's counters."""
         counters = {"steps": self._schedule.steps, "made": self._steps, "sizes": self._sizes}
         tensors = {name: torch.from_numpy(values.copy()) for name, values in counters.items()}
         return tensors | numbers_to_tensors(full=int(self._full))
@@ -221,7 +220,6 @@ class ReceivedTransitions(ReplayExperience):
 
 
 def _transitions_of(message: RolloutMemory) -> Iterator[tuple[Transition, PolicyOutput]]:
-    """Yield the steps of a rollout as transitions and policy outputs."""
     names = ("action", "reward", "terminated", "truncated", "started", "valid")
     observation, columns = message.observation(), message.columns(names)
     nothing = torch.zeros(0)

@@ -47,7 +47,6 @@ class Draws(NamedTuple):
     share: Tensor | None
 
     def of(self, updates: slice) -> Draws:
-        """The draws for some of the updates."""
         return Draws(self.indices[updates], self.weight[updates], None if self.share is None else self.share[updates])
 
 
@@ -88,7 +87,6 @@ class Sampler:
         self._generators = {"shared": self._shared}
 
     def end(self) -> None:
-        """End the generation."""
         self._generators = {}
 
     def insert(self, td_error: NDArray[np.float64]) -> None:

@@ -64,7 +64,6 @@ class Moments(NamedTuple):
 
     @classmethod
     def unpacked(cls, packed: Array) -> Moments:
-        """Inverse of `packed`."""
         width = (packed.shape[1] - 1) // 2
         return cls(packed[:, 0], packed[:, 1 : 1 + width], packed[:, 1 + width :])
 

@@ -128,7 +128,6 @@ class Storage:
 
     @property
     def drawable(self) -> int:
-        """The number of steps that can be drawn."""
         return (self.written - self.oldest) * self.lanes - self.gaps
 
     @property
@@ -138,7 +137,6 @@ class Storage:
 
     @property
     def newest_row(self) -> int:
-        """The ring index of the latest row."""
         return (self.written - 1) % self.ring
 
     def write(
