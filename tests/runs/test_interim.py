@@ -88,7 +88,7 @@ def saved(name):
 @pytest.mark.usefixtures("in_directory")
 def test_trackers_go_on_at_the_step_where_a_resumed_generation_does(stopped_run, monkeypatch):
     points = []
-    monkeypatch.setattr("evorl.runs.output.metrics.INTERVAL", 0.0)
+    monkeypatch.setattr("evorl.runs.output.metrics.INTERVAL", 1e-6)
     monkeypatch.setattr("evorl.runs.output.logger.Trackers.log_within", lambda self, step, _: points.append(step))
     assert play("a", monkeypatch=monkeypatch) == 0
     whole = points.copy()

@@ -51,7 +51,7 @@ def test_a_long_first_generation_is_told_once_with_what_shortens_it():
 def test_a_run_that_nobody_watches_prints_whole_lines(watched, in_directory, monkeypatch, capsys):
     monkeypatch.setattr("evorl.runs.output.console.LINE_SECONDS", 0.0)
     monkeypatch.setattr("evorl.system.console.Terminal.isatty", lambda terminal: watched)
-    monkeypatch.setattr("evorl.runs.output.metrics.INTERVAL", 0.0)
+    monkeypatch.setattr("evorl.runs.output.metrics.INTERVAL", 1e-6)
     assert train("run.name=a") == 0
     said = capsys.readouterr().err
     found = re.findall(

@@ -73,7 +73,7 @@ def test_wandb_opens_few_charts_and_no_more_of_more_agents(in_directory):
 
 
 def test_points_within_a_generation_come_before_its_end(in_directory, monkeypatch):
-    monkeypatch.setattr("evorl.runs.output.metrics.INTERVAL", 0.0)
+    monkeypatch.setattr("evorl.runs.output.metrics.INTERVAL", 1e-6)
     extra = ("tracking.backends=[wandb]", "training.max_steps=80")
     assert train("run.name=a", *extra) == 0
     run = in_directory / "runs" / "a"
