@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evorl.config.learning import ImportanceExponent, Prioritised
-from evorl.replay.samplers import PRIORITIES, Draws, RankTotals, Sampler, share_of_draws
+from evorl.replay.samplers import PRIORITIES, Draws, Sampler, share_of_draws
 from evorl.replay.storage import WHERE, Storage, rows_held
 from evorl.seeding import numpy_generator
 from evorl.system.formats import check_tensors
@@ -257,15 +257,15 @@ class PrioritisedSampler(Sampler):
         rows = self._rows(self._newest, self._storage.written)
         return sum((mask.sum(1) for _, _, mask in rows), np.zeros(len(self.maximum)))
 
-    def sync(self, totals: RankTotals) -> None:
+    def sync(self, sizes: Integers, steps: Floats, totals: Floats) -> None:
         """Give new transitions the largest priority over all ranks; record all ranks' totals and minima after that."""
-        mass, minimum, maximum, fresh = totals.samplers.reshape(len(totals.samplers), 4, -1).swapaxes(0, 1)
+        mass, minimum, maximum, fresh = totals.reshape(len(totals), 4, -1).swapaxes(0, 1)
         largest = maximum.max(0)
         self.maximum = largest
         self._add_rows()
         self._mass = mass + fresh * largest
         self._minimum = np.minimum(minimum, largest).min(0)
-        self._beta = self.importance(self._generation, totals.steps)
+        self._beta = self.importance(self._generation, steps)
 
     def importance(self, generation: int, steps: Floats) -> Floats:
         """Importance-sampling exponent [P] after `steps` [P] of a generation, numbered from 1."""

@@ -17,7 +17,7 @@ from evorl.replay.batches import BatchBuilder
 from evorl.replay.experience import ActingAgents, Experience, UpdateSchedule
 from evorl.replay.observations import ObservationStatistics
 from evorl.replay.rollout_memory import RolloutMemory
-from evorl.replay.samplers import DRAWS, PRIORITIES, RankTotals, Sampler
+from evorl.replay.samplers import DRAWS, PRIORITIES, Sampler
 from evorl.replay.statistics import Gather
 from evorl.replay.storage import WHERE, Storage
 from evorl.system.formats import load_like, numbers_to_tensors, part_of, with_prefix
@@ -162,7 +162,7 @@ class ReplayExperience(Experience):
             steps, samplers = totals[:, 2 : 2 + len(new)].sum(0), totals[:, 2 + len(new) :]
         self._steps = self._steps + steps
         with self._stopwatch("sampling"):
-            self.sampler.sync(RankTotals(self._sizes, self._steps, samplers))
+            self.sampler.sync(self._sizes, self._steps, samplers)
         return steps
 
     def end(self, agents: list[Agent]) -> None:

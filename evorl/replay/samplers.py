@@ -6,7 +6,6 @@ Axes: U updates, P agents, B batch, R ranks; T rows and N lanes of a replay.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -21,19 +20,6 @@ from evorl.types import Agent, Tensors, UpdateResult
 
 PRIORITIES, DRAWS = "priorities", "draws."
 """Prefixes of a sampler's tensors in a state: what belongs to transitions, and the generators of a generation."""
-
-
-@dataclass(frozen=True)
-class RankTotals:
-    """Numbers that all ranks with the same agents share after a vector step.
-
-    `sizes` [R] are each rank's transitions, `steps` [P] each agent's steps in this generation over all ranks, and
-    `samplers` [R, K] the local totals of each rank's sampler.
-    """
-
-    sizes: NDArray[np.int64]
-    steps: NDArray[np.float64]
-    samplers: NDArray[np.float64]
 
 
 class Draws(NamedTuple):
@@ -96,8 +82,12 @@ class Sampler:
         """This rank's numbers [K] that all ranks need before the next draw."""
         return np.zeros(0)
 
-    def sync(self, totals: RankTotals) -> None:
-        """Take the numbers that all ranks share; called in every vector step, even if nothing is drawn."""
+    def sync(self, sizes: NDArray[np.int64], steps: NDArray[np.float64], totals: NDArray[np.float64]) -> None:
+        """Take the numbers that all R ranks share; called in every vector step, even if nothing is drawn.
+
+        `sizes` [R] are each rank's transitions, `steps` [P] each agent's steps in this generation over all ranks, and
+        `totals` [R, K] the `local_totals` of each rank.
+        """
         raise NotImplementedError
 
     def draw(self, updates: int) -> Draws:
@@ -162,8 +152,8 @@ class UniformSampler(Sampler):
         )
         self._generators["own"] = self._own
 
-    def sync(self, totals: RankTotals) -> None:
-        self._sizes = totals.sizes
+    def sync(self, sizes: NDArray[np.int64], steps: NDArray[np.float64], totals: NDArray[np.float64]) -> None:
+        self._sizes = sizes
 
     def draw(self, updates: int) -> Draws:
         agents = len(self._draws)

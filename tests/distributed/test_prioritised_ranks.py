@@ -8,7 +8,6 @@ from helpers.support import agent, replay_of, vector
 from evorl.distributed import Placement, Ranks, shutdown
 from evorl.config.learning import ImportanceExponent, Prioritised
 from evorl.replay.prioritised import PrioritisedSampler
-from evorl.replay.samplers import RankTotals
 from evorl.types import UpdateResult
 
 ranks, streams = Ranks(timeout=60), 6
@@ -24,7 +23,7 @@ for step in range(25):
     columns = {"action": torch.zeros(streams).long(), "reward": torch.zeros(streams), "terminated": never}
     valid = torch.rand(streams, generator=random) < 0.9
     storage.write(shown, columns, next_observation=shown, valid=valid, started=never, ended=never)
-    sampler.sync(RankTotals(np.ones(2), np.zeros(2), gather(sampler.local_totals())))
+    sampler.sync(np.ones(2), np.zeros(2), gather(sampler.local_totals()))
     union = [part for part in gather(np.pad(sampler.tree.leaves, ((0, 0), (0, 64)))[:, :64])]
     union = np.concatenate(union, -1)
     slots, weight, _ = sampler.draw(2)

@@ -7,7 +7,6 @@ import torch
 
 from evorl.config.learning import ImportanceExponent, Prioritised
 from evorl.replay.prioritised import PrioritisedSampler
-from evorl.replay.samplers import RankTotals
 from helpers.support import replay_of, vector
 
 P, E = 2, 3
@@ -55,7 +54,7 @@ def sync(parts, steps=0.0):
     reports = np.stack([part.sampler.local_totals() for part in parts])
     sizes = np.array([part.storage.drawable for part in parts])
     for part in parts:
-        part.sampler.sync(RankTotals(sizes, np.full(P, steps), reports))
+        part.sampler.sync(sizes, np.full(P, steps), reports)
 
 
 def error(agent, rank, slot, time):

@@ -36,7 +36,7 @@ from evorl.population.evaluation import evaluate
 from evorl.replay.batches import BatchBuilder
 from evorl.replay.observations import ObservationStatistics
 from evorl.replay.replay import ReplayExperience
-from evorl.replay.samplers import RankTotals, UniformSampler
+from evorl.replay.samplers import UniformSampler
 from evorl.replay.storage import Storage
 from evorl.runs.launch import read_config
 from evorl.runs.program import run_program
@@ -284,7 +284,7 @@ def uniform_samplers(sizes, *batch_size, seed=0, drawable=None):
         storage = SimpleNamespace(draw=partial(draw_below, there), device=torch.device("cpu"))
         sampler = UniformSampler(storage, seed=seed, rank=rank, part=rank, split_batches=True)
         sampler.begin(agents, 1, len(sizes))
-        sampler.sync(RankTotals(np.array(sizes), np.zeros(len(agents)), np.zeros((len(sizes), 0))))
+        sampler.sync(np.array(sizes), np.zeros(len(agents)), np.zeros((len(sizes), 0)))
         found.append(sampler)
     return found
 
