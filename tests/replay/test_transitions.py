@@ -8,10 +8,8 @@ from helpers.prioritised import sampler_of
 from helpers.support import algorithm, config, kept, population, replay_experience, replay_of, vector
 
 from evorl.actors.collectors import Acting, TransitionCollector, transition_slot
-from evorl.algorithms import SETTINGS as KNOWN
 from evorl.algorithms import make_algorithm
 from evorl.algorithms.apex import EpsilonLadder, NoiseLadder
-from evorl.config import read_yaml, validate
 from evorl.envs import Environments
 from evorl.population import Policy, initial_population
 from evorl.replay.prioritised import EPSILON
@@ -125,10 +123,3 @@ def test_ladders_go_from_end_to_end():
 def test_what_does_not_fit_is_refused(settings, message):
     with pytest.raises(UserError, match=message):
         algorithm(*SETTINGS, *settings)
-
-
-def test_configurations_come_back_from_their_files(tmp_path):
-    settings = config(*SETTINGS)
-    path = tmp_path / "config.yaml"
-    path.write_text(settings.to_yaml())
-    assert validate(read_yaml(path), KNOWN) == settings
