@@ -18,7 +18,8 @@ from evorl.config import AnyConfig
 from evorl.envs import Environments
 from evorl.envs.spaces import ObservationSpec
 from evorl.population import Learner, Policy
-from evorl.population.learner import AGREED, COMMON, compute_gradients, read_state, split_states, write_state
+from evorl.population.learner import compute_gradients, read_state, split_states, write_state
+from evorl.population.stack_learner import AGREED, COMMON
 from evorl.replay.batches import BatchBuilder
 from evorl.replay.received import GradientMemory, ReceivedRollouts
 from evorl.replay.replay import ERROR

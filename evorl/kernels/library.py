@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 SOURCE = Path(__file__).with_name("dense.cpp")
@@ -59,17 +60,39 @@ class Kernel:
 
     def squares(self, sizes: array[int], values: Tensor, sums: Tensor) -> None:
         """Write each agent's sum of squares of flat `values` to `sums` [P] of float64."""
-        self.library.squares(len(sizes), len(sums), sizes.buffer_info()[0], values.data_ptr(), sums.data_ptr())
+        addresses = _address(values), _address(sums, torch.float64)
+        self.library.squares(len(sizes), len(sums), sizes.buffer_info()[0], *addresses)
 
-    def adam(self, sizes: array[int], agents: int, *tensors: Tensor | None) -> None:
-        """A step of Adam. See `dense.cpp` for the order of the flat buffers and of the numbers [P]."""
-        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
-        self.library.adam(len(sizes), agents, sizes.buffer_info()[0], *addresses)
+    def adam(
+        self,
+        sizes: array[int],
+        flats: Sequence[Tensor],
+        factors: Tensor,
+        learning_rate: Tensor,
+        clip: Tensor | None,
+        active: Tensor | None,
+    ) -> None:
+        """A step of Adam on `flats`: parameters, first and second moments, gradient.
+
+        Numbers are per agent [P]; `factors` [2, P] of float64 correct the bias of step sizes and epsilons.
+        """
+        addresses = *map(_address, flats), _address(factors, torch.float64)
+        numbers = _address(learning_rate), _address(clip), _address(active)
+        self.library.adam(len(sizes), len(learning_rate), sizes.buffer_info()[0], *addresses, *numbers)
 
     def follow(self, sizes: array[int], target: Tensor, parameters: Tensor, tau: Tensor) -> None:
-        """Move each agent's flat `target` to its `parameters` by a share `tau` [P] of float32."""
-        addresses = target.data_ptr(), parameters.data_ptr(), tau.data_ptr()
+        """Move each agent's flat `target` to its `parameters` by a share `tau` [P]."""
+        addresses = _address(target), _address(parameters), _address(tau)
         self.library.follow(len(sizes), len(tau), sizes.buffer_info()[0], *addresses)
+
+
+def _address(tensor: Tensor | None, dtype: torch.dtype = torch.float32) -> int:
+    """The address that the kernel reads, 0 for none; anything but this type would be read as garbage."""
+    if tensor is None:
+        return 0
+    if tensor.dtype != dtype or not tensor.is_contiguous():
+        raise TypeError(f"the kernel reads contiguous {dtype}, not {tensor.dtype}")
+    return tensor.data_ptr()
 
 
 @functools.cache

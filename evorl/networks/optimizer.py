@@ -105,11 +105,11 @@ class StackedAdam:
         Agents whose `active` [P] is 0 keep their parameters and moments. Without `active` all agents are updated, and
         the factors of 64 steps are precomputed: this saves 12 operations of 3 us each in an update of about 60.
         """
-        factors, learning_rate = self._factors(active), learning_rate.contiguous()
+        factors = self._factors(active)
         if self._kernel is not None:
             flats = self.parameters.flat, self.exp_avg.flat, self.exp_avg_sq.flat, self.gradient
             mask = None if active is None else active.float()
-            self._kernel.adam(self._sizes, len(learning_rate), *flats, factors, learning_rate, clip, mask)
+            self._kernel.adam(self._sizes, flats, factors, learning_rate.float().contiguous(), clip, mask)
             return
         if clip is not None:
             self.scale_gradient(clip)

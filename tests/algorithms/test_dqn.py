@@ -132,7 +132,7 @@ def test_counts_go_on_beyond_what_single_precision_can_count():
     assert [member.state.acting["steps"] for member in group.to_agents()] == [2.0**27 + 3, 6.0]
     dqn = algorithm()
     group = population([agent(dqn=dqn)], dqn)
-    group._updates += 2.0**24
+    group.stacks[0].updates += 2.0**24
     group.update(batch([agent(dqn=dqn)]))
     assert group.metrics().updates == 2.0**24 + 1
 

@@ -32,8 +32,8 @@ def test_the_gradient_is_that_of_autograd_of_the_whole_loss(options):
     for kind in (dqn, cql):
         learner = population(agents, kind)
         (objective,), (stack,) = kind.objectives, learner.policy.stacks
-        loss = learner.networks[0]["q"].loss(objective, stack, some, generator)
-        gradients[kind] = loss.per_sample.detach(), learner.networks[0]["q"].gradient.clone()
+        loss = learner.stacks[0].networks["q"].loss(objective, stack, some, generator)
+        gradients[kind] = loss.per_sample.detach(), learner.stacks[0].networks["q"].gradient.clone()
     network = stack.networks["q"]
     q_values = cql.q_values(network(some.observation))
     penalty = ALPHA * (q_values.exp().sum(-1).log() - q_values.gather(-1, some.columns["action"][..., None])[..., 0])

@@ -96,7 +96,7 @@ def test_the_gradient_is_the_slope_of_the_loss(parts):
     batch.recurrent.started = torch.zeros_like(batch.recurrent.started)
     batch.recurrent.started[:, BURN_IN] = True
     learner.losses(dqn.objectives[0], [batch])
-    flat, gradient = stack.networks["q"].parameters.flat, learner.networks[0]["q"].gradient.clone()
+    flat, gradient = stack.networks["q"].parameters.flat, learner.stacks[0].networks["q"].gradient.clone()
     for name, part in Weights(gradient, stack.networks["q"].weights.shapes, {}).items():
         assert part.abs().sum() > 0, name
     direction = torch.randn(flat.shape, generator=torch.Generator().manual_seed(0)) * (flat != 0)

@@ -109,7 +109,7 @@ def test_adams_epsilon_reaches_the_update(name, epsilon):
     (stack,) = group.policy.stacks
     ((key, module),) = stack.networks.items()
     some = batch(group.policy.agents) if name == "dqn" else rollout_batch(given, group.policy.agents)
-    learner = group.networks[0][key]
+    learner = group.stacks[0].networks[key]
     learner.loss(given.objectives[0], stack, some, torch.Generator())
     gradient = learner.gradient.clone()
     gradient *= min(1.0, 1e-5 / float(gradient.norm()))

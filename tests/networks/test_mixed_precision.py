@@ -26,8 +26,8 @@ CASES = {
 
 def gradients(learner):
     """The flat gradients of the last update, by the network, of a population in one stack."""
-    (networks,) = learner.networks
-    return {name: network.gradient.clone() for name, network in networks.items()}
+    (stack,) = learner.stacks
+    return {name: network.gradient.clone() for name, network in stack.networks.items()}
 
 
 def differ_little(found, expected, share=0.03):

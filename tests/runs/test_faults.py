@@ -73,7 +73,7 @@ def test_an_agent_that_diverges_is_quarantined_and_its_stack_mates_do_not_notice
 
 def test_an_agent_whose_numbers_are_not_finite_at_the_end_is_found():
     together = population([agent(id=index) for index in range(2)])
-    together.networks[0]["q"].adam.exp_avg.views["hidden.0.bias"][1, 0, 0] = torch.nan
+    together.stacks[0].networks["q"].adam.exp_avg.views["hidden.0.bias"][1, 0, 0] = torch.nan
     first, second = together.to_agents()
     assert first.fault is None
     assert second.fault == "mean of q.hidden.0.bias not finite"
