@@ -19,7 +19,7 @@ from pathlib import Path
 
 from evorl.algorithms import make_algorithm
 from evorl.distributed import Placement, Ranks
-from evorl.envs import Environments
+from evorl.envs import make_environments
 from evorl.population import Learner, Policy
 from evorl.population.evaluation import Evaluator
 from evorl.runs.launch import load_config
@@ -42,12 +42,12 @@ def main(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Run:
     placement = Placement(ranks, config.population.placement, config.population.size)
     stopwatch = Stopwatch()
 
-    with Environments(config.environment, agents=1, num_envs=1) as one:
+    with make_environments(config.environment, 1, 1, ranks.device) as one:
         algorithm = make_algorithm(config, one.interface)
         experience = algorithm.experience(placement, one.always_valid, stopwatch)
 
     with (
-        Environments(
+        make_environments(
             config.environment, placement.local_size, config.environment.num_envs, ranks.device
         ) as environments,
         Evaluator(config, placement, algorithm) as evaluator,

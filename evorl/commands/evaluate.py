@@ -13,7 +13,7 @@ from evorl.algorithms import make_algorithm
 from evorl.config import AnyConfig
 from evorl.config.errors import on_one_line
 from evorl.config.fields import BENCHMARK, RETURN
-from evorl.envs import Environments
+from evorl.envs import make_environments
 from evorl.envs.games import is_game
 from evorl.envs.vector import for_evaluation
 from evorl.population import Policy, check_agents
@@ -93,7 +93,8 @@ def _played(
     run: Path, config: AnyConfig, agent: Agent, episodes: int, seed: int, allow_code: bool, copies: int = MAX_COPIES
 ) -> EpisodeResults:
     """The results of fresh episodes of an agent, in at most this many copies of its environment."""
-    with Environments(for_evaluation(config.environment), 1, min(episodes, copies), whole_games=True) as environments:
+    width = min(episodes, copies)
+    with make_environments(for_evaluation(config.environment), 1, width, whole_games=True) as environments:
         if is_game(config.environment.id):
             task = Task(config.environment, environments.interface)
             benchmark = opponent_of(benchmark_of(config), BENCHMARK, task, allow_code)

@@ -7,6 +7,7 @@ from evorl.distributed.ranks import (
     RankLost,
     Ranks,
     is_initialized,
+    launched_device,
     own_world,
     shutdown,
 )
@@ -18,6 +19,7 @@ __all__ = [
     "RankLost",
     "Ranks",
     "is_initialized",
+    "launched_device",
     "own_world",
     "shutdown",
 ]

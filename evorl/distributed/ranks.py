@@ -342,6 +342,13 @@ def loopback() -> str:
     return next((name for name in ("lo", "lo0") if name in names), "")
 
 
+def launched_device() -> torch.device:
+    """The device that this process will train on, before it has joined the other ranks."""
+    gpus, local = _gpus(), int(os.environ.get("LOCAL_RANK", "0"))
+    alone = gpus >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return torch.device("cuda", local) if gpus and alone else torch.device("cpu")
+
+
 def _gpus() -> int:
     """The number of GPUs that Accelerate may take on this host."""
     return 0 if parse_flag_from_env("ACCELERATE_USE_CPU") else torch.cuda.device_count()

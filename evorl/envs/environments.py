@@ -40,9 +40,9 @@ from evorl.envs.spaces import (
     choices,
     refuse_late_masks,
 )
+from evorl.envs.stepped import SteppedEnvironments
 from evorl.envs.vector import serving_action, stacked_frames
 from evorl.seeding import seed_global_generators
-from evorl.system.closing import Closeable
 from evorl.system.formats import check_tensors
 from evorl.types import Agent, EvorlWarning, Flags, Observation, Tensors, Transition, UserError
 
@@ -149,7 +149,7 @@ ORIGINS, SEEN, COUNTED = "origins", "observation.", "episodes."
 """Tensor names, or name prefixes, in the saved state of running episodes."""
 
 
-class Environments(Closeable):
+class Environments(SteppedEnvironments):
     """P * E copies of one environment, stepped together.
 
     `observation` is the current observation, each part [P, E, ...], and `started` [P, E] marks the first observation of
@@ -317,15 +317,10 @@ class Environments(Closeable):
             action = torch.stack([each.int().argmax(-1) for each in allowed], dim=-1).reshape(whole)
         self.step(action)
 
-    def reports(self, names: Sequence[str], chosen: Flags) -> NDArray[np.float64]:
-        """The info values `names` of the last step in the `chosen` environments [P, E], as [names, chosen].
-
-        If an episode ended in that step, the values are from its final info. Raises UserError if an environment reports
-        no number under a name.
-        """
-        copies = np.flatnonzero(chosen).tolist()
-        reports = np.zeros((len(names), len(copies)))
-        for column, copy in enumerate(copies):
+    def reports(self, names: Sequence[str], chosen: Tensor) -> Tensor:
+        copies = chosen.flatten().nonzero()[:, 0].tolist()
+        reports = torch.zeros(len(names), *chosen.shape, dtype=torch.float64)
+        for copy in copies:
             source = self._info[FINAL] if _has(self._info, FINAL, copy) else self._info
             for row, name in enumerate(names):
                 if not _has_number(source, name, copy):
@@ -335,7 +330,7 @@ class Environments(Closeable):
                         f"evolution.fitness: {self._id} reports no number under {name!r} in the last step of an "
                         f"episode{more}"
                     )
-                reports[row, column] = _number(source[name][copy], name, self._id)
+                reports[row].view(-1)[copy] = _number(source[name][copy], name, self._id)
         return reports
 
     def pop_collected(self) -> Collected:

@@ -9,6 +9,7 @@ import gymnasium as gym
 
 from evorl.config import AnyConfig, Environment
 from evorl.envs.games import is_game
+from evorl.envs.tensor.sources import is_tensor, longest, saves
 
 EPISODES_IN_A_GENERATION = 2
 """With `environment.carry_over: auto`, each generation starts new episodes if it is at least this many times as long as
@@ -90,7 +91,11 @@ def generation_plan(config: AnyConfig, copies: int, period: int) -> GenerationPl
     count = 1 if actors is None else actors.count
     free, counted = actors is not None and not actors.lockstep, environment.num_envs * copies
     # A resumed run does not replay episodes of actors, and those in lockstep are to repeat it exactly.
-    if is_game(environment.id) or (actors is not None and actors.lockstep and environment.carry_over == "auto"):
+    if (
+        is_game(environment.id)
+        or (actors is not None and actors.lockstep and environment.carry_over == "auto")
+        or (is_tensor(environment.id) and not saves(environment))
+    ):
         carries_over = False
     elif environment.carry_over == "auto":
         carries_over = longest is None or steps // count < EPISODES_IN_A_GENERATION * longest
@@ -103,6 +108,8 @@ def longest_episode(settings: Environment) -> int | None:
     """The registered limit on episode steps; None if there is none."""
     if is_game(settings.id):
         return None
+    if is_tensor(settings.id):
+        return longest(settings)
     spec = gym.spec(settings.id.rpartition(":")[2])
     options = {**spec.kwargs, **settings.kwargs}
     limit = options.get("max_episode_steps")

@@ -27,6 +27,7 @@ from evorl.envs.continuation import Vector
 from evorl.envs.faults import PASSED_ON, RestartingEnv, check_spaces
 from evorl.envs.games import GameVector, is_game
 from evorl.envs.suites import ATARI, register_suite
+from evorl.envs.tensor.sources import is_tensor
 from evorl.seeding import derive_seed, seed_global_generators
 from evorl.system.extras import extra_of, install_command
 from evorl.system.plugins import SCRIPT, defined_in, described, import_from_here, place
@@ -261,7 +262,7 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
 
 def for_evaluation(settings: Environment) -> Environment:
     """The settings for evaluation: where possible, a vectorization with one seed per copy."""
-    if is_game(settings.id):
+    if is_game(settings.id) or is_tensor(settings.id):
         return settings
     try:
         name = _known_name(settings)
@@ -292,7 +293,7 @@ def reward_threshold(settings: Environment) -> float | None:
 
     Also None for an environment that cannot be made; the reason is reported when it is made.
     """
-    if is_game(settings.id):
+    if is_game(settings.id) or is_tensor(settings.id):
         return None
     try:
         name = _known_name(settings)

@@ -18,7 +18,7 @@ from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig
 from evorl.config.run import LeagueSettings
 from evorl.distributed import Placement
-from evorl.envs import Environments
+from evorl.envs import SteppedEnvironments
 from evorl.envs.games import is_game
 from evorl.league.matches import Arena, Fixture
 from evorl.league.players import Players
@@ -74,7 +74,7 @@ class League:
         """Load what a checkpoint has kept."""
         self.standings, self.archive = standings, list(archive)
 
-    def set_opponents(self, environments: Environments, agents: Sequence[Agent], generation: int) -> None:
+    def set_opponents(self, environments: SteppedEnvironments, agents: Sequence[Agent], generation: int) -> None:
         """Fill the other seat of every environment of this rank, for a generation that begins with `agents` [P].
 
         With `league.learn_from: both` the agents play both seats themselves.

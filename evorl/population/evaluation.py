@@ -11,19 +11,21 @@ from typing import Literal, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig
 from evorl.config.fields import INFO, RATING, RETURN
 from evorl.distributed import Placement
-from evorl.envs import Environments
+from evorl.envs import SteppedEnvironments, make_environments
 from evorl.envs.games import RESULT, OpponentFactory
+from evorl.envs.tensor.sources import width
 from evorl.envs.vector import for_evaluation
 from evorl.population import Policy
 from evorl.seeding import numpy_generator
 from evorl.system.closing import Closeable
 from evorl.system.signals import raise_if_signalled
-from evorl.types import Agent, EvorlWarning, Flags, Observation
+from evorl.types import Agent, EvorlWarning, Observation
 
 RANDOM = "random"
 """The `league.benchmark` that plays uniformly random moves."""
@@ -33,6 +35,10 @@ ENOUGH_ALIKE = 8
 """Identical episodes, begun together with different seeds, from which episodes are taken to repeat each other."""
 ENDLESS = 100_000
 """Steps after which a warning names an episode without a limit."""
+READ_EVERY = 16
+"""Steps after which a GPU is asked whether any evaluation episode goes on."""
+HASH = 0x9E3779B97F4A7C15 - 2**64
+"""An odd multiplier of hashes, 2^64 divided by the golden ratio."""
 Purpose = Literal["generation", "confirmation", "measurement"]
 """The purpose of episodes: the fitness of all agents, the choice of the elite, or an estimate of its
 performance."""
@@ -95,7 +101,7 @@ def reported_keys(weights: Mapping[str, float]) -> list[str]:
 
 def evaluate(
     policy: Policy,
-    environments: Environments,
+    environments: SteppedEnvironments,
     seeds: Sequence[int],
     max_steps: int | None,
     keys: Sequence[str] = (),
@@ -117,52 +123,62 @@ def evaluate(
 
 
 def _one_episode_each(
-    policy: Policy, environments: Environments, episodes: int, max_steps: int | None, keys: Sequence[str]
+    policy: Policy, environments: SteppedEnvironments, episodes: int, max_steps: int | None, keys: Sequence[str]
 ) -> NDArray[np.float64]:
-    """Stacked results [3 + keys, P, E] of one episode per environment; columns beyond `episodes` are zero."""
-    results = np.zeros((3 + len(keys), environments.agents, environments.num_envs))
-    returns, steps, checksums = results[:3]
-    weighted_rewards = np.zeros_like(returns)
-    state = policy.initial_state(environments.num_envs)
-    playing = np.ones_like(returns, dtype=bool)
+    """Stacked results [3 + keys, P, E] of one episode per environment; columns beyond `episodes` are zero.
+
+    They are computed on the device of the environments. A GPU is asked only now and then whether any episode goes on.
+    """
+    device, shape = environments.device, (environments.agents, environments.num_envs)
+    on_host = device.type == "cpu"
+    returns, steps, weighted_rewards = torch.zeros(3, *shape, dtype=torch.float64, device=device)
+    reports = torch.zeros(len(keys), *shape, dtype=torch.float64, device=device)
+    playing = torch.ones(shape, dtype=torch.bool, device=device)
     playing[:, episodes:] = False
-    _add_to_checksums(checksums, environments.observation, playing)
+    hashes = _hashed(torch.zeros(shape, dtype=torch.int64, device=device), environments.observation, playing)
+    state = policy.initial_state(environments.num_envs)
     taken = 0
-    while playing.any():
+    while (not on_host and taken % READ_EVERY) or bool(playing.any()):
         raise_if_signalled()
         output, state = policy.act(environments.observation, environments.started, state, deterministic=True)
         transition = environments.step(output.action)
-        reward = np.where(playing, transition.reward.cpu().numpy(), 0.0)
+        reward = transition.reward.where(playing, 0.0)
         returns += reward
         weighted_rewards += reward / (1 + taken)
         steps += playing
         if not transition.all_valid:
             # If an error cut an episode off, the next one counts instead.
-            cut_off = playing & ~transition.valid.cpu().numpy()
-            returns[cut_off] = steps[cut_off] = 0.0
+            cut_off = playing & ~transition.valid.to(device)
+            returns.masked_fill_(cut_off, 0.0)
+            steps.masked_fill_(cut_off, 0.0)
         taken += 1
-        if taken % ENDLESS == 0 and max_steps is None and steps.max() >= ENDLESS:
+        if taken % ENDLESS == 0 and max_steps is None and float(steps.max()) >= ENDLESS:
             environments.warn_of_endless(ENDLESS)
         played = playing
-        playing = playing & ~(transition.terminated | transition.truncated).cpu().numpy()
+        playing = playing & ~(transition.terminated | transition.truncated)
         if max_steps is not None:
             playing &= steps < max_steps
-        if (ended := played & ~playing).any():
-            _add_to_checksums(checksums, transition.next_observation, ended)
+        ended = played & ~playing
+        if not on_host or bool(ended.any()):
+            hashes = _hashed(hashes, transition.next_observation, ended)
             if keys:
-                results[3:, ended] = environments.reports(keys, ended)
-    for episode in np.ndindex(checksums.shape):
-        checksums[episode] = zlib.crc32(results[:2, *episode].tobytes(), int(checksums[episode]))
-        checksums[episode] = zlib.crc32(weighted_rewards[episode].tobytes(), int(checksums[episode]))
-    return results
+                reports = torch.where(ended, environments.reports(keys, ended).to(device), reports)
+    sums = torch.stack((returns, steps, weighted_rewards)).cpu().numpy()
+    checksums = np.zeros(shape)
+    for episode, hashed in np.ndenumerate(hashes.cpu().numpy()):
+        checksums[episode] = zlib.crc32(np.append(sums[:, *episode], hashed).tobytes())
+    return np.concatenate([sums[:2], checksums[None], reports.cpu().numpy()])
 
 
-def _add_to_checksums(checksums: NDArray[np.float64], observation: Observation, chosen: Flags) -> None:
-    """Update the CRC-32 [P, E] of the `chosen` environments [P, E] with their observation, in place."""
+def _hashed(hashes: Tensor, observation: Observation, chosen: Tensor) -> Tensor:
+    """Hashes [P, E] of what an episode has shown, with the observations of the `chosen` environments [P, E] added."""
     for part in observation.values():
-        array = part.numpy(force=True)
-        for index in zip(*chosen.nonzero(), strict=True):
-            checksums[index] = zlib.crc32(array[index].tobytes(), int(checksums[index]))
+        values = part.flatten(2)
+        bits = (values.view(torch.int32) if values.dtype == torch.float32 else values).to(torch.int64)
+        # Sums of integers wrap around and are the same in any order.
+        factors = torch.arange(1, bits.shape[2] + 1, device=bits.device) * HASH
+        hashes = torch.where(chosen, hashes * HASH + (bits * factors).sum(2), hashes)
+    return hashes
 
 
 class Evaluator(Closeable):
@@ -175,7 +191,7 @@ class Evaluator(Closeable):
         self._settings = for_evaluation(config.environment)
         copy = placement.copy
         self._mine = slice(copy, None, placement.copies)
-        self._environments: dict[tuple[int, int], Environments] = {}
+        self._environments: dict[tuple[int, int], SteppedEnvironments] = {}
         """By the numbers of agents and of copies for each of them."""
         self._seat: OpponentFactory | None = None
         if config.evaluation.fitness == "evaluation":
@@ -256,17 +272,18 @@ class Evaluator(Closeable):
             )
         self.repeats = repeats
 
-    def _environments_for(self, agents: int, episodes: int) -> Environments:
+    def _environments_for(self, agents: int, episodes: int) -> SteppedEnvironments:
         """Environments in which each of so many agents plays its episodes, in at most MAX_COPIES copies."""
-        key = agents, max(1, min(episodes, MAX_COPIES))
+        device = self._placement.ranks.device
+        key = agents, width(self._settings, agents, max(1, min(episodes, MAX_COPIES)), device)
         if key not in self._environments:
-            made = Environments(self._settings, *key, self._placement.ranks.device, whole_games=True)
+            made = make_environments(self._settings, *key, device, whole_games=True)
             if self._seat is not None:
                 made.set_opponents(self._seat(made.agents * made.num_envs))
             self._environments[key] = made
         return self._environments[key]
 
-    def _play(self, policy: Policy, environments: Environments, seeds: Sequence[int]) -> EpisodeResults:
+    def _play(self, policy: Policy, environments: SteppedEnvironments, seeds: Sequence[int]) -> EpisodeResults:
         return evaluate(policy, environments, seeds, self._config.evaluation.max_steps, self._keys)
 
     def _gathered(self, results: EpisodeResults, episodes: int, shares: int) -> NDArray[np.float64]:

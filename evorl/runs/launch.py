@@ -20,9 +20,11 @@ from evorl.config.fields import BENCHMARK, ENVIRONMENT, RATING, RETURN, as_confi
 from evorl.config.learning import Network
 from evorl.config.run import LeagueSettings
 from evorl.config.yaml import VERBOSE, is_for_another_task, plain_assignments, read_settings, source
-from evorl.envs import Environments
+from evorl.distributed import launched_device
+from evorl.envs import Environments, make_environments
 from evorl.envs.games import is_game
 from evorl.envs.spaces import ObservationSpecs, wide_bounds
+from evorl.envs.tensor.sources import is_tensor, reserve
 from evorl.envs.vector import for_evaluation, reward_threshold
 from evorl.evolution import MUTATIONS, SELECTIONS
 from evorl.league.rating import MATCHMAKING
@@ -213,6 +215,11 @@ def check(config: AnyConfig, trains: bool = True, ranks: int | None = None) -> A
             f"population.size: {size} agents cannot be divided over {ranks} processes with population.placement: "
             f"sharded; use a multiple of {ranks}"
         )
+    if is_tensor(config.environment.id) and config.actors is not None:
+        raise UserError(
+            f"algorithm.name: {config.algorithm.name} learns from actor processes, and a simulator such as "
+            f"{config.environment.id} steps all copies in the learner's process; use ppo, a2c, dqn, ddpg, td3 or sac"
+        )
     _check_game(config, trains)
     _check_environment_ranges(config)
     _try_environment(config, trains, ranks)
@@ -256,7 +263,11 @@ def _check_training(config: AnyConfig, ranks: int) -> None:
 def _try_environment(config: AnyConfig, trains: bool, ranks: int) -> None:
     """Raise UserError unless the algorithm fits the environment, whose first step is tried."""
     copies = 1 if config.population.placement == "sharded" else ranks
-    with Environments(config.environment, agents=1, num_envs=1) as one:
+    device = launched_device() if is_tensor(config.environment.id) else torch.device("cpu")
+    if trains:
+        agents = config.population.size // (1 if copies == ranks else ranks)
+        reserve(config.environment, agents * config.environment.num_envs, device)
+    with make_environments(config.environment, 1, 1, device) as one:
         algorithm = make_algorithm(config, one.interface)
         algorithm.pace(copies)
         if trains:
@@ -357,6 +368,11 @@ def _check_ratings(league: LeagueSettings, target: float | None) -> None:
 def _check_environment_ranges(config: AnyConfig) -> None:
     """Raise UserError if the environment rejects the minimum or maximum of an evolved environment setting."""
     for name in config.first_environment_hyperparameters():
+        if is_tensor(config.environment.id):
+            raise UserError(
+                f"evolution.hyperparameters.{name}: all agents share the simulator of {config.environment.id}, so its "
+                "settings cannot differ between them; leave it out"
+            )
         ends, key = (config.evolution.hyperparameters or {})[name], name.removeprefix(ENVIRONMENT)
         for end, value in (("min", ends.min), ("max", ends.max)):
             given = config.environment.kwargs

@@ -18,7 +18,7 @@ from evorl.config import AnyConfig
 from evorl.config.fields import BENCHMARK, RATING
 from evorl.distributed import Peer, Placement, Ranks
 from evorl.distributed.pauses import SAVE, Pauses
-from evorl.envs import Environments
+from evorl.envs import SteppedEnvironments
 from evorl.envs.generation import GenerationPlan, generation_plan
 from evorl.evolution.selection import begins, rank_correlation, selects
 from evorl.league import League, league_of
@@ -100,7 +100,7 @@ class Run:
         placement: Placement,
         algorithm: Algorithm,
         experience: Experience,
-        environments: Environments | None,
+        environments: SteppedEnvironments | None,
         stopwatch: Stopwatch,
         callbacks: Sequence[Callback] = (),
     ) -> None:
@@ -124,7 +124,7 @@ class Run:
             self._let_go()
             raise
 
-    def _prepare(self, experience: Experience, environments: Environments | None) -> None:
+    def _prepare(self, experience: Experience, environments: SteppedEnvironments | None) -> None:
         """Restore the newest checkpoint of the claimed directory, or make the first agents."""
         config, placement, algorithm, directory = self.config, self.placement, self.algorithm, self._directory
         self._warn_once = WarnOnce(speaks=self.ranks.is_main)
@@ -267,7 +267,7 @@ class Run:
             self.generation = self.progress.generation + 1
             yield self.generation
 
-    def set_opponents(self, environments: Environments) -> None:
+    def set_opponents(self, environments: SteppedEnvironments) -> None:
         """Fill the other seats of a game from the league for this generation; other environments have none."""
         if self.league is not None:
             self.league.set_opponents(environments, self.agents, self.generation)

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from evorl.envs.environments import FINAL, Environments
 from evorl.types import UserError
@@ -12,8 +13,8 @@ BOTH, FIRST = np.array([True, True]), np.array([True, False])
 
 
 def read(info, name, copies):
-    chosen = np.isin([[0], [1]], copies)
-    return Environments.reports(SimpleNamespace(_info=info, _id="Some-v0"), [name], chosen).tolist()
+    chosen = torch.from_numpy(np.isin([[0], [1]], copies))
+    return Environments.reports(SimpleNamespace(_info=info, _id="Some-v0"), [name], chosen)[:, chosen].tolist()
 
 
 def test_what_is_reported_without_a_mask_is_reported_by_all_copies():

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from evorl.algorithms import Algorithm, make_algorithm
 from evorl.config import AnyConfig
 from evorl.config.errors import on_one_line, shown
-from evorl.envs import Environments
+from evorl.envs import make_environments
 from evorl.envs.json_spaces import interface_from_json, interface_to_json
 from evorl.envs.spaces import MASK, EnvSpec, ObservationReader, action_reader, allows_each_choice, choices, flat_mask
 from evorl.population import Policy, check_agents
@@ -185,7 +185,7 @@ def _interface(run: Path, config: AnyConfig, allow_code: bool) -> tuple[EnvSpec,
     file = run / INTERFACE
     if not file.is_file():
         refuse_code(config, allow_code)
-        with Environments(config.environment, 1, 1) as environments:
+        with make_environments(config.environment, 1, 1) as environments:
             data: Mapping[str, Any] = interface_to_json(environments.interface)
         return interface_from_json(data, config.environment, str(file))
     try:

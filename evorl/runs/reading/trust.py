@@ -15,7 +15,7 @@ from pathlib import Path
 
 from evorl.config import AnyConfig
 from evorl.config.fields import BENCHMARK
-from evorl.config.task import GAMES
+from evorl.config.task import GAMES, SIMULATORS
 from evorl.system.files import digest, open_file, read_bounded
 from evorl.system.plugins import defined_in, import_from_here, is_installed
 from evorl.types import UserError
@@ -31,8 +31,8 @@ def custom_code(config: AnyConfig) -> dict[str, str]:
         "network.factory": config.network.factory or "",
         BENCHMARK: "" if config.league is None or not is_function(config.league.benchmark) else config.league.benchmark,
     }
-    is_game = names["environment.id"].rpartition(":")[0] in GAMES
-    return {key: name for key, name in names.items() if ":" in name and not (is_game and key == "environment.id")}
+    is_package = names["environment.id"].rpartition(":")[0] in (*GAMES, *SIMULATORS)
+    return {key: name for key, name in names.items() if ":" in name and not (is_package and key == "environment.id")}
 
 
 def is_function(name: str) -> bool:

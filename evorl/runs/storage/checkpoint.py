@@ -19,7 +19,7 @@ from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig
 from evorl.config.errors import on_one_line
 from evorl.distributed import Placement
-from evorl.envs import Environments
+from evorl.envs import SteppedEnvironments
 from evorl.population import check_agents, check_environment_hyperparameters
 from evorl.replay import Experience
 from evorl.replay.replay import ReplayExperience
@@ -67,7 +67,7 @@ class CheckpointManager:
         placement: Placement,
         algorithm: Algorithm,
         experience: Experience,
-        environments: Environments | None,
+        environments: SteppedEnvironments | None,
         carries_over: bool,
         directory: RunDirectory,
         warn_once: WarnOnce,
@@ -436,7 +436,7 @@ class CheckpointManager:
                 problem = str(error)
         return self._ranks.first_problem(problem, OTHERS)
 
-    def _replay_episodes(self, environments: Environments, progress: Progress) -> str:
+    def _replay_episodes(self, environments: SteppedEnvironments, progress: Progress) -> str:
         """Continue the running episodes of this rank; return where that is impossible, or "". Raises UserError."""
         checkpoints, number = self._directory.checkpoints, progress.generation
         if progress.position is not None:

@@ -1,0 +1,96 @@
+"""What a training loop sees of environments, however they are made and wherever they are stepped."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from evorl.envs.episodes import Collected, Recent
+from evorl.envs.games import Opponents
+from evorl.envs.spaces import EnvSpec
+from evorl.system.closing import Closeable
+from evorl.types import Agent, Observation, Tensors, Transition
+
+
+class SteppedEnvironments(Closeable):
+    """P * E copies of one environment, stepped together. Environment e of agent p is copy p * E + e.
+
+    `observation` is the current observation, each part [P, E, ...]. If `always_valid`, every step is a valid transition
+    unless an environment raises.
+    """
+
+    agents: int
+    num_envs: int
+    device: torch.device
+    interface: EnvSpec
+    observation: Observation
+    always_valid: bool
+
+    @property
+    @abstractmethod
+    def started(self) -> Tensor:
+        """A mask [P, E] of the environments whose current observation is the first of an episode."""
+
+    @abstractmethod
+    def begin(self, seed: int, agents: Sequence[Agent], carry_over: bool) -> None:
+        """Start a generation with these agents: with new episodes, or with the running ones if `carry_over`."""
+
+    @abstractmethod
+    def reset(self, seed: int | Sequence[int]) -> None:
+        """Reset all environments: copy i with `seed` + i, or environment e of every agent with seeds [E]."""
+
+    @abstractmethod
+    def step(self, action: Tensor) -> Transition:
+        """Step all environments with actions [P, E, ...]."""
+
+    @abstractmethod
+    def try_step(self) -> None:
+        """Take the first step of episodes, each with an allowed action. Raises UserError if it cannot be used."""
+
+    @abstractmethod
+    def reports(self, names: Sequence[str], chosen: Tensor) -> Tensor:
+        """The info values `names` of the last step [names, P, E] in the `chosen` environments [P, E].
+
+        If an episode ended in that step, the values are from its final info. Raises UserError if an environment reports
+        no number under a name.
+        """
+
+    @abstractmethod
+    def warn_of_endless(self, steps: int) -> None:
+        """Warn once that an episode has taken this many steps, if the environment has no time limit."""
+
+    @abstractmethod
+    def pop_collected(self) -> Collected:
+        """The counters since the last call; episodes that started too recently count in a later one."""
+
+    def set_opponents(self, opponents: Opponents) -> None:
+        """Let `opponents` move in the other seat of a game, from the next reset on."""
+        raise NotImplementedError
+
+    def play_both_seats(self) -> None:
+        """Let the agent move in both seats of a game, from the next reset on. Raises UserError if the game is unfit."""
+        raise NotImplementedError
+
+    @property
+    @abstractmethod
+    def can_continue(self) -> bool:
+        """True if another process can resume the running episodes of this kind of environment."""
+
+    @abstractmethod
+    def state_dict(self) -> Tensors:
+        """What a resume of the running episodes needs; empty if they cannot be resumed."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Tensors, seed: int) -> str:
+        """Resume the episodes of the output of `state_dict`.
+
+        Return the names of the environments where that failed; these start new episodes from `seed`. Raises UserError
+        for a state that does not fit these environments.
+        """
+
+    @abstractmethod
+    def recent(self) -> Recent | None:
+        """Mean return and length of all episodes that ended since the last call, or None if none did."""

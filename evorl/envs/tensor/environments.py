@@ -1,0 +1,225 @@
+"""A population in one simulator: agent p owns slice p of its copies, and nothing leaves its device.
+
+Axes: P agents, E environments of each agent; the first P * E of a simulator's N copies are used.
+
+- With a reset within the step, the simulator's last observation is the next observation of a step that ends an episode.
+  Where it gives none, the observation before the step takes its place after a truncation, so that targets bootstrap
+  from the value before it, as reward + discount * value of time-outs does elsewhere.
+- With a reset in the next step, that step is not a transition.
+- The host reads nothing before `pop_collected` and `recent`: a generation's end, and progress lines.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evorl.config import Environment
+from evorl.envs.episodes import Collected, Recent
+from evorl.envs.spaces import EnvSpec, choices
+from evorl.envs.stepped import SteppedEnvironments
+from evorl.envs.tensor.episodes import TensorEpisodes
+from evorl.envs.tensor.observations import TensorReader, action_converter
+from evorl.envs.tensor.simulator import Step
+from evorl.envs.tensor.sources import shared_simulator
+from evorl.seeding import seed_global_generators
+from evorl.system.formats import check_tensors, part_of, with_prefix
+from evorl.system.signals import raise_if_signalled
+from evorl.types import Agent, EvorlWarning, Tensors, Transition, UserError
+
+SEEN, COUNTED, SIMULATOR = "observation.", "episodes.", "simulator."
+"""Prefixes of tensors in the state of running episodes."""
+WHERE = "the running episodes"
+SEEDS = 2**31
+"""Seeds of copies are below this."""
+
+
+class TensorEnvironments(SteppedEnvironments):
+    """The copies of one simulator as the environments of P agents. Several of them share a simulator in turn."""
+
+    running: Any = None
+
+    def __init__(self, settings: Environment, agents: int, num_envs: int, device: torch.device | str = "cpu") -> None:
+        """Raises UserError for an environment that cannot be made or used."""
+        self.agents, self.num_envs, self.device = agents, num_envs, torch.device(device)
+        self._id, self._copies = settings.id, agents * num_envs
+        self._shared = shared_simulator(settings, self._copies, self.device)
+        simulator = self._shared.simulator
+        self._reader = TensorReader(settings, simulator.observation_space, self._copies)
+        self._converted = action_converter(simulator.action_space, self.device)
+        spaces = simulator.action_space, simulator.observation_space
+        self.interface = EnvSpec(settings.id, self._reader.parts, spaces[0], False, spaces[1])
+        self.always_valid = simulator.in_step
+        self._episodes = TensorEpisodes(agents, num_envs, self.device)
+        self._may_be_endless = simulator.limit is None
+        self._has_begun = False
+        self._begin_counting()
+
+    def _begin_counting(self) -> None:
+        shape, device = (self.agents, self.num_envs), self.device
+        self._steps = torch.zeros(self.agents, dtype=torch.int64, device=device)
+        self._cut = torch.zeros((), dtype=torch.int64, device=device)
+        """Episodes that were truncated without a last observation."""
+        self._nowhere = torch.zeros(shape, dtype=torch.bool, device=device)
+        self._everywhere = torch.ones(shape, dtype=torch.bool, device=device)
+        self._resetting = self._nowhere
+        self._info: dict[str, Tensor] = {}
+
+    @property
+    def started(self) -> Tensor:
+        return self._started
+
+    @property
+    def picture(self) -> Any:
+        """A picture of the first copy, or None if the simulator draws none."""
+        return self._shared.simulator.picture()
+
+    def begin(self, seed: int, agents: Sequence[Agent], carry_over: bool) -> None:
+        seed_global_generators(seed)
+        self._episodes.hand_over([agent.id for agent in agents])
+        if not (carry_over and self._has_begun):
+            self._begin_counting()
+            self.reset(seed)
+
+    def reset(self, seed: int | Sequence[int]) -> None:
+        simulator = self._shared.used_by(self, anew=True)
+        if isinstance(seed, int):
+            seeds = [(seed + copy) % SEEDS for copy in range(self._copies)]
+        else:
+            seeds = [number % SEEDS for number in seed] * self.agents
+        observation = simulator.reset([*seeds, *seeds[-1:] * (simulator.copies - self._copies)])
+        self.observation = self._parts(observation)
+        self._episodes.restart()
+        self._resetting, self._started, self._has_begun = self._nowhere, self._everywhere, True
+
+    def step(self, action: Tensor) -> Transition:
+        simulator = self._shared.used_by(self, anew=False)
+        actions = self._converted(action.flatten(0, 1))
+        if simulator.copies > self._copies:
+            idle = actions[-1:].expand(simulator.copies - self._copies, *actions.shape[1:])
+            actions = torch.cat((actions, idle))
+        step = simulator.step(actions)
+        reward = self._mine(step.reward).float()
+        self._reader.note("a reward", reward)
+        terminated, truncated = self._mine(step.terminated), self._mine(step.truncated)
+        ended = terminated | truncated
+        truncated = truncated & ~terminated
+        seen = self._parts(step.observation)
+        valid = self._everywhere if simulator.in_step else ~self._resetting
+        self._info = {name: self._mine(value) for name, value in step.info.items() if value.dim() == 1}
+        transition = Transition(
+            observation=self.observation,
+            started=self._started,
+            reward=reward,
+            next_observation=self._last(step, seen, truncated) if simulator.in_step else seen,
+            terminated=terminated,
+            truncated=truncated,
+            valid=valid,
+            all_valid=simulator.in_step,
+            # Reading a flag takes no time on a CPU; a GPU would wait for it, and computes values instead.
+            any_truncated=self.device.type != "cpu" or bool(truncated.any()),
+        )
+        self._episodes.step(reward, ended)
+        self._steps += valid.sum(1)
+        self._started = ended if simulator.in_step else self._resetting
+        if not simulator.in_step:
+            self._resetting = ended
+        self.observation = seen
+        return transition
+
+    def _last(self, step: Step, seen: Tensors, truncated: Tensor) -> Tensors:
+        """The result of the action in every environment."""
+        if step.last is not None:
+            return self._parts(step.last)
+        self._cut += truncated.sum()
+        return {
+            name: torch.where(truncated.view(*truncated.shape, *[1] * (value.dim() - 2)), self.observation[name], value)
+            for name, value in seen.items()
+        }
+
+    def _mine(self, value: Tensor) -> Tensor:
+        """A tensor [N, ...] of the simulator as [P, E, ...]."""
+        return value[: self._copies].view(self.agents, self.num_envs, *value.shape[1:])
+
+    def _parts(self, observation: Any) -> Tensors:
+        return {name: self._mine(value) for name, value in self._reader.read(observation).items()}
+
+    def try_step(self) -> None:
+        self.reset(0)
+        space = self.interface.action
+        whole = (self.agents, self.num_envs, *(space.shape or ()))
+        self.step(torch.zeros(whole, dtype=torch.int64 if choices(space) else torch.float32, device=self.device))
+        self._reader.check()
+
+    def reports(self, names: Sequence[str], chosen: Tensor) -> Tensor:
+        for name in names:
+            if name not in self._info:
+                told = ", ".join(sorted(self._info)) or "nothing"
+                raise UserError(f"evolution.fitness: {self._id} reports no number under {name!r}; it reports {told}")
+        return torch.stack([self._info[name].double() for name in names])
+
+    def warn_of_endless(self, steps: int) -> None:
+        if self._may_be_endless:
+            self._may_be_endless = False
+            warnings.warn(
+                f"evaluation.max_steps: an episode of evaluation in {self._id} has not ended after {steps:,} steps, "
+                "and may never end; set this limit, or give the environment one",
+                EvorlWarning,
+                stacklevel=3,
+            )
+
+    def pop_collected(self) -> Collected:
+        raise_if_signalled()
+        self._reader.check()
+        if int(self._cut):
+            self._cut.zero_()
+            warnings.warn(
+                f"environment.id: {self._id} gives no final observations, so targets of truncated steps bootstrap from "
+                "the observation before the step; give them as info['final_obs'] where an episode ends",
+                EvorlWarning,
+                stacklevel=2,
+            )
+        steps, self._steps = self._steps, torch.zeros_like(self._steps)
+        return Collected(steps.double().cpu().numpy(), *self._episodes.pop())
+
+    def recent(self) -> Recent | None:
+        return self._episodes.recent()
+
+    @property
+    def can_continue(self) -> bool:
+        return self._shared.simulator.can_save
+
+    def state_dict(self) -> Tensors:
+        if not (self.can_continue and self._has_begun):
+            return {}
+        simulator = self._shared.used_by(self, anew=False)
+        return with_prefix(SIMULATOR, simulator.state_dict()) | self._counted()
+
+    def _counted(self) -> Tensors:
+        """What is kept outside the simulator."""
+        more = {"started": self._started, "resetting": self._resetting, "steps": self._steps}
+        return with_prefix(COUNTED, self._episodes.state_dict()) | with_prefix(SEEN, dict(self.observation)) | more
+
+    def load_state_dict(self, state: Tensors, seed: int) -> str:
+        self.reset(seed)
+        if not self.can_continue:
+            return "any environment"
+        counted = {name: value for name, value in state.items() if not name.startswith(SIMULATOR)}
+        expected = {name: (tuple(value.shape), value.dtype) for name, value in self._counted().items()}
+        waiting = f"{COUNTED}waiting"
+        if waiting in state and state[waiting].dim() == 3:
+            expected[waiting] = (3, self.agents, state[waiting].shape[2]), torch.float64
+        check_tensors(counted, expected, WHERE)
+        self._shared.simulator.load_state_dict(part_of(SIMULATOR, state))
+        counted = {name: value.to(self.device) for name, value in counted.items()}
+        self._episodes.load_state_dict(part_of(COUNTED, counted))
+        self.observation = part_of(SEEN, counted)
+        self._started, self._resetting, self._steps = (counted[name] for name in ("started", "resetting", "steps"))
+        return ""
+
+    def close(self) -> None:
+        """Do nothing: the simulator stays open for its other users until the process ends."""

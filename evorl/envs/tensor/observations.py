@@ -1,0 +1,113 @@
+"""Observations and actions of a simulator as the tensors that agents see and give. Axes: N copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor
+
+from evorl.config import Environment
+from evorl.envs.spaces import LARGEST, WHOLE, Copies, ObservationReader, choices, float_bounds
+from evorl.types import Tensors, UserError
+
+
+class TensorReader:
+    """Converts nested observations [N, ...] into named tensors as `parts` specifies, and notes impossible numbers."""
+
+    def __init__(self, settings: Environment, space: gym.Space[Any], copies: int) -> None:
+        """Raises UserError if a part has no encoder or the settings do not fit the space."""
+        self._space, self._id = space, settings.id
+        indices = settings.observation_indices
+        self._indices = None if indices is None else list(indices)
+        self.parts = ObservationReader(settings, space, Copies(settings.id, copies, copies), 0).parts
+        self._peaks: dict[str, Tensor] = {}
+
+    def read(self, observation: Any) -> Tensors:
+        """The parts [N, ...] of observations. Raises UserError for another structure, shape or type."""
+        parts = {}
+        for name, (value, space) in _leaves(self._space, observation, self._id).items():
+            part = self.parts[name]
+            shape = tuple(space.shape or ())
+            if tuple(value.shape[1:]) != shape:
+                raise UserError(
+                    f"environment.id: {self._id} gives part {name!r} of the observation with the shape "
+                    f"{list(value.shape)}; its observation_space has {['N', *shape]}".replace("'N'", "N")
+                )
+            if isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete) and np.any(space.start):
+                value = value - torch.as_tensor(space.start, device=value.device)
+            value = value.to(part.dtype)
+            if self._indices is not None:
+                value = value[..., self._indices]
+            if part.dtype == torch.float32:
+                self.note(f"part {name!r} of the observation", value)
+            parts[name] = value
+        return parts
+
+    def note(self, what: str, value: Tensor) -> None:
+        """Note the largest size of numbers, on the device; NaN is larger than any."""
+        peak = value.abs().amax()
+        before = self._peaks.get(what)
+        self._peaks[what] = peak if before is None else torch.maximum(before, peak)
+
+    def check(self) -> None:
+        """Raise UserError if any number noted since the last call was not finite, or too large; reads the device."""
+        peaks, self._peaks = self._peaks, {}
+        if not peaks:
+            return
+        for what, peak in zip(peaks, torch.stack([peak.float() for peak in peaks.values()]).tolist(), strict=True):
+            if not peak < LARGEST:
+                raise UserError(
+                    f"environment.id: {self._id} gave {peak:.3g} as {what}; rewards and observations must be finite in "
+                    f"single precision, and of a size below {LARGEST:.2g}"
+                )
+
+
+def _leaves(
+    space: gym.Space[Any], observation: Any, id: str, name: str = ""
+) -> dict[str, tuple[Tensor, gym.Space[Any]]]:
+    """The tensors of a nested observation with their spaces, by the names of its parts."""
+    if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
+        children = space.spaces.items() if isinstance(space, gym.spaces.Dict) else enumerate(space.spaces)
+        leaves: dict[str, tuple[Tensor, gym.Space[Any]]] = {}
+        for child, inner in children:
+            label = f"{name}.{child}" if name else str(child)
+            try:
+                value = observation[child]
+            except (KeyError, IndexError, TypeError) as error:
+                raise UserError(f"environment.id: {id} gives no part {label!r} of its observation_space") from error
+            leaves |= _leaves(inner, value, id, label)
+        return leaves
+    if not isinstance(observation, Tensor):
+        raise UserError(
+            f"environment.id: {id} gives observations as {type(observation).__name__}; a simulator gives torch tensors"
+        )
+    return {name or WHOLE: (observation, space)}
+
+
+def action_converter(space: gym.Space[Any], device: torch.device) -> Callable[[Tensor], Tensor]:
+    """The function that maps agents' actions [N, ...] into an action space, without reading them on the host.
+
+    Raises UserError for a space in which no algorithm acts.
+    """
+    if isinstance(space, gym.spaces.Box):
+        dtype = torch.as_tensor(np.zeros((), space.dtype)).dtype
+        low, high = (torch.from_numpy(bound).to(device) for bound in float_bounds(space))
+        whole = not dtype.is_floating_point
+        if not whole:
+            low, high = low.to(dtype), high.to(dtype)
+
+        def bounded(action: Tensor) -> Tensor:
+            # A diverged agent is stopped at its next update; until then NaN actions must not reach the simulator.
+            action = action.nan_to_num(0.0, float("inf"), float("-inf"))
+            action = action.double().round() if whole else action.to(dtype)
+            return torch.minimum(torch.maximum(action, low), high).to(dtype)
+
+        return bounded
+    if not choices(space):
+        raise UserError(f"environment.id: no algorithm acts in {space}")
+    start = torch.as_tensor(np.asarray(space.start), device=device)  # type: ignore[attr-defined]
+    return (lambda action: action) if not start.any() else (lambda action: action + start)

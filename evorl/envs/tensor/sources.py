@@ -1,0 +1,152 @@
+"""Where simulators come from, by the beginning of an environment's id; each is made once in a process."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Callable, Mapping
+
+import torch
+
+from evorl.config import Environment
+from evorl.envs.closing import close_in_time
+from evorl.envs.tensor.simulator import SharedSimulator, Simulator
+from evorl.system.extras import extra_of, install_command
+from evorl.system.plugins import described
+from evorl.system.processes import usable_cores
+from evorl.types import UserError
+
+Make = Callable[[Environment, str, int, torch.device], Simulator]
+"""Makes a simulator of settings, the name after the beginning of their id, a number of copies and a device."""
+OWN = "tensor:"
+"""Beginning of ids of users' own simulators: `tensor:package.module:make`."""
+
+
+def _own(settings: Environment, name: str, copies: int, device: torch.device) -> Simulator:
+    from evorl.envs.tensor.vector import VectorSimulator
+
+    return VectorSimulator(settings, name, copies, device)
+
+
+def _share_with_jax() -> None:
+    """Leave room for others, before JAX is imported: it would take most of a GPU's memory, and all cores of ranks."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    if usable_cores() <= int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
+        os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
+
+
+def _gymnax(settings: Environment, name: str, copies: int, device: torch.device) -> Simulator:
+    _share_with_jax()
+    from evorl.envs.tensor.from_gymnax import simulator
+
+    return simulator(settings, name, copies, device)
+
+
+def _brax(settings: Environment, name: str, copies: int, device: torch.device) -> Simulator:
+    _share_with_jax()
+    from evorl.envs.tensor.from_brax import brax_simulator
+
+    return brax_simulator(settings, name, copies, device)
+
+
+def _playground(settings: Environment, name: str, copies: int, device: torch.device) -> Simulator:
+    _share_with_jax()
+    from evorl.envs.tensor.from_brax import playground_simulator
+
+    return playground_simulator(settings, name, copies, device)
+
+
+SOURCES: Mapping[str, Make] = {"gymnax:": _gymnax, "brax:": _brax, "playground:": _playground, OWN: _own}
+"""The simulators by the beginnings of ids; those of the extra `jax` are imported only when one is made."""
+
+
+def is_tensor(id: str) -> bool:
+    """True for the id of an environment that is made by a simulator. `tensor:NAME` is a Gymnasium id of a module."""
+    return any(id.startswith(beginning) for beginning in SOURCES) and (not id.startswith(OWN) or id.count(":") == 2)
+
+
+_open: dict[str, SharedSimulator] = {}
+"""The simulators of this process, by their settings and device."""
+_wanted: dict[str, int] = {}
+"""The most copies of each that this process is going to use."""
+
+
+def _key(settings: Environment, device: torch.device) -> str:
+    index = "" if device.type == "cpu" else f":{device.index or 0}"
+    return f"{device.type}{index} {settings.id} {sorted(settings.kwargs.items())!r}"
+
+
+def reserve(settings: Environment, copies: int, device: torch.device) -> None:
+    """Say how many copies of an environment will be used, before the first is: many simulators are made only once."""
+    if is_tensor(settings.id):
+        key = _key(settings, device)
+        _wanted[key] = max(copies, _wanted.get(key, 1))
+
+
+def shared_simulator(settings: Environment, copies: int, device: torch.device) -> SharedSimulator:
+    """This process's simulator of at least so many copies on a device. Raises UserError if it cannot be made."""
+    _check(settings)
+    key = _key(settings, device)
+    shared = _open.get(key)
+    if shared is None or shared.simulator.copies < copies:
+        if shared is not None:
+            close_in_time(shared.simulator.close, settings.id)
+        simulator = _made(settings, max(copies, _wanted.get(key, 1)), device)
+        shared = _open[key] = SharedSimulator(simulator)
+    if settings.carry_over is True and not shared.simulator.can_save:
+        raise UserError(
+            f"environment.carry_over: the state of {settings.id} cannot be saved, so each generation begins new "
+            "episodes; use auto"
+        )
+    return shared
+
+
+def width(settings: Environment, agents: int, num_envs: int, device: torch.device) -> int:
+    """The number of environments of each of `agents` agents, at most `num_envs`, for which the simulator has copies."""
+    shared = _open.get(_key(settings, device))
+    return num_envs if shared is None else max(1, min(num_envs, shared.simulator.copies // agents))
+
+
+def longest(settings: Environment) -> int | None:
+    """The most steps of an episode of a simulator that is open."""
+    return _any(settings).limit
+
+
+def saves(settings: Environment) -> bool:
+    """True if the running episodes of a simulator go on in another process."""
+    return _any(settings).can_save
+
+
+def _any(settings: Environment) -> Simulator:
+    """A simulator of these settings, on any device."""
+    name = _key(settings, torch.device("cpu")).partition(" ")[2]
+    opened = (shared for key, shared in _open.items() if key.partition(" ")[2] == name)
+    return (next(opened, None) or shared_simulator(settings, 1, torch.device("cpu"))).simulator
+
+
+def _check(settings: Environment) -> None:
+    """Raise UserError for settings that only Gymnasium's environments have."""
+    if settings.vectorization != "auto":
+        raise UserError(f"environment.vectorization: {settings.id} is a simulator of all copies; leave it out")
+    if settings.life_loss_ends:
+        raise UserError(f"environment.life_loss_ends: only Atari's image environments report lives, not {settings.id}")
+
+
+def _made(settings: Environment, copies: int, device: torch.device) -> Simulator:
+    beginning = next(each for each in SOURCES if settings.id.startswith(each))
+    try:
+        return SOURCES[beginning](settings, settings.id.removeprefix(beginning), copies, device)
+    except (UserError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        if isinstance(error, ImportError) and (extra := extra_of(error)) is not None:
+            needs = f"it needs the extra {extra}: {install_command(extra)}"
+            raise UserError(f"environment.id: cannot make {settings.id!r}: {needs}") from error
+        raise UserError(f"environment.id: cannot make {settings.id!r}: {described(error)}") from error
+
+
+@atexit.register
+def _close_all() -> None:
+    for key, shared in _open.items():
+        close_in_time(shared.simulator.close, key.split()[1])
+    _open.clear()

@@ -1,0 +1,154 @@
+"""A user's vector environment of tensors, such as those of Isaac Lab, ManiSkill and mjlab. Axes: N copies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import torch
+from gymnasium.vector import AutoresetMode
+from torch import Tensor
+
+from evorl.config import Environment
+from evorl.config.errors import shown
+from evorl.envs.faults import check_spaces
+from evorl.envs.tensor.simulator import Simulator, Step
+from evorl.system.plugins import described, imported
+from evorl.types import UserError
+
+FINAL = ("final_obs", "final_observation")
+"""Info keys under which vector environments give the last observations of episodes that ended in a step."""
+DECLARED = (
+    'declare it where the environment is made: `env.metadata = {**env.metadata, "autoreset_mode": '
+    "AutoresetMode.SAME_STEP}` if a step that ends an episode returns the first observation of the next, as in Isaac "
+    "Lab, ManiSkill and mjlab, or AutoresetMode.NEXT_STEP if the step after it does"
+)
+
+
+class VectorSimulator(Simulator):
+    """What `make(num_envs, device, seed, **kwargs)` returns: what Gymnasium's vector environments have, in tensors."""
+
+    def __init__(self, settings: Environment, path: str, copies: int, device: torch.device) -> None:
+        """Raises UserError if the object lacks something, or does not declare when it resets."""
+        make = imported("environment.id", path)
+        try:
+            env = make(copies, device, 0, **settings.kwargs)
+        except TypeError as error:
+            key = "environment.kwargs" if settings.kwargs else "environment.id"
+            raise UserError(f"{key}: {settings.id!r} was called with num_envs, device, seed: {error}") from error
+        self.env, self._id = env, settings.id
+        self.copies, self.device = copies, device
+        for name in ("reset", "step"):
+            if not callable(getattr(env, name, None)):
+                raise UserError(
+                    f"environment.id: {self._id} returned {shown(env)}, without {name}; return a vector environment"
+                )
+        self.in_step = _mode(env, self._id) == AutoresetMode.SAME_STEP
+        spaces = _Single(getattr(env, "single_observation_space", None), getattr(env, "single_action_space", None))
+        check_spaces(spaces, self._id)
+        self.observation_space, self.action_space = spaces.observation_space, spaces.action_space
+        if (count := getattr(env, "num_envs", copies)) != copies:
+            raise UserError(f"environment.id: {self._id} was asked for {copies} copies and has {count}")
+        limit = getattr(env, "max_episode_length", getattr(env, "max_episode_steps", None))
+        self.limit = limit if isinstance(limit, int) and limit > 0 else None
+        metadata = getattr(env, "metadata", None) or {}
+        self.frames_per_second = int(metadata.get("render_fps") or 30)
+
+    def reset(self, seeds: Sequence[int]) -> Any:
+        start = self.env.reset(seed=seeds[0])
+        if not isinstance(start, tuple) or len(start) != 2:
+            raise UserError(f"environment.id: the reset of {self._id} must return a pair (observation, info)")
+        return self._copied(start[0])
+
+    def step(self, action: Tensor) -> Step:
+        result = self.env.step(action)
+        if not isinstance(result, tuple) or len(result) != 5:
+            raise UserError(
+                f"environment.id: the step of {self._id} must return 5 values (observation, reward, terminated, "
+                "truncated, info)"
+            )
+        observation, reward, terminated, truncated, info = result
+        last = next((info[key] for key in FINAL if key in info), None)
+        final_info = info.get("final_info")
+        numbers = {**info, **(final_info if isinstance(final_info, Mapping) else {})}
+        ends = self._flags(terminated, "terminated"), self._flags(truncated, "truncated")
+        return Step(
+            self._copied(observation),
+            self._vector(reward, "its reward").clone(),
+            *ends,
+            None if last is None else self._merged(last, observation, ends[0] | ends[1]),
+            {name: value for name, value in numbers.items() if isinstance(value, Tensor)},
+        )
+
+    def picture(self) -> Any:
+        try:
+            picture = self.env.render()
+        except Exception as error:
+            raise UserError(f"environment.id: {self._id} raised {described(error)}") from error
+        picture = picture[0] if isinstance(picture, list | tuple) else picture
+        if isinstance(picture, Tensor):
+            picture = picture.numpy(force=True)
+        return picture[0] if getattr(picture, "ndim", 0) == 4 else picture
+
+    def close(self) -> None:
+        close = getattr(self.env, "close", None)
+        if close is not None:
+            close()
+
+    def _vector(self, value: Any, what: str) -> Tensor:
+        """A tensor [N] of a step. Raises UserError for anything else."""
+        if isinstance(value, Tensor) and value.shape == (self.copies,):
+            if value.device.type != self.device.type:
+                raise UserError(
+                    f"environment.id: {self._id} gives {what} on {value.device}; the run's device is {self.device}"
+                )
+            return value
+        has = f"of shape {list(value.shape)}" if isinstance(value, Tensor) else f"as {type(value).__name__}"
+        raise UserError(f"environment.id: {self._id} gives {what} {has}; it must be a torch tensor [{self.copies}]")
+
+    def _flags(self, value: Any, what: str) -> Tensor:
+        # Copied because vector environments may reuse their tensors.
+        return self._vector(value, what).bool().clone()
+
+    def _copied(self, observation: Any) -> Any:
+        if isinstance(observation, Mapping):
+            return {name: self._copied(value) for name, value in observation.items()}
+        if isinstance(observation, tuple | list):
+            return tuple(self._copied(value) for value in observation)
+        return observation.clone() if isinstance(observation, Tensor) else observation
+
+    def _merged(self, last: Any, observation: Any, ended: Tensor) -> Any:
+        """The last observations where an episode ended, elsewhere the current ones."""
+        if isinstance(observation, Mapping):
+            return {name: self._merged(last[name], value, ended) for name, value in observation.items()}
+        if isinstance(observation, tuple | list):
+            return tuple(self._merged(*pair, ended) for pair in zip(last, observation, strict=True))
+        if not isinstance(last, Tensor) or last.shape != observation.shape:
+            has = f"of shape {list(last.shape)}" if isinstance(last, Tensor) else f"as {type(last).__name__}"
+            raise UserError(
+                f"environment.id: {self._id} gives last observations {has}; they must be a tensor of the shape of all "
+                f"observations, {list(observation.shape)}, of which the rows of ended episodes are read"
+            )
+        return torch.where(ended.view(-1, *[1] * (last.dim() - 1)), last, observation)
+
+
+class _Single:
+    """The spaces of one copy, as Gymnasium's checks read them."""
+
+    def __init__(self, observation_space: Any, action_space: Any) -> None:
+        self.observation_space: gym.Space[Any] = observation_space
+        self.action_space: gym.Space[Any] = action_space
+
+
+def _mode(env: Any, id: str) -> AutoresetMode:
+    """When a vector environment resets its copies. Raises UserError if it does not say, or never does."""
+    metadata = getattr(env, "metadata", None) or {}
+    declared = getattr(env, "autoreset_mode", metadata.get("autoreset_mode"))
+    if declared is None:
+        raise UserError(f"environment.id: {id} does not say when it resets; {DECLARED}")
+    names = {mode: mode for mode in AutoresetMode} | {mode.value: mode for mode in AutoresetMode}
+    mode = names.get(declared)
+    if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
+        raise UserError(f"environment.id: {id} declares autoreset mode {shown(declared)}; {DECLARED}")
+    return mode

@@ -1,0 +1,203 @@
+"""A population in one simulator. The reference is a CartPole in torch, compared with Gymnasium's step by step."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from helpers.support import agent, config, lines, train_below
+from helpers.torch_cartpole import CartPole
+
+from evorl.commands.evaluate import evaluate_elite
+from evorl.envs import make_environments
+from evorl.envs.episodes import Episodes
+from evorl.envs.tensor.episodes import TensorEpisodes
+from evorl.types import EvorlWarning, UserError
+
+CARTPOLE = "tensor:helpers.torch_cartpole:make"
+
+
+def environments(agents=2, num_envs=3, *overrides, **kwargs):
+    words = [f"environment.kwargs.{name}={value}" for name, value in kwargs.items()]
+    settings = config(f"environment.id={CARTPOLE}", *words, *overrides).environment
+    return make_environments(settings, agents, num_envs)
+
+
+def actions(tensors, rng):
+    return torch.from_numpy(rng.integers(2, size=(tensors.agents, tensors.num_envs)))
+
+
+def test_the_reference_is_gymnasiums_cartpole():
+    rng, pole = np.random.default_rng(0), CartPole(4, limit=40)
+    truth = [gym.make("CartPole-v1", max_episode_steps=40) for _ in range(4)]
+    pole.reset(seed=1)
+    for copy, env in enumerate(truth):
+        env.reset(seed=copy)
+        env.unwrapped.state = pole.state[copy].numpy()
+    ends = 0
+    for _ in range(300):
+        chosen = rng.integers(2, size=4)
+        observation, reward, terminated, truncated, info = pole.step(torch.from_numpy(chosen))
+        for copy, env in enumerate(truth):
+            seen, gained, over, cut, _ = env.step(int(chosen[copy]))
+            np.testing.assert_allclose(info["final_obs"][copy], seen, rtol=0, atol=1e-6)
+            assert (reward[copy], terminated[copy], truncated[copy]) == (gained, over, cut)
+            if over or cut:
+                ends += 1
+                env.reset()
+                env.unwrapped.state = pole.state[copy].numpy()
+            else:
+                assert torch.equal(observation[copy], info["final_obs"][copy])
+    assert ends > 20
+
+
+@pytest.mark.parametrize("final", ["final_obs", "final_observation"])
+def test_transitions_have_the_true_last_observation(final):
+    rng, tensors, pole = np.random.default_rng(0), environments(final=final, limit=30), CartPole(6, limit=30)
+    tensors.reset(3)
+    pole.reset(seed=3)
+    ended = 0
+    for _ in range(200):
+        before, action = tensors.observation["observation"], actions(tensors, rng)
+        transition = tensors.step(action)
+        observation, _, terminated, truncated, info = pole.step(action.flatten())
+        assert torch.equal(transition.observation["observation"], before)
+        assert torch.equal(transition.next_observation["observation"].flatten(0, 1), info["final_obs"])
+        assert torch.equal(tensors.observation["observation"].flatten(0, 1), observation)
+        assert torch.equal(transition.terminated.flatten(), terminated)
+        assert torch.equal(transition.truncated.flatten(), truncated & ~terminated)
+        assert torch.equal(tensors.started.flatten(), terminated | truncated)
+        ended += int(tensors.started.sum())
+    assert ended > 20
+    assert transition.all_valid
+    assert transition.valid.all()
+
+
+def test_a_step_that_only_resets_is_no_transition():
+    rng, tensors = np.random.default_rng(0), environments(mode="NextStep")
+    tensors.reset(3)
+    assert not tensors.always_valid
+    for _ in range(100):
+        transition = tensors.step(actions(tensors, rng))
+        over = transition.terminated | transition.truncated
+        then = tensors.step(actions(tensors, rng))
+        assert torch.equal(then.valid, ~over)
+        assert torch.equal(tensors.started, over)
+        if over.any():
+            break
+    assert over.any()
+
+
+@pytest.mark.filterwarnings("ignore::evorl.types.EvorlWarning")
+def test_without_last_observations_truncated_steps_bootstrap_from_the_one_before():
+    rng, tensors = np.random.default_rng(0), environments(final="", limit=12)
+    tensors.reset(3)
+    cut = 0
+    for _ in range(60):
+        before = tensors.observation["observation"]
+        transition = tensors.step(actions(tensors, rng))
+        after = transition.next_observation["observation"]
+        assert torch.equal(after[transition.truncated], before[transition.truncated])
+        going = ~transition.truncated
+        assert torch.equal(after[going], tensors.observation["observation"][going])
+        cut += int(transition.truncated.sum())
+    assert cut
+    with pytest.warns(EvorlWarning, match="gives no final observations"):
+        tensors.pop_collected()
+
+
+def test_episodes_are_counted_as_on_the_host():
+    rng = np.random.default_rng(0)
+    host, device = Episodes(2, 3), TensorEpisodes(2, 3, torch.device("cpu"))
+    host.hand_over([0, 1])
+    device.hand_over([0, 1])
+    for step in range(1, 1_200):
+        reward, ended = rng.normal(size=6), rng.random(6) < rng.choice([0.01, 0.2])
+        host.step(reward, ended, None)
+        device.step(torch.from_numpy(reward).view(2, 3), torch.from_numpy(ended).view(2, 3))
+        if step % 170 == 0:
+            for one, two in zip(host.pop(), device.pop(), strict=True):
+                np.testing.assert_allclose(one, two)
+            np.testing.assert_allclose(host.recent(), device.recent())
+        if step in (300, 700):
+            owners = [0, 2 + step]
+            host.hand_over(owners)
+            device.hand_over(owners)
+            saved = {name: value.clone() for name, value in device.state_dict().items()}
+            device = TensorEpisodes(2, 3, torch.device("cpu"))
+            device.load_state_dict(saved)
+            host.recent()
+
+
+def test_returns_have_no_bias_towards_short_episodes():
+    """Half of all episodes last 10 steps and half 90; in a window of 100 steps most that end are short."""
+    rng, episodes, sums = np.random.default_rng(0), TensorEpisodes(1, 500, torch.device("cpu")), np.zeros(2)
+    length, age = rng.choice([10, 90], 500), np.zeros(500)
+    for step in range(1, 4_001):
+        age += 1
+        ended = age == length
+        episodes.step(torch.ones(1, 500), torch.from_numpy(ended)[None])
+        length, age = np.where(ended, rng.choice([10, 90], 500), length), np.where(ended, 0, age)
+        if step % 100 == 0:
+            returns, count, _, _ = episodes.pop()
+            sums += returns[0], count[0]
+    assert sums[1] > 10_000
+    assert abs(sums[0] / sums[1] - 50) < 1
+
+
+def test_several_users_step_one_simulator_in_turn():
+    """Evaluation uses fewer copies of the simulator in which agents train, and ends the episodes of training."""
+    training, evaluation = environments(2, 4), environments(1, 3)
+    training.reset(1)
+    training.step(torch.zeros(2, 4, dtype=torch.int64))
+    evaluation.reset([5, 6, 7])
+    assert evaluation.step(torch.zeros(1, 3, dtype=torch.int64)).reward.shape == (1, 3)
+    with pytest.raises(RuntimeError, match="reset first"):
+        training.step(torch.zeros(2, 4, dtype=torch.int64))
+    training.begin(1, [agent(id=0), agent(id=1)], carry_over=False)
+    training.step(torch.zeros(2, 4, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "words"),
+    [
+        ({"mode": "null"}, "does not say when it resets; declare it"),
+        ({"mode": "Disabled"}, "declares autoreset mode"),
+        ({"gravity": 3}, "environment.kwargs: .* unexpected keyword argument 'gravity'"),
+    ],
+)
+def test_refusals(kwargs, words):
+    with pytest.raises(UserError, match=words):
+        environments(**kwargs)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("environment.vectorization=sync", "environment.vectorization: .* is a simulator"),
+        ("environment.carry_over=true", "environment.carry_over: the state of .* cannot be saved"),
+        ("environment.id=tensor:helpers.nowhere:make", "cannot import 'helpers.nowhere:make'"),
+    ],
+)
+def test_refused_settings(override, words):
+    with pytest.raises(UserError, match=words):
+        environments(2, 3, override)
+
+
+def test_numbers_that_are_not_finite_end_the_generation():
+    rng, tensors = np.random.default_rng(0), environments(poison=3)
+    tensors.reset(0)
+    for _ in range(5):
+        tensors.step(actions(tensors, rng))
+    with pytest.raises(UserError, match="gave nan as a reward"):
+        tensors.pop_collected()
+
+
+def test_a_population_trains_and_is_evaluated_in_one_simulator(tmp_path):
+    """The whole loop, by the demo: PPO, then its best agent evaluated by the command."""
+    ppo = "algorithm={name: ppo, rollout_steps: 10, batch_size: 20}"
+    run = train_below(tmp_path, f"environment.id={CARTPOLE}", ppo, "replay={}")
+    rows = lines(run / "metrics.jsonl")
+    assert [row["agent_steps"] for row in rows] == [40, 80, 120]
+    assert all(row["evaluation_steps"] > 0 and None not in row["fitness"] for row in rows)
+    once, again = (evaluate_elite(run, 7, seed=1, allow_code=True)["returns"] for _ in range(2))
+    assert once == again
