@@ -146,6 +146,11 @@ def count(text: str) -> int:
     return _within(text, 1, 1_000_000)
 
 
+def seed_or_word(text: str) -> int | str:
+    """Parse a seed, or keep a word that follows the seeds, since both are separated by spaces."""
+    return text if not text.lstrip("-").isdecimal() else seed(text)
+
+
 def _within(text: str, least: int, most: int) -> int:
     value = int(text)
     if not least <= value <= most:
@@ -194,11 +199,20 @@ def _verbose(parser: argparse.ArgumentParser) -> None:
 def _train(parser: argparse.ArgumentParser) -> None:
     _words(parser)
     parser.add_argument("--processes", type=count, default=1, help="number of processes of a run (default: 1)")
-    parser.add_argument("--name", help="directory of the run below runs/")
+    parser.add_argument("--name", help="directory of the run below runs/; with --seeds, -seed-N is appended")
     parser.add_argument(
         "--no-track", action="store_true", help="record the run only in its own files; short for tracking.backends=[]"
     )
-    parser.add_argument("--seed", type=seed, metavar="N", help="random seed; short for seed=N")
+    seeds = parser.add_mutually_exclusive_group()
+    seeds.add_argument("--seed", type=seed, metavar="N", help="random seed; short for seed=N")
+    seeds.add_argument(
+        "--seeds",
+        nargs="+",
+        type=seed_or_word,
+        metavar="N",
+        help="train one run per seed and summarise them; seeds that have finished are not repeated",
+    )
+    parser.add_argument("--jobs", type=count, metavar="N", help="with --seeds: seeds to train at a time (default: 1)")
     _verbose(parser)
 
 
@@ -244,8 +258,14 @@ def _watch(parser: argparse.ArgumentParser) -> None:
 
 
 def _report(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=Path, help="the run's directory")
-    parser.add_argument("--output", "-o", type=Path, metavar="FILE", help="default: report.html in the run's directory")
+    _runs(parser, "a run's directory; several runs are compared")
+    parser.add_argument(
+        "--output",
+        "-o",
+        type=Path,
+        metavar="FILE",
+        help="default: report.html in the run's directory or, for several runs, in this one",
+    )
 
 
 def _plot(parser: argparse.ArgumentParser) -> None:
@@ -321,7 +341,7 @@ def _completion(parser: argparse.ArgumentParser) -> None:
 
 COMMANDS: Mapping[str, Command] = {
     "train": Command(
-        "train and evolve a population of agents",
+        "train and evolve a population of agents, with one seed or several",
         "train:train",
         _train,
         (
@@ -329,6 +349,7 @@ COMMANDS: Mapping[str, Command] = {
             "evorl train ppo environment=CartPole-v1 training.target_fitness=475 --name first",
             "evorl train sac --seed 7 population.size=8",
             "evorl train my.yaml --processes 2",
+            "evorl train my.yaml --seeds 1 2 3 4 5 --jobs 2 --name wide 'network.hidden_sizes=[256,256]'",
         ),
     ),
     "resume": Command(
@@ -362,10 +383,10 @@ COMMANDS: Mapping[str, Command] = {
         ("evorl watch runs/my-run --video best.mp4", "evorl watch runs/my-run --episodes 1 --seed 7"),
     ),
     "report": Command(
-        "write an HTML report on a run",
+        "write an HTML report on a run, or a comparison of several runs",
         "render:report",
         _report,
-        ("evorl report runs/my-run", "evorl report runs/my-run --output ppo.html"),
+        ("evorl report runs/my-run", "evorl report runs/ppo-1 runs/ppo-2 runs/ppo-3 --output ppo.html"),
     ),
     "plot": Command(
         "plot the learning curve of a run, or the mean of several with its confidence interval",

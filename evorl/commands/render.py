@@ -68,14 +68,15 @@ def watch(parsed: argparse.Namespace) -> None:
 
 def report(parsed: argparse.Namespace) -> None:
     """`evorl report`."""
-    from evorl.report.data import load
+    from evorl.report.data import load_several
     from evorl.report.page import check_packages, page
 
     check_packages()
     if parsed.output is not None:
         check_folder(parsed.output)
-    output = parsed.output or parsed.run / "report.html"
-    text = page(load(parsed.run)).encode()
+    runs = load_several(parsed.runs)
+    output = parsed.output or (parsed.runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
+    text = page(runs).encode()
     write_atomically(output, text)
     print(f"{output} ({len(text) / 1e6:.1f} MB; opens in any browser, offline)")
 

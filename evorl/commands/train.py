@@ -1,28 +1,43 @@
-"""`evorl train` and `resume`: start a training program on one process or several."""
+"""`evorl train` and `resume`: start a training program on one process or several, or on several seeds."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
+import subprocess
 import sys
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from evorl.commands.command import file_and_assignments
-from evorl.config import read_yaml
+from evorl.commands.inspect import state_of
+from evorl.config import AnyConfig, read_yaml
+from evorl.config.errors import on_one_line
 from evorl.config.fields import leaves
 from evorl.config.yaml import ACCELERATE, PACKAGE, VERBOSE, assignment, override, plain_assignments, read_settings
-from evorl.runs.launch import check, read_config
+from evorl.report.statistics import interval
+from evorl.runs.launch import asked_for_bf16, check, launched, read_config
 from evorl.runs.reading.read import read_overview
 from evorl.runs.reading.trust import refuse_code
 from evorl.runs.storage.checkpoint_files import STATE, Checkpoints
-from evorl.runs.storage.directory import CONFIG, check_run, check_same_run, saved_config
+from evorl.runs.storage.directory import (
+    CONFIG,
+    check_run,
+    check_same_run,
+    plain_name,
+    saved_config,
+)
 from evorl.runs.storage.progress import progress_of
 from evorl.runs.train import ASYNCHRONOUS, ONLINE, main_of, program_for
+from evorl.system.console import aligned, digits, say
 from evorl.system.files import CHECKPOINTS
 from evorl.system.processes import usable_cores
-from evorl.types import UserError
+from evorl.types import FINISHED, RunFailed, UserError
 
 LOCAL_LAUNCHER = PACKAGE / "distributed" / "local_launch.py"
 
@@ -32,6 +47,11 @@ def train(parsed: argparse.Namespace) -> None:
     _refuse_settings_given_twice(parsed)
     if parsed.no_track:
         parsed.words = [*parsed.words, "tracking.backends=[]"]
+    if parsed.seeds is not None:
+        train_seeds(parsed)
+        return
+    if parsed.jobs is not None:
+        raise UserError("--jobs: sets how many seeds train at a time; give the seeds, such as --seeds 1 2 3")
     arguments = program_arguments([*parsed.words, *_verbosity(parsed)], parsed.seed, parsed.name)
     program = program_for(read_settings(Path(arguments[1]), arguments[2:]))
     if parsed.processes == 1:
@@ -44,17 +64,20 @@ def train(parsed: argparse.Namespace) -> None:
 
 def _refuse_settings_given_twice(parsed: argparse.Namespace) -> None:
     """Raise UserError if an option is given together with the setting that it stands for."""
-    settings = _assigned(parsed.words)
+    words = [*parsed.words, *(each for each in parsed.seeds or () if isinstance(each, str))]
+    given = _given(words)
     for option, key, value in (
         ("--seed", "seed", parsed.seed),
+        ("--seeds", "seed", parsed.seeds),
+        ("--seeds", "run.resume", parsed.seeds),
         ("--name", "run.name", parsed.name),
         ("--verbose", "run.verbose", parsed.verbose or None),
     ):
-        if value is not None and key in settings:
+        if value is not None and key in given:
             raise UserError(f"{key}: {option} sets it; leave one of them out")
 
 
-def _assigned(words: Sequence[str]) -> set[str]:
+def _given(words: Sequence[str]) -> set[str]:
     """The keys of the assignments on a command line, also of those in a section that is given as a whole."""
     keys = set()
     for word in plain_assignments(words, "seed"):
@@ -92,7 +115,7 @@ def resume_command(
     """
     check_run(run)
     for key in ("run", "run.name", "run.directory", "run.resume"):
-        if key in _assigned(overrides):
+        if key in _given(overrides):
             raise UserError(
                 f"{key}: a resumed run stays in its directory, {run}; leave it out, or begin a new run from its agents "
                 f"with population.from={run}"
@@ -149,3 +172,173 @@ def _ranks_of(run: Path) -> int:
 def _become(command: Sequence[str]) -> None:
     """Replace this process by a command, so that signals and the exit code are the command's."""
     os.execv(command[0], list(command))
+
+
+PIECE = 0.5
+"""Seconds between checks whether all runs have ended."""
+HEADINGS = ("seed", "run", "best", "episodes", "steps", "seconds", "state")
+
+
+def train_seeds(parsed: argparse.Namespace) -> None:
+    """Train each seed with a command of its own, then print a table. Raises UserError, and RunFailed if any failed."""
+    seeds = [each for each in parsed.seeds if isinstance(each, int)]
+    if not seeds:
+        raise UserError("--seeds: give at least one seed, such as --seeds 1 2 3")
+    if len(set(seeds)) < len(seeds):
+        raise UserError(f"--seeds: each seed may be given once, not {' '.join(map(str, seeds))}")
+    if len(seeds) > 1 and os.environ.get("WANDB_SWEEP_ID") and not parsed.no_track:
+        raise UserError("--seeds: a run of a W&B sweep is one training run; make `seed` a parameter of the sweep")
+    file, given = file_and_assignments(
+        [*parsed.words, *_verbosity(parsed), *(each for each in parsed.seeds if isinstance(each, str))]
+    )
+    config = check(read_config(file, given), ranks=parsed.processes)
+    name = parsed.name or config.run.name or plain_name(config)
+    names = [(number, f"{name}-seed-{number}") for number in seeds]
+    runs = [(number, config.run.directory / each) for number, each in names]
+    for number, path in runs:
+        if (path / CONFIG).is_file():
+            requested = launched(read_config(file, [*given, f"seed={number}"]), asked_for_bf16())
+            _check_begun(path, check(requested, ranks=parsed.processes))
+    several = ["--processes", str(parsed.processes)] if parsed.processes > 1 else []
+    program = [sys.executable, "-P", "-m", "evorl", "train", *several, str(file), *given]
+    called = {number: assignment("run.name", each) for number, each in names}
+    left = [number for number, path in runs if not _is_over(path, config)]
+    commands = [(number, [*program, f"seed={number}", called[number], "run.resume=auto"]) for number in left]
+    jobs = min(parsed.jobs or 1, max(1, len(left)))
+    codes = train_each(commands, jobs, divided(visible_gpus() if jobs > 1 else [], jobs, parsed.processes))
+    print("\n".join(summary_lines([(number, path) for number, path in runs if (path / CONFIG).is_file()])))
+    if failed := [str(number) for number, code in codes.items() if code]:
+        raise RunFailed(f"seed {', '.join(failed)} did not finish; repeat the command to resume")
+
+
+def _is_over(path: Path, config: AnyConfig) -> bool:
+    """True if the run in `path` has finished and its checkpoints were removed, so that it cannot train on."""
+    if not (path / CONFIG).is_file() or Checkpoints(path / CHECKPOINTS, keep=1).generations():
+        return False
+    begun = read_config(path / CONFIG, ()).training
+    goes_on = config.training.max_steps > begun.max_steps or config.training.target_fitness != begun.target_fitness
+    return read_overview(path).summary.get("ended") == FINISHED and not goes_on
+
+
+def _check_begun(path: Path, config: AnyConfig) -> None:
+    """Raise UserError if the run in `path` has other settings, whose results would be taken for those of `config`."""
+    try:
+        check_same_run(path, config)
+    except UserError as error:
+        raise UserError(f"{error}; choose another --name") from error
+    begun = read_config(path / CONFIG, ())
+    for key, was, now in (
+        ("network.bf16", bool(begun.network.bf16), bool(config.network.bf16)),
+        ("evaluation.max_steps", begun.evaluation.max_steps, config.evaluation.max_steps),
+    ):
+        if was != now:
+            raise UserError(f"run.resume: {path} was started with another {key}; choose another --name")
+
+
+def visible_gpus() -> list[str]:
+    """The names by which `CUDA_VISIBLE_DEVICES` can select the GPUs that this process may use."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name for each in visible.split(",") if (name := each.strip())]
+    import torch  # Only several jobs need it: importing it takes 2 s.
+
+    return [str(index) for index in range(torch.cuda.device_count())]
+
+
+def divided(gpus: Sequence[str], jobs: int, processes: int) -> list[str]:
+    """`CUDA_VISIBLE_DEVICES` for each of `jobs` concurrent runs, so that their `processes` spread over all GPUs.
+
+    Without it, every run would take the first GPUs. Empty if there are too few GPUs to spread over.
+    """
+    if len(gpus) < max(2, processes):
+        return []
+    turns = itertools.cycle(gpus)
+    return [",".join(itertools.islice(turns, processes)) for _ in range(jobs)]
+
+
+@dataclass
+class Processes:
+    """The training processes in progress; on SIGTERM they shut down cleanly and keep their checkpoints.
+
+    `devices` are the `CUDA_VISIBLE_DEVICES` that no run has at present; without any, all runs see the same GPUs.
+    """
+
+    devices: list[str] = field(default_factory=list)
+    running: set[subprocess.Popen[str]] = field(default_factory=set)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    over: bool = False
+
+    def train(self, number: int, command: Sequence[str]) -> int:
+        """Run a training process, its output lines prefixed by its seed; return its exit code, 1 if not started."""
+        with self.lock:
+            if self.over:
+                return 1
+            # The package comes first on the path, so that no other `evorl` is imported instead.
+            path = os.pathsep.join(filter(None, (str(PACKAGE.parent), os.environ.get("PYTHONPATH"))))
+            device_variables = {"CUDA_VISIBLE_DEVICES": self.devices.pop(0)} if self.devices else {}
+            environment = {**os.environ, "PYTHONPATH": path, **device_variables}
+            process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, text=True, errors="replace",
+            )  # fmt: skip
+            self.running.add(process)
+        assert process.stdout is not None
+        with process.stdout:
+            for line in process.stdout:
+                say(f"seed {number} | {line.rstrip()}")
+        code = process.wait()
+        with self.lock:
+            self.running.discard(process)
+            self.devices += device_variables.values()
+        return code
+
+    def end(self) -> None:
+        """Terminate all training processes and prevent new ones."""
+        with self.lock:
+            self.over = True
+            for process in self.running:
+                process.terminate()
+
+
+def train_each(commands: Sequence[tuple[int, Sequence[str]]], jobs: int, devices: Sequence[str] = ()) -> dict[int, int]:
+    """Run each seed's command, `jobs` at a time, each with one of `devices`; return the exit codes by seed."""
+    processes = Processes([*devices])
+    with ThreadPoolExecutor(jobs) as pool:
+        try:
+            begun = {number: pool.submit(processes.train, number, command) for number, command in commands}
+            # Poll: a signal that another thread receives does not interrupt a wait.
+            while wait(begun.values(), PIECE).not_done:
+                pass
+            return {number: future.result() for number, future in begun.items()}
+        except BaseException:
+            processes.end()
+            raise
+
+
+def summary_lines(runs: Sequence[tuple[int, Path]]) -> list[str]:
+    """Format one row per seed, then the mean over seeds of the best agents' scores and the number solved."""
+    rows, best, solved, targets = [], [], 0, 0
+    for number, path in runs:
+        record = read_overview(path)
+        summary = record.summary
+        reached = summary.get("best_fitness")
+        shown = "-"
+        if isinstance(reached, int | float):
+            best.append(float(reached))
+            shown = digits(reached)
+        targets += summary.get("solved") is not None
+        solved += summary.get("solved") is True
+        rows.append((
+            str(number), path.name, shown, str(summary.get("best_fitness_episodes", "-")),
+            f"{summary.get('agent_steps', 0):,}", f"{summary.get('wall_clock_seconds', 0):.0f}", state_of(record),
+        ))  # fmt: skip
+    return [*map(on_one_line, aligned([HEADINGS, *rows])), _together(best, solved, targets, len(runs))]
+
+
+def _together(best: Sequence[float], solved: int, targets: int, number: int) -> str:
+    words = f"no seed of {number} has an agent"
+    if best:
+        _, mean, low, high = interval(best)
+        spread = "" if low is None or high is None else f" (95 % interval {digits(low)} to {digits(high)})"
+        words = f"best agents of {len(best)} seed{'s' if len(best) > 1 else ''}: mean {digits(mean)}{spread}"
+    return f"{words}; solved: {solved} of {number}" if targets else words

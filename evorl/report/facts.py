@@ -8,7 +8,7 @@ from typing import Any
 
 from evorl.report.data import Drawn
 from evorl.report.figures import look
-from evorl.report.statistics import FEWEST, Effect, Interval
+from evorl.report.statistics import FEWEST, Effect, Group, Interval, interval
 from evorl.runs.reading.lineage import Stage
 from evorl.system.console import compact, digits, duration
 
@@ -106,6 +106,30 @@ def effect_rows(effects: Sequence[Effect]) -> list[dict[str, Any]]:
         }
         for effect in effects
     ]
+
+
+def compared(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """Return one table row per group of runs, with the results of its seeds."""
+    rows = []
+    for group in groups:
+        best = [run.generations[-1].elite_fitness for run in group.runs]
+        scores = [value for value in best if value is not None]
+        mean = interval(scores) if scores else None
+        aims = any(run.setting("training.target_fitness") is not None for run in group.runs)
+        solved = sum(run.summary.get("solved") is True for run in group.runs)
+        rows.append(
+            {
+                "label": group.label,
+                "seeds": ", ".join(str(run.setting("seed")) for run in group.runs),
+                "best": "–" if mean is None else digits(mean.mean),
+                "interval": "–" if mean is None else ends(mean),
+                "names": ", ".join(run.name for run in group.runs),
+                "each": ", ".join("–" if value is None else digits(value) for value in best),
+                "steps": ", ".join(compact(run.generations[-1].agent_steps) for run in group.runs),
+                "solved": f"{solved} of {len(group.runs)}" if aims else "no target",
+            }
+        )
+    return rows
 
 
 def change(value: float) -> str:

@@ -1,4 +1,4 @@
-"""Plotly figures of a run: traces and a layout.
+"""Plotly figures of one run, and of several that are compared: traces and a layout.
 
 Text from a run's files is HTML-escaped here. `$ink` stands for the text colour, which the page sets by its colour
 scheme.
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
 from evorl.report.data import Drawn, Generation, born_by
-from evorl.report.statistics import Effect, cut_off, extent, thinned
+from evorl.report.statistics import MEASURES, Effect, Group, cut_off, extent, points, thinned
 from evorl.runs.reading.lineage import Stage
 from evorl.system.console import digits
 
@@ -30,6 +31,8 @@ TINY = 1e-3
 """Fractions of time below which no bar is drawn."""
 WRITTEN = 24
 """The most agents of a payoff matrix for which each cell has its numbers written in it."""
+LEGEND = 56
+"""The maximum number of characters in a line of a legend; more would not fit 500 pixels."""
 
 
 class Look(NamedTuple):
@@ -50,6 +53,8 @@ LOOKS = {
     "parameters": Look("parameters (noise)", "#cc79a7", "triangle-up", "^"),
     "activation": Look("activation", "#009e73", "star", "*"),
 }
+GROUPS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+"""Colours of groups of runs, used cyclically: the colour-blind-safe palette of Okabe & Ito 2008."""
 
 
 def look(kind: str) -> Look:
@@ -382,6 +387,17 @@ def _over_steps(rows: Sequence[Generation], values: Sequence[float | None]) -> F
     }
 
 
+def comparison(groups: Sequence[Group], measure: str) -> Figure:
+    """Plot a measure over steps for each group: every seed, their mean, and its 95 % confidence interval."""
+    traces = [trace for number, group in enumerate(groups) for trace in _traces(group, measure, number)]
+    words, values = MEASURES[measure][0], [value for group in groups for value in group.values(measure)]
+    layout = _axes(STEPS, words)
+    layout["yaxis"] |= {"range": extent(values)}
+    lines = sum(trace["name"].count("<br>") + 1 for trace in traces if "showlegend" not in trace)
+    layout |= {"height": 420 + 10 * lines}
+    return {"data": traces, "layout": layout}
+
+
 def _lives(run: Drawn, value: Callable[[Stage], float | None]) -> list[Figure]:
     """Return one trace per kind of mutation, with a line from each life's predecessor to itself."""
     parents, steps = run.parents, run.steps
@@ -543,3 +559,49 @@ def _axes(x: str, y: str) -> Figure:
         "xaxis": {"title": {"text": x}, "rangemode": "tozero" if x == STEPS else "normal"},
         "yaxis": {"title": {"text": y}},
     }
+
+
+def _traces(group: Group, measure: str, number: int) -> Iterator[Figure]:
+    colour = GROUPS[number % len(GROUPS)]
+    for run in group.runs:
+        steps, values = points(run, measure)
+        yield {
+            **_line(steps.tolist(), values.tolist(), colour, 1),
+            "opacity": 0.45,
+            "showlegend": False,
+            "name": html.escape(run.name),
+            "hovertemplate": "%{fullData.name}: %{y:.4~r}<extra></extra>",
+        }
+    grid, means = group.curve(measure)
+    x = grid.tolist()
+    if means and means[0].low is not None:
+        low, high = [mean.low for mean in means], [mean.high for mean in means]
+        yield {
+            **_line(x + x[::-1], high + low[::-1], colour, 0),
+            "fill": "toself",
+            "fillcolor": _clear(colour),
+            "hoverinfo": "skip",
+            "showlegend": False,
+        }
+    yield {
+        **_line(x, [mean.mean for mean in means], colour, 3),
+        "name": "<br>".join(map(html.escape, textwrap.wrap(group.title.replace(" runs)", "\u00a0runs)"), LEGEND))),
+        "hovertemplate": "mean %{y:.4~r}<extra></extra>",
+    }
+
+
+def _line(x: Sequence[float], y: Sequence[float | None], colour: str, width: int) -> Figure:
+    line: dict[str, Any] = {"color": colour, "width": width}
+    # A line through one point is invisible.
+    mode: Figure = {"mode": "lines"} if len(x) > 1 else {"mode": "markers", "marker": {"color": colour, "size": 9}}
+    return {"type": "scatter", **mode, "x": list(x), "y": _without_nan(y), "line": line}
+
+
+def _without_nan(values: Sequence[float | None]) -> list[float | None]:
+    """Replace NaN by None, since JSON has no NaN."""
+    return [None if value is None or value != value else float(value) for value in values]
+
+
+def _clear(colour: str) -> str:
+    red, green, blue = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
+    return f"rgba({red},{green},{blue},0.16)"

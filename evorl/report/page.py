@@ -1,18 +1,18 @@
-"""A self-contained HTML page about a run, which needs no network."""
+"""A self-contained HTML page about one or several runs, which needs no network."""
 
 from __future__ import annotations
 
 import importlib.resources
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from evorl.config.schema import as_yaml
 from evorl.report import figures
 from evorl.report.data import Drawn
-from evorl.report.facts import badges, effect_rows, environment_facts, path_heading, path_rows, run_facts
-from evorl.report.statistics import effects
+from evorl.report.facts import badges, compared, effect_rows, environment_facts, path_heading, path_rows, run_facts
+from evorl.report.statistics import effects, groups, measures
 from evorl.system.extras import require
 
 HERE = Path(__file__).parent
@@ -23,21 +23,30 @@ def check_packages() -> None:
     require("report", "a report")
 
 
-def page(run: Drawn) -> str:
-    """Render the HTML page about a run."""
+def page(runs: Sequence[Drawn]) -> str:
+    """Render the HTML page about one or more runs; several are first compared with each other."""
     import jinja2
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    charts = {name: figure for name, figure in _figures(run).items() if figure is not None}
+    together = groups(runs)
+    drawn = {f"compare-{name}": figures.comparison(together, name) for name in measures(runs)} if len(runs) > 1 else {}
+    parts = []
+    for number, run in enumerate(runs):
+        charts = {name: figure for name, figure in _figures(run).items() if figure is not None}
+        drawn |= {f"{name}-{number}": figure for name, figure in charts.items()}
+        parts.append({"number": number, "figures": set(charts), **_words(run)})
     return environment.get_template("page.html").render(
-        run=_words(run),
-        drawn=set(charts),
+        title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
+        runs=parts,
+        measures=measures(runs),
+        confirmed=all(run.confirms for run in runs),
+        compared=compared(together) if len(runs) > 1 else [],
         style=_literal("page.css"),
         script=_literal("page.js"),
         plotly=_plotly(),
-        figures=_markup(embedded(charts)),
+        figures=_markup(embedded(drawn)),
     )
 
 
@@ -73,7 +82,7 @@ def _words(run: Drawn) -> dict[str, Any]:
         "path": path_rows(run),
         "path_heading": path_heading(run),
         "count": run.count,
-        "generations": len({life.generation for life in run.lives}),
+        "drawn": len({life.generation for life in run.lives}),
         "thinned": run.count > len(run.lives),
         "effects": effect_rows(effects(run)),
         "config": as_yaml(run.config, allow_unicode=True),

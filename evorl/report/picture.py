@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,18 +12,14 @@ from numpy.typing import NDArray
 
 from evorl.config.errors import on_one_line
 from evorl.report.data import Drawn, born_by
-from evorl.report.figures import LOOKS, PLAIN, STEPS, Look, look, spans_a_decade, value_of
+from evorl.report.figures import GROUPS, LOOKS, PLAIN, STEPS, Look, look, spans_a_decade, value_of
 from evorl.report.statistics import MEASURES, Group, cut_off, extent, groups, measures, points, thinned
 from evorl.runs.reading.lineage import Stage
 from evorl.system.extras import require
 from evorl.system.files import check_folder, replacing
 from evorl.types import UserError
 
-GROUPS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-"""Colours of groups of runs, used cyclically: the colour-blind-safe palette of Okabe & Ito 2008."""
 FORMATS = (".png", ".svg", ".pdf")
-LEGEND = 90
-"""The maximum number of characters in a line of a legend."""
 THIN, THICK = 1.0, 2.2
 
 
@@ -131,7 +126,7 @@ def _compare(figure: Any, together: Sequence[Group], measure: str) -> None:
             axis.plot(steps, values, color=colour, linewidth=THIN, alpha=0.4, marker=_marker(steps))
         grid, means = group.curve(measure)
         drawn = {"color": colour, "linewidth": THICK, "marker": _marker(grid), "markersize": 8}
-        axis.plot(grid, [mean.mean for mean in means], label=_wrapped(group.title), **drawn)
+        axis.plot(grid, [mean.mean for mean in means], label=_plain(group.title), **drawn)
         if means and means[0].low is not None:
             ends = [[getattr(mean, end) for mean in means] for end in ("low", "high")]
             axis.fill_between(grid, *ends, color=colour, alpha=0.15, linewidth=0)
@@ -153,11 +148,6 @@ def _tidy(axis: Any) -> None:
 
     axis.spines[["top", "right"]].set_visible(False)
     axis.xaxis.set_major_formatter(EngFormatter(sep=""))
-
-
-def _wrapped(title: str) -> str:
-    """A title as lines of a legend."""
-    return "\n".join(map(_plain, textwrap.wrap(title.replace(" runs)", "\u00a0runs)"), LEGEND)))
 
 
 def _plain(words: str) -> str:

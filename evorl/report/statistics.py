@@ -11,6 +11,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import NormalDist
 from typing import Any, NamedTuple, TypeVar
 
@@ -30,6 +31,8 @@ POINTS = 1_000
 """The maximum number of points of a curve; more would fall into the same pixel."""
 APART = ("seed", "run", "tracking", "checkpoint")
 """Settings, or sections, in which the runs of a group may differ."""
+NAMED = 3
+"""The number of differing settings in a group's label; more only if labels need them to be distinct."""
 Floats = NDArray[np.float64]
 Item = TypeVar("Item")
 
@@ -232,7 +235,8 @@ def groups(runs: Sequence[Drawn]) -> list[Group]:
     for members in kinds.values():
         _warn_of_equal_seeds(members)
     configs = [{**leaves(members[0].config), **_ranks(members[0])} for members in kinds.values()]
-    return [Group(label, tuple(members)) for label, members in zip(_labels(configs), kinds.values(), strict=True)]
+    labels = _labels([members[0] for members in kinds.values()], configs)
+    return [Group(label, tuple(members)) for label, members in zip(labels, kinds.values(), strict=True)]
 
 
 def _warn_of_equal_seeds(runs: Sequence[Drawn]) -> None:
@@ -253,16 +257,34 @@ def _ranks(run: Drawn) -> dict[str, int]:
     return {} if is_alike else {"ranks": run.generations[-1].ranks}
 
 
-def _labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The labels of groups: the task, and the settings, by their paths, in which the groups of this task differ."""
-    bases = [f"{config.get('algorithm.name')} on {config.get('environment.id')}" for config in configs]
-    labels = []
-    for base, config in zip(bases, configs, strict=True):
-        alike = [other for other, task in zip(configs, bases, strict=True) if task == base]
-        settings = [
-            f"{name} {config[name]}"
-            for name in config
-            if name.partition(".")[0] not in APART and len({str(other.get(name)) for other in alike}) > 1
+def _labels(runs: Sequence[Drawn], configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return distinct labels of groups, of one run each: the task and the settings in which groups of this task differ.
+
+    Settings have their full paths. The fewest that make the labels distinct come first, and others follow up to
+    `NAMED`; those that only some of the configurations have come last.
+    """
+    bases = [f"{run.setting('algorithm.name')} on {run.setting('environment.id')}" for run in runs]
+    labels = list(bases)
+    for base in dict.fromkeys(bases):
+        members = [number for number, other in enumerate(bases) if other == base]
+        alike = [configs[number] for number in members]
+        differing = [
+            name
+            for name in dict.fromkeys(chain.from_iterable(alike))
+            if name.partition(".")[0] not in APART and len({str(config.get(name)) for config in alike}) > 1
         ]
-        labels.append(f"{base}: {', '.join(settings)}" if settings else base)
+        differing.sort(key=lambda name: any(name not in config for config in alike))
+        named: list[str] = []
+        while differing and (len(named) < NAMED or _kinds(alike, named) < len(alike)):
+            # In a tie, max gives the first.
+            named.append(max(differing, key=lambda name: _kinds(alike, [*named, name])))
+            differing.remove(named[-1])
+        for number, config in zip(members, alike, strict=True):
+            words = [f"{name} {config[name]}" for name in named if name in config] + ["…"] * bool(differing)
+            labels[number] = f"{base}: {', '.join(words)}" if named else base
     return labels
+
+
+def _kinds(configs: Sequence[Mapping[str, Any]], names: Sequence[str]) -> int:
+    """Return how many of the configurations are distinct by these settings."""
+    return len({tuple(str(config.get(name)) for name in names) for config in configs})

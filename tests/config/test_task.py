@@ -5,11 +5,16 @@ import yaml
 from helpers.support import SMALL
 
 import evorl
+from evorl.commands import train
+from evorl.commands.command import run_command
+from evorl.commands.train import program_arguments
 from evorl.config.run import Environment, Evaluation
 from evorl.config.task import environment_of
 from evorl.config.yaml import configuration_file, read_settings, shipped_names, source
+from evorl.runs import launch
 from evorl.runs import train as in_python
 from evorl.runs.launch import load_config, read_config
+from evorl.runs.program import run_program
 
 SAC = configuration_file("sac")
 GYMNASIUM = {"CartPole-v1": 475.0, "Pendulum-v1": None}
@@ -94,7 +99,7 @@ def test_a_resumed_run_keeps_what_its_configuration_says(in_directory):
         assert resumed.model_copy(update={"run": begun.run}) == begun
 
 
-def test_training_in_python_takes_the_target_of_its_environment(monkeypatch):
+def test_training_in_python_and_with_several_seeds_are_the_same(in_directory, monkeypatch):
     class Asked(Exception):
         pass
 
@@ -106,3 +111,9 @@ def test_training_in_python_takes_the_target_of_its_environment(monkeypatch):
         with pytest.raises(Asked) as asked:
             evorl.train("dqn", environment=given)
         assert numbers(asked.value.args[0]) == (-100.0, 1_000_000, 10_000)
+    begun = []
+    monkeypatch.setattr(train, "train_each", lambda commands, jobs, devices: begun.extend(commands) or {})
+    assert run_program(run_command, ["train", "dqn", "environment=Acrobot-v1", "--seeds", "5"]) == 0
+    ((_, command),) = begun
+    _, file, *words = program_arguments(command[command.index("train") + 1 :], None, None)
+    assert numbers(read_config(launch.Path(file), words)) == (-100.0, 1_000_000, 10_000)

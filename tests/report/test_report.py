@@ -16,7 +16,7 @@ from evorl.evolution.selection import Candidates, tournament
 from evorl.league.standings import Standings
 from evorl.report import figures
 from evorl.report.data import load, read_lives
-from evorl.report.facts import ends, path_rows
+from evorl.report.facts import compared, ends, path_rows
 from evorl.report.page import embedded, page
 from evorl.report.picture import draw
 from evorl.report.statistics import effects, groups, interval, quantile, result_interval
@@ -135,6 +135,9 @@ def test_seeds_are_one_group_and_other_settings_another(tmp_path):
     assert steps.tolist() == [100, 200, 300, 400]
     assert [mean.mean for mean in means] == [22.5, 42.5, 45.5, 62.5]
     assert means[0].high == pytest.approx(22.5 + 3.182 * (5 / 3) ** 0.5 / 2, abs=1e-3)
+    assert [(row["names"], row["interval"]) for row in compared([seeds, alone])] == [
+        ("1, 2, 3, 4", "60.4 to 64.6"), ("other", "n < 4")
+    ]  # fmt: skip
 
 
 def test_runs_of_one_seed_are_no_independent_samples(tmp_path):
@@ -149,24 +152,35 @@ def test_runs_of_one_seed_are_no_independent_samples(tmp_path):
 
 def test_ratings_of_different_runs_are_not_averaged(tmp_path):
     made = [load(write_run(tmp_path / str(seed), {**CONFIG, "seed": seed})) for seed in (1, 2)]
-    draw(made, tmp_path / "a.png", "mean")
+    assert "compare-mean" in page(made)
     rated = [replace(run, config=run.config | {"evolution": {"fitness": {"rating": 1.0}}}) for run in made]
+    assert "compare-mean" not in page(rated)
     with pytest.raises(UserError, match="--measure: ratings of different runs cannot be compared"):
         draw(rated, tmp_path / "a.png", "mean")
 
 
-def test_labels_name_the_settings_in_which_groups_of_a_task_differ(tmp_path):
+def test_labels_are_distinct_and_name_settings_in_full(tmp_path):
+    # Four settings differ in all files, a fifth only where an algorithm has it; two groups differ in one setting alone.
     def configured(number, algorithm, **own):
         settings = {f"setting_{letter}": value for letter, value in own.items()}
         path = write_run(tmp_path / str(number), {**CONFIG, "algorithm": {"name": algorithm}, "replay": settings})
         return load(path)
 
-    runs = [configured(1, "dqn", a=1, b=1, c=1), configured(2, "dqn", a=2, b=1, c=2), configured(3, "ppo", a=2)]
-    assert [group.label for group in groups(runs)] == [
-        "dqn on CartPole-v1: replay.setting_a 1, replay.setting_c 1",
-        "dqn on CartPole-v1: replay.setting_a 2, replay.setting_c 2",
-        "ppo on CartPole-v1",
+    runs = [
+        configured(1, "dqn", a=1, b=1, c=1, d=1), configured(2, "dqn", a=2, b=2, c=2, d=1),
+        configured(3, "dqn", a=2, b=2, c=2, d=2), configured(4, "ppo", a=2), configured(5, "a2c"),
+    ]  # fmt: skip
+    labels = [group.label for group in groups(runs)]
+    assert len(set(labels)) == 5
+    assert labels[0].startswith("dqn on CartPole-v1: replay.setting_a 1, replay.setting_d 1, ")
+    assert labels[0].endswith("…"), "more settings differ than are named"
+    assert labels[3:] == ["ppo on CartPole-v1", "a2c on CartPole-v1"]
+    # Six groups that each change another setting are distinct by no fewer than five.
+    runs = [
+        configured(10 + own, "dqn", **{letter: int(own == place) for place, letter in enumerate("abcdef")})
+        for own in range(6)
     ]
+    assert len({group.label for group in groups(runs)}) == 6
 
 
 def test_a_curve_of_the_best_goes_on_where_a_run_has_ended_and_that_of_the_mean_does_not(tmp_path):
@@ -243,7 +257,7 @@ def test_damaged_lines_of_a_run_are_left_out(long_run, tmp_path):
     (run / "metrics.jsonl").write_text("\n".join(rows) + '\n{"generation": 61, "ag')
     drawn = load(run)
     assert {life.generation for life in drawn.lives} == {*range(1, GENERATIONS + 1)} - {41}
-    assert page(drawn)
+    assert page([drawn])
 
 
 class Elements(HTMLParser):
@@ -264,7 +278,8 @@ def test_what_a_stranger_wrote_is_shown_and_not_run(tmp_path):
     config["evolution"] = {"fitness": {EVIL: 1.0}}
     lives = [(*life[:4], EVIL, EVIL, EVIL, EVIL, life[8]) if life[4] != "initial" else life for life in LIVES]
     run = load(write_run(tmp_path / "a", config, lives, ended=EVIL))
-    text, clean = page(run), page(load(write_run(tmp_path / "b")))
+    text = page([run, replace(run, config={**config, "seed": EVIL})])
+    clean = page([load(write_run(tmp_path / str(seed), {**CONFIG, "seed": seed})) for seed in (1, 2)])
     assert Elements(text).loaded == []
     assert Elements(text).tags.count("script") == Elements(clean).tags.count("script") == 3
     assert "<img" not in text

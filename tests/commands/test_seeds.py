@@ -1,0 +1,176 @@
+"""Several seeds of one configuration."""
+
+import json
+import shutil
+import signal
+import sys
+import threading
+import time
+
+import pytest
+from helpers.support import SMALL, error_line
+
+from evorl.commands import train
+from evorl.commands.command import run_command
+from evorl.runs.launch import launched, read_config
+from evorl.runs.program import run_program
+
+
+def a_run(directory, number, best, solved=None):
+    path = directory / f"a-seed-{number}"
+    path.mkdir()
+    (path / "config.yaml").write_text(f"seed: {number}\n")
+    told = {"best_fitness": best, "best_fitness_episodes": 60, "agent_steps": 4000, "wall_clock_seconds": 12.3}
+    (path / "summary.json").write_text(json.dumps({**told, "solved": solved, "ended": "finished"}))
+    return number, path
+
+
+def test_seeds_summary_has_a_line_for_each_and_the_mean(tmp_path):
+    runs = [a_run(tmp_path, number, best, True) for number, best in ((1, 190.0), (2, 210.0), (7, 200.0), (9, 200.0))]
+    heading, first, *_, last = train.summary_lines(runs)
+    assert heading.split() == list(train.HEADINGS)
+    assert first.split() == ["1", "a-seed-1", "190.0", "60", "4,000", "12", "solved"]
+    # 200 ± 3.182 * 8.165 / sqrt(4).
+    assert last == "best agents of 4 seeds: mean 200.0 (95 % interval 187.0 to 213.0); solved: 4 of 4"
+    last = train.summary_lines(runs[:3])[-1]
+    assert last == "best agents of 3 seeds: mean 200.0; solved: 3 of 3", "too few for an interval"
+
+
+def test_seeds_summary_without_target_or_agent(tmp_path):
+    runs = [a_run(tmp_path, 1, 190.0), a_run(tmp_path, 2, None)]
+    assert train.summary_lines(runs)[-1] == "best agents of 1 seed: mean 190.0"
+    assert train.summary_lines(runs[1:])[-1] == "no seed of 1 has an agent"
+    (runs[0][1] / "summary.json").write_text(json.dumps({"best_fitness": 1.0, "solved": False, "ended": "SIGTERM"}))
+    assert train.summary_lines(runs)[-1].endswith("; solved: 0 of 2")
+
+
+def test_runs_at_a_time_take_gpus_of_their_own(monkeypatch, capsys):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, GPU-a,5")
+    assert train.visible_gpus() == ["2", "GPU-a", "5"]
+    assert train.divided(train.visible_gpus(), 4, 1) == ["2", "GPU-a", "5", "2"]
+    assert train.divided(train.visible_gpus(), 2, 2) == ["2,GPU-a", "5,2"]
+    assert train.divided(["0"], 2, 1) == train.divided(["0", "1"], 2, 3) == [], "all runs see the same"
+    tell = [sys.executable, "-c", "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"]
+    assert train.train_each([(seed, tell) for seed in (1, 2, 3)], 1, ["5"]) == {1: 0, 2: 0, 3: 0}
+    assert capsys.readouterr().err == "".join(f"seed {seed} | 5\n" for seed in (1, 2, 3))
+
+
+def test_a_line_is_told_with_its_seed_and_codes_are_given_back(capsys):
+    commands = [(1, [sys.executable, "-c", "print('one')"]), (2, [sys.executable, "-c", "raise SystemExit(3)"])]
+    assert train.train_each(commands, jobs=2) == {1: 0, 2: 3}
+    assert capsys.readouterr().err == "seed 1 | one\n"
+
+
+def test_interrupted_seeds_end_all_and_begin_no_other(tmp_path):
+    """A launcher's SIGTERM reaches this process alone."""
+    waits = [sys.executable, "-c", f"import time; open({str(tmp_path / 'waiting')!r}, 'w'); time.sleep(60)"]
+    begins = [sys.executable, "-c", f"open({str(tmp_path / 'begun')!r}, 'w')"]
+
+    def interrupt(number, frame):
+        raise KeyboardInterrupt
+
+    def interrupt_once_it_waits():
+        while not (tmp_path / "waiting").exists():
+            time.sleep(0.01)
+        signal.raise_signal(signal.SIGALRM)
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    threading.Thread(target=interrupt_once_it_waits, daemon=True).start()
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        train.train_each([(1, waits), (2, begins)], jobs=1)
+    signal.signal(signal.SIGALRM, before)
+    assert time.monotonic() - started < 30
+    assert not (tmp_path / "begun").exists()
+
+
+def commands_of(monkeypatch, *words):
+    given = []
+    monkeypatch.setattr(train, "train_each", lambda commands, jobs, devices: given.append((commands, jobs)) or {})
+    monkeypatch.setattr(train, "summary_lines", lambda runs: [])
+    assert run_program(run_command, ["train", str(SMALL), *words]) == 0
+    return given[0]
+
+
+def test_words_after_seeds_are_settings(in_directory, monkeypatch):
+    commands, jobs = commands_of(monkeypatch, "--seeds", "4", "5", "population.size=2", "--jobs", "8")
+    assert jobs == 2
+    for number, command in commands:
+        name = f'run.name="dqn-CartPole-v1-seed-{number}"'
+        assert command[4:] == [
+            "train", str(SMALL), "population.size=2", f"seed={number}", name,
+            "run.resume=auto",
+        ]  # fmt: skip
+    assert [number for number, _ in commands] == [4, 5]
+    commands, jobs = commands_of(monkeypatch, "--seeds", "1", "2", "3", "--name", "x", "--processes", "2")
+    assert [(number, command[-2]) for number, command in commands] == [(n, f'run.name="x-seed-{n}"') for n in (1, 2, 3)]
+    assert all(command[4:7] == ["train", "--processes", "2"] for _, command in commands)
+    assert jobs == 1
+    commands, _ = commands_of(monkeypatch, "--seeds", "1", "--name", "run🙂")
+    assert commands[0][1][-2] == 'run.name="run🙂-seed-1"'
+
+
+@pytest.mark.parametrize("is_cleaned", [False, True])
+def test_seeds_that_have_finished_and_were_cleaned_are_not_trained_again(
+    is_cleaned, trained_run, in_directory, monkeypatch
+):
+    run = in_directory / "runs" / "a-seed-1"
+    shutil.copytree(trained_run, run)
+    given = ["seed=1", "training.max_steps=116", "run.name=a-seed-1"]
+    (run / "config.yaml").write_text(launched(read_config(SMALL, given), bf16=False).to_yaml())
+    if is_cleaned:
+        shutil.rmtree(run / "checkpoints")
+    words = ("--seeds", "1", "2", "--name", "a", "training.max_steps=116")
+    commands, _ = commands_of(monkeypatch, *words)
+    assert [number for number, _ in commands] == ([2] if is_cleaned else [1, 2])
+    for changed in ("training.max_steps=200", "training.target_fitness=300"):
+        commands, _ = commands_of(monkeypatch, *words, changed)
+        assert [number for number, _ in commands] == [1, 2], "it would have to train on, and cannot say so here"
+
+
+@pytest.mark.usefixtures("in_directory")
+def test_seeds_are_no_run_of_a_sweep(monkeypatch, capsys):
+    monkeypatch.setenv("WANDB_SWEEP_ID", "x")
+    assert run_program(run_command, ["train", str(SMALL), "--seeds", "1", "2"]) == 2
+    assert "--seeds: a run of a W&B sweep is one training run" in error_line(capsys)
+    commands_of(monkeypatch, "--seeds", "1")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--seeds", "1", "1"], "--seeds: each seed may be given once, not 1 1"),
+        (["--seeds", "1", "seed=4"], "seed: --seeds sets it; leave one of them out"),
+        (["--seed", "1", "--seed=4", "seed=4"], "seed: --seed sets it; leave one of them out"),
+        (["--name", "a", "run.name=b"], "run.name: --name sets it; leave one of them out"),
+        (["--seeds", "1", "2", "--seed", "4"], "argument --seed: not allowed with argument --seeds"),
+        (["--jobs", "2"], "--jobs: sets how many seeds train at a time"),
+        (["--seeds", "1", "algorithm.gamma=7"], "algorithm.gamma: 7 is out of range"),
+    ],
+)
+def test_wrong_options_of_seeds_are_refused_first(words, message, in_directory, monkeypatch, capsys):
+    monkeypatch.setattr(train, "train_each", None)
+    assert run_program(run_command, ["train", str(SMALL), *words]) == 2
+    assert message in error_line(capsys)
+
+
+@pytest.mark.slow
+def test_seeds_train_and_are_taken_up_again(in_directory, capsys):
+    settings = ["--jobs", "2", "--name", "a", "training.max_steps=40"]
+    words = ["train", str(SMALL), "--seeds", "1", "2", *settings]
+    assert run_program(run_command, ["train", str(SMALL), "--seeds", "1", *settings]) == 0
+    first = in_directory / "runs" / "a-seed-1" / "metrics.jsonl"
+    kept = first.read_bytes()
+    capsys.readouterr()
+    assert run_program(run_command, words) == 0
+    told = capsys.readouterr()
+    assert "best agents of 2 seeds: mean" in told.out
+    assert {line.split(" | ")[0] for line in told.err.splitlines()} == {"seed 1", "seed 2"}
+    assert sorted(path.parent.name for path in in_directory.rglob("metrics.jsonl")) == ["a-seed-1", "a-seed-2"]
+    assert first.read_bytes() == kept
+    for other, message in (("algorithm.gamma=0.5", "was started with another configuration: algorithm.gamma was"),):
+        assert run_program(run_command, [*words, other]) == 2
+        told = capsys.readouterr()
+        assert f"{message}" in told.err
+        assert "choose another --name" in told.err
+        assert "best agents of" not in told.out, "they are of other settings"
