@@ -284,18 +284,6 @@ def test_a_population_must_divide_over_sharded_ranks(monkeypatch):
 SMALL_PPO = "algorithm={name: ppo, rollout_steps: 64, batch_size: 2, epochs: 1, sequence_length: 64}"
 
 
-@pytest.mark.parametrize(("least", "is_valid"), [(1, False), (1.5, False), (1.9, False), (2, True)])
-def test_evolution_does_not_reach_a_batch_size_that_the_setting_itself_may_not_have(least, is_valid):
-    """A rollout of 128 steps has 85 minibatches of 1.5 steps, some of one step, whose normalised advantage is 0."""
-    ranges = f"evolution.hyperparameters={{batch_size: {{min: {least}, max: 4}}}}"
-    settings = config(SMALL_PPO, "environment={id: CartPole-v1, num_envs: 2}", ranges)
-    if is_valid:
-        assert check(settings) == settings
-        return
-    with pytest.raises(UserError, match=rf"^evolution.hyperparameters.batch_size.min: with {least}: .* all be 0"):
-        check(settings)
-
-
 @pytest.mark.parametrize(
     ("settings", "is_outside"),
     [("learning_rate: {min: 1e-5, max: 1e-4}", True), ("learning_rate: {min: 1e-5, max: 1e-2}", False)],

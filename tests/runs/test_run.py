@@ -240,10 +240,13 @@ def test_wrong_run_settings_end_with_one_line_and_code_2(overrides, message, tra
             ("environment.id=helpers.spaces:Unreadable-v0",),
             "environment.id: part 'a' of the observation is Text.* no encoder supports; .* Box, .* Dict, Tuple",
         ),
-        (("algorithm={name: ppo, batch_size: 60}",), "algorithm.batch_size: .* into minibatches of 60; .* 64,"),
+        (
+            ("algorithm={name: ppo, batch_size: 60}",),
+            "algorithm.batch_size: .* into minibatches of 60; use .* of 512",
+        ),
         (
             ("algorithm={name: ppo, rollout_steps: 100, sequence_length: 32}", "network.recurrent=gru"),
-            "algorithm.sequence_length: 32 does not divide algorithm.rollout_steps 100; .* 25,",
+            "algorithm.sequence_length: 32 does not divide the 100 steps .*; use a divisor of 100",
         ),
         (
             ("environment.observation_indices=[0, 9]",),
