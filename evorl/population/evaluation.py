@@ -173,7 +173,7 @@ def _one_episode_each(
 def _hashed(hashes: Tensor, observation: Observation, chosen: Tensor) -> Tensor:
     """Hashes [P, E] of what an episode has shown, with the observations of the `chosen` environments [P, E] added."""
     for part in observation.values():
-        values = part.flatten(2)
+        values = part.reshape(*part.shape[:2], -1)
         bits = (values.view(torch.int32) if values.dtype == torch.float32 else values).to(torch.int64)
         # Sums of integers wrap around and are the same in any order.
         factors = torch.arange(1, bits.shape[2] + 1, device=bits.device) * HASH

@@ -112,7 +112,7 @@ def test_agents_of_checkpoints_are_loaded_by_number_and_generation(trained_run):
 
 
 def test_load_makes_no_environment(trained_run, monkeypatch):
-    monkeypatch.setattr(loaded, "Environments", None)
+    monkeypatch.setattr(loaded, "make_environments", None)
     assert evorl.load(trained_run).predict(np.zeros(4, np.float32))[0] in (0, 1)
 
 
