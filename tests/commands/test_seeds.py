@@ -36,14 +36,6 @@ def test_seeds_summary_has_a_line_for_each_and_the_mean(tmp_path):
     assert last == "best agents of 3 seeds: mean 200.0; solved: 3 of 3", "too few for an interval"
 
 
-def test_seeds_summary_without_target_or_agent(tmp_path):
-    runs = [a_run(tmp_path, 1, 190.0), a_run(tmp_path, 2, None)]
-    assert train.summary_lines(runs)[-1] == "best agents of 1 seed: mean 190.0"
-    assert train.summary_lines(runs[1:])[-1] == "no seed of 1 has an agent"
-    (runs[0][1] / "summary.json").write_text(json.dumps({"best_fitness": 1.0, "solved": False, "ended": "SIGTERM"}))
-    assert train.summary_lines(runs)[-1].endswith("; solved: 0 of 2")
-
-
 def test_runs_at_a_time_take_gpus_of_their_own(monkeypatch, capsys):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, GPU-a,5")
     assert train.visible_gpus() == ["2", "GPU-a", "5"]
@@ -128,22 +120,11 @@ def test_seeds_that_have_finished_and_were_cleaned_are_not_trained_again(
         assert [number for number, _ in commands] == [1, 2], "it would have to train on, and cannot say so here"
 
 
-@pytest.mark.usefixtures("in_directory")
-def test_seeds_are_no_run_of_a_sweep(monkeypatch, capsys):
-    monkeypatch.setenv("WANDB_SWEEP_ID", "x")
-    assert run_program(run_command, ["train", str(SMALL), "--seeds", "1", "2"]) == 2
-    assert "--seeds: a run of a W&B sweep is one training run" in error_line(capsys)
-    commands_of(monkeypatch, "--seeds", "1")
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--seeds", "1", "1"], "--seeds: each seed may be given once, not 1 1"),
         (["--seeds", "1", "seed=4"], "seed: --seeds sets it; leave one of them out"),
-        (["--seed", "1", "--seed=4", "seed=4"], "seed: --seed sets it; leave one of them out"),
-        (["--name", "a", "run.name=b"], "run.name: --name sets it; leave one of them out"),
-        (["--seeds", "1", "2", "--seed", "4"], "argument --seed: not allowed with argument --seeds"),
         (["--jobs", "2"], "--jobs: sets how many seeds train at a time"),
         (["--seeds", "1", "algorithm.gamma=7"], "algorithm.gamma: 7 is out of range"),
     ],
