@@ -25,7 +25,7 @@ from evorl.league import League, league_of
 from evorl.population import Learner, Policy
 from evorl.population.evaluation import Evaluator
 from evorl.replay import Experience
-from evorl.runs.agents.evolving import Evolver, mean_reward
+from evorl.runs.agents.evolving import Evolver
 from evorl.runs.agents.fitness import Fitness, generation_fitness
 from evorl.runs.agents.opponents import Opponent, Task, load_benchmark
 from evorl.runs.agents.transfer import first_agents
@@ -87,8 +87,6 @@ class Run:
     """The environment steps of each agent in the current generation, until `record` counts them."""
     _within: str
     """The position of the newest interim checkpoint of this generation, in words."""
-    _reward: float
-    """The size of the mean reward of a step in the last generation recorded; 0 if no episode counts."""
     _unsaved: str
     """The reason why the newest checkpoint was not saved, or ""."""
     _stopped: str
@@ -413,7 +411,6 @@ class Run:
             # An interim checkpoint counts resets as steps, which `agent_steps` does not: correct the saved count.
             self._saved_steps += counted - self._steps_within
         self._steps_within = 0
-        self._reward = mean_reward(counts)
         progress.generation = self.generation
         shortened = self.generation_plan.steps < self._whole_plan.steps
         progress.shortened_by = self.config.training.max_steps if shortened else None
@@ -447,7 +444,7 @@ class Run:
 
         Raises UserError on all ranks if a fault has stopped every agent.
         """
-        return self._evolver.evolve(trained, self.progress, self.generation, self._reward)
+        return self._evolver.evolve(trained, self.progress, self.generation)
 
     def checkpoint(self, evolved: list[Agent]) -> list[Agent]:
         """Save a checkpoint with the main process's agents; reload and return them on all ranks.

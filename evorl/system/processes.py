@@ -182,9 +182,6 @@ def _memory_groups(groups: Path, membership: Path) -> list[tuple[Path, str, str,
 
 PACKAGES = ("evorl-accelerate", "torch", "numpy", "gymnasium", "box2d", "mujoco", "minatar", "ale-py")
 """Packages whose versions can change results."""
-BF16_UNITS = ("amx_bf16", "avx512_bf16", "bf16")
-"""Linux CPU flags for bfloat16 multiplication; the last is ARM's."""
-CPU_FEATURES = Path("/proc/cpuinfo")
 
 
 @functools.cache
@@ -203,19 +200,6 @@ def made_with(device: torch.device) -> dict[str, str]:
 
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     return {**_versions(), "device": name, "cpu": cpu(), "threads": str(torch.get_num_threads())}
-
-
-def multiplies_bfloat16(device: torch.device) -> bool:
-    """True if a device has bfloat16 units; assumed for a CPU whose flags cannot be read."""
-    if device.type == "cuda":
-        import torch
-
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    try:
-        features = CPU_FEATURES.read_text().split()
-    except OSError:
-        return True
-    return not {*BF16_UNITS}.isdisjoint(features)
 
 
 def cpu() -> str:

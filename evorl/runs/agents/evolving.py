@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig
 from evorl.distributed import Ranks
 from evorl.evolution import Context, evolve
-from evorl.runs.output.metrics import Counts
 from evorl.runs.storage.progress import Progress
 from evorl.seeding import numpy_generator
 from evorl.types import Agent, UserError
 
-LARGE_REWARD = 1e3
-"""Mean rewards of a step above this may be what makes agents diverge."""
+REMEDY = "lower algorithm.learning_rate, scale rewards to about 1, or set algorithm.reward_clip or max_grad_norm"
 
 
 class Evolver:
@@ -25,17 +21,15 @@ class Evolver:
         self._ranks = ranks
         self._context = Context(config.evolution, algorithm.networks)
 
-    def evolve(self, trained: list[Agent], progress: Progress, generation: int, reward: float) -> list[Agent]:
+    def evolve(self, trained: list[Agent], progress: Progress, generation: int) -> list[Agent]:
         """The agents of the next generation on the main process, and an empty list on other ranks.
-
-        `reward` is the size of the mean reward of a step, for the advice on agents that are lost.
 
         Raises UserError on all ranks if a fault has stopped every agent.
         """
         if all(agent.fault for agent in trained):
             faults = "; ".join(f"agent {agent.id}: {agent.fault}" for agent in trained[:4])
             raise UserError(
-                f"all agents were lost in generation {generation} ({faults}); {remedy(self._config, reward)}",
+                f"all agents were lost in generation {generation} ({faults}); {REMEDY}",
                 reported_elsewhere=not self._ranks.is_main,
             )
         return self._evolved(trained, progress, generation) if self._ranks.is_main else []
@@ -57,18 +51,3 @@ class Evolver:
         )
         progress.next_id = max(progress.next_id, 1 + max(agent.id for agent in evolved))
         return evolved
-
-
-def mean_reward(counts: Counts) -> float:
-    """Return the size of the mean reward of a step: that of the agent with the largest, or 0 if no episode counts."""
-    sizes = np.abs(counts.train_return / counts.train_length)
-    return float(np.max(sizes[~np.isnan(sizes)], initial=0.0))
-
-
-def remedy(config: AnyConfig, reward: float) -> str:
-    """Return advice for a run whose agents are all lost, where steps gave a mean `reward` of this size."""
-    algorithm = config.algorithm
-    if reward > LARGE_REWARD and algorithm.reward_clip is None:
-        return f"rewards average {reward:.2g} a step: scale them to about 1, or set algorithm.reward_clip"
-    clips = "" if algorithm.max_grad_norm is not None else ", or set algorithm.max_grad_norm"
-    return f"lower algorithm.learning_rate{clips}"
