@@ -55,7 +55,6 @@ class Verdict(NamedTuple):
 
 
 def check(parsed: argparse.Namespace) -> None:
-    """`evorl check`. Raises RunFailed if a check fails."""
     # SDL, which renders for Gymnasium, fails without a display.
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     settings = settings_of(parsed.environment, parsed.settings).environment
@@ -274,7 +273,6 @@ def _actions(interface: EnvSpec, mask: Tensor | None, copies: int, rng: np.rando
 
 
 def _plain(text: str) -> str:
-    """Gymnasium's message without colours, on one line."""
     return " ".join(COLOUR.sub("", text).split())
 
 

@@ -36,7 +36,6 @@ class Command:
 
     @property
     def function(self) -> Callable[[argparse.Namespace], None]:
-        """The function that runs the command, imported on first use."""
         module, _, name = self.place.partition(":")
         function: Callable[[argparse.Namespace], None] = getattr(
             importlib.import_module(f"evorl.commands.{module}"), name
@@ -57,7 +56,6 @@ def answer(arguments: Sequence[str]) -> str | None:
 
 
 def overview() -> str:
-    """Format the help of `evorl` itself."""
     width = max(map(len, COMMANDS))
     lines = [
         "usage: evorl COMMAND ...",
@@ -83,7 +81,6 @@ def mistake_in(name: str) -> str | None:
 
 
 def parser_of(name: str, kind: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Build the argument parser of a command."""
     command = COMMANDS[name]
     examples = "\n".join(f"  {example}" for example in command.examples)
     parser = kind(
@@ -97,7 +94,6 @@ def parser_of(name: str, kind: type[argparse.ArgumentParser] = argparse.Argument
 
 
 def run_command(arguments: Sequence[str]) -> None:
-    """Parse a command line and run its command. Raises UserError."""
     from evorl.config.yaml import plain_assignments
     from evorl.runs.program import Parser, parse
     from evorl.system.files import reason

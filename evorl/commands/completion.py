@@ -59,12 +59,10 @@ complete -o filenames -F _evorl evorl
 
 
 def completion(parsed: argparse.Namespace) -> None:
-    """`evorl completion`."""
     print(script(parsed.shell), end="")
 
 
 def script(shell: str) -> str:
-    """Return the completion script for `bash`, `zsh` or `fish`."""
     text: str = shtab.complete(_parser(), shell)
     return text.rstrip("\n") + "\n" + (NO_SPACE if shell == "bash" else "")
 

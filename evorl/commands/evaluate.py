@@ -33,7 +33,6 @@ PURPOSE = "evaluation of the elite"
 
 
 def evaluate_run(parsed: argparse.Namespace) -> None:
-    """`evorl evaluate`."""
     result = evaluate_elite(parsed.run, parsed.episodes, parsed.seed, parsed.allow_code)
     if parsed.json:
         print(json.dumps(result))
@@ -61,7 +60,6 @@ def evaluate_elite(run: Path, episodes: int, seed: int, allow_code: bool = False
 
 
 def _evaluated(run: Path, episodes: int, seed: int, allow_code: bool) -> dict[str, Any]:
-    """Evaluate the best agent of the run in a directory."""
     data, agent = load_elite(run)
     config = saved_config(data)
     refuse_code(config, allow_code)

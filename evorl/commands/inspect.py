@@ -30,7 +30,6 @@ TASK_HEADINGS = ("task", "algorithm", "file", "command")
 
 
 def list_runs(parsed: argparse.Namespace) -> None:
-    """`evorl list`."""
     # The first run creates the default directory; any other directory that does not exist is a mistake.
     absent = parsed.run == Path("runs") and not parsed.run.exists()
     rows = [] if absent else rows_of_runs(parsed.run)
@@ -118,7 +117,6 @@ def _megabytes(path: Path) -> str:
 
 
 def lineage(parsed: argparse.Namespace) -> None:
-    """`evorl lineage`."""
     from evorl.runs.reading.lineage import ancestry, reader_of, table
     from evorl.runs.storage.directory import load_elite
 
@@ -146,7 +144,6 @@ def lineage_table(stages: Sequence[Stage], use: Callable[[str, float], float]) -
 
 
 def config(parsed: argparse.Namespace) -> None:
-    """`evorl config`."""
     from evorl.algorithms import SETTINGS
     from evorl.config import model_of
     from evorl.config.docs import commented, explained, page, settings_of
@@ -201,7 +198,6 @@ def rows_of_tasks() -> list[tuple[str, ...]]:
 
 
 def clean_runs(parsed: argparse.Namespace) -> None:
-    """`evorl clean`."""
     for run in parsed.runs:
         print(clean(run, parsed.yes))
 

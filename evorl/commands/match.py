@@ -26,7 +26,6 @@ PURPOSE = "match"
 
 
 def match(parsed: argparse.Namespace) -> None:
-    """`evorl match`."""
     result = match_of(parsed.run, parsed.opponent, parsed.games, parsed.seed, parsed.allow_code)
     if parsed.json:
         print(json.dumps(result))

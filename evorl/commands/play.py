@@ -28,7 +28,6 @@ RESULTS = {1.0: "you have won", 0.5: "a draw", 0.0: "you have lost"}
 
 
 def play(parsed: argparse.Namespace) -> None:
-    """`evorl play`."""
     loaded = load_player(parsed.run, parsed.allow_code)
     settings, interface = loaded.config.environment, loaded.algorithm.interface
     use_threads(loaded.config.run.threads, interface.parts, ranks=1)

@@ -75,7 +75,6 @@ class Pauses:
             self._done, self._steps = done, steps
 
     def leave(self) -> None:
-        """Leave the steps of a generation."""
         with self._lock:
             self._done = NOWHERE
             if self._answer is not None:
@@ -144,7 +143,6 @@ class Pauses:
         return None
 
     def _look(self, answer: int) -> None:
-        """Answer if a pause is asked for."""
         assert self._store is not None
         key = str(self._number)
         if self._store.check([key]):

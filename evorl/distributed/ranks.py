@@ -109,7 +109,6 @@ class Ranks:
 
     @property
     def hosts(self) -> int:
-        """The number of machines that the ranks run on."""
         return sum(peer.local == 0 for peer in self.peers)
 
     @property
@@ -350,7 +349,6 @@ def launched_device() -> torch.device:
 
 
 def _gpus() -> int:
-    """The number of GPUs that Accelerate may take on this host."""
     return 0 if parse_flag_from_env("ACCELERATE_USE_CPU") else torch.cuda.device_count()
 
 
@@ -362,7 +360,6 @@ def _own_gpu(local: int) -> str:
 
 
 def is_initialized() -> bool:
-    """True if this process has joined a process group."""
     return dist.is_available() and dist.is_initialized()
 
 
@@ -410,7 +407,6 @@ class Placement:
 
     @property
     def local_size(self) -> int:
-        """The number of agents on this rank."""
         return self.agents // self.ranks.size if self.is_sharded else self.agents
 
     @property

@@ -87,7 +87,6 @@ class ActingAgent(nn.Module):
         return tensors
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Map the tensors named by `inputs` to those named by `outputs`."""
         given = dict(zip(self.inputs, inputs, strict=True))
         observation = {name: self._read(name, given[input_name(name)]).unsqueeze(0) for name in self.parts}
         if self.masked:

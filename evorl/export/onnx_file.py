@@ -35,7 +35,6 @@ Arrays = list[NDArray[Any]]
 
 
 def check_packages() -> None:
-    """Raise UserError unless the packages of the `onnx` extra are installed."""
     require("onnx", "an export")
 
 

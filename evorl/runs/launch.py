@@ -75,7 +75,6 @@ def refuse_options(variables: Mapping[str, str] = os.environ) -> None:
 
 
 def asked_for_bf16(variables: Mapping[str, str] = os.environ) -> bool:
-    """True if Accelerate was asked for `mixed_precision: bf16`."""
     return variables.get(PRECISION, "no").lower() == "bf16"
 
 
@@ -227,7 +226,6 @@ def check(config: AnyConfig, trains: bool = True, ranks: int | None = None) -> A
 
 
 def _check_names(config: AnyConfig) -> None:
-    """Raise UserError unless all names in registries are known."""
     check_name("network.name", config.network.name, NETWORKS)
     check_name("network.activation", config.network.activation, ACTIVATIONS)
     if config.network.recurrent:

@@ -88,7 +88,6 @@ def run_program(main: Callable[[Sequence[str]], object], arguments: Sequence[str
 
 
 def _code_of(main: Callable[[Sequence[str]], object], arguments: Sequence[str]) -> int:
-    """Run `main`, report an error, and return the exit code."""
     try:
         with signal_handlers(), warnings_on_one_line():
             main(arguments)

@@ -194,7 +194,6 @@ def assignments(overrides: Mapping[str, Any], section: str = "") -> list[str]:
 
 
 def _check_key(key: Any, section: str) -> None:
-    """Raise UserError for a key that is not a string, as in files."""
     if not isinstance(key, str):
         raise UserError(f"{section.removesuffix('.')}: key {shown(key)} is not a string")
 

@@ -56,7 +56,6 @@ def escape_stdout() -> None:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lay out table rows as lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
@@ -95,7 +94,6 @@ def has_display() -> bool:
 
 
 def say(line: str) -> None:
-    """Print a line on stderr."""
     Terminal().write(f"{line}\n")
 
 

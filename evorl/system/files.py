@@ -36,7 +36,6 @@ CHECKPOINTS = "checkpoints"
 
 
 def check_folder(path: Path) -> None:
-    """Raise UserError unless the directory for a new file exists."""
     if not path.parent.is_dir():
         raise UserError(f"{path}: there is no directory {path.parent}")
 
@@ -76,7 +75,6 @@ def _sync(file: BinaryIO) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Atomically write a small human-readable JSON file."""
     write_atomically(path, json_bytes(value))
 
 
@@ -176,7 +174,6 @@ def digest(payload: bytes) -> str:
 
 
 def entry(payload: bytes) -> dict[str, Any]:
-    """The manifest entry of a file with these bytes."""
     return {"size": len(payload), "sha256": digest(payload)}
 
 

@@ -153,7 +153,6 @@ def set_generator(generator: torch.Generator, found: Tensor, where: str) -> None
 
 
 def _metadata(payload: bytes) -> dict[str, Any]:
-    """The metadata in a safetensors header."""
     size = _header_size(payload)
     metadata: dict[str, Any] = json.loads(payload[8 : 8 + size])["__metadata__"]
     return metadata

@@ -41,7 +41,6 @@ def told_exit(left: BaseException) -> str:
 
 
 def without_place(error: BaseException) -> str:
-    """The type and message of an error on one line."""
     text = message_of(error)
     return (f"{type(error).__name__}: {text}" if text else type(error).__name__)[:MAX_LETTERS]
 
@@ -113,7 +112,6 @@ def _is_installed(file: str) -> bool:
 
 
 def _shown(file: str) -> str:
-    """A path relative to the working directory if possible."""
     try:
         return str(Path(file).relative_to(Path.cwd()))
     except (ValueError, OSError):

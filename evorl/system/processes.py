@@ -57,12 +57,10 @@ def started_at(pid: int) -> float:
 
 
 def identity() -> str:
-    """A globally unique name of this process."""
     return f"{namespace()}/{os.getpid()}/{started_at(os.getpid()):g}"
 
 
 def launcher() -> str:
-    """A globally unique name of the parent process."""
     return f"{namespace()}/{os.getppid()}/{started_at(os.getppid()):g}"
 
 

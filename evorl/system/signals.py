@@ -105,7 +105,6 @@ def signal_handlers() -> Iterator[None]:
 
 
 def signalled() -> int | None:
-    """The signal that this process has received, or None."""
     return _noted
 
 

@@ -114,7 +114,6 @@ def with_words(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def lineage_table(lineage: Sequence[Row]) -> str:
-    """Return lines of `lineage.jsonl` as a table in Markdown."""
     columns = ("generation", "id", "parent", "mutation", "fitness")
     rows = [[str(row[column]) for column in columns] for row in map(with_words, lineage)]
     headings = [["generation", "agent", *columns[2:]], ["---"] * len(columns)]
@@ -146,7 +145,6 @@ class Paths:
         self._living: list[int] = []
 
     def add(self, record: Record) -> None:
-        """Add a generation."""
         for agent in record.agents:
             drawn = replace(agent, hyperparameters={}, architectures={})
             self._nodes.setdefault(agent.id, []).append(Node(record.generation, record.step, drawn))

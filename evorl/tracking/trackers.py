@@ -54,15 +54,12 @@ class Trackers:
                 self._drop(name, error)
 
     def log(self, record: Record) -> None:
-        """Log a generation."""
         self._each(lambda tracker: tracker.log(record))
 
     def log_within(self, step: int, points: Points) -> None:
-        """Log population metrics from within a generation."""
         self._each(lambda tracker: tracker.log_within(step, points))
 
     def log_video(self, step: int, path: Path) -> None:
-        """Log the video of a new elite."""
         self._each(lambda tracker: tracker.log_video(step, path))
 
     def finish(self, summary: Row, lineage: Sequence[Row]) -> None:

@@ -99,6 +99,5 @@ def _place() -> tuple[str, str] | None:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Discard what Trackio prints about itself."""
     with contextlib.redirect_stdout(io.StringIO()):
         yield

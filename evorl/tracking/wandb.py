@@ -190,7 +190,6 @@ class WeightsAndBiases(Tracker):
         self._next = max(step, self._next) + 1
 
     def _name(self, name: str) -> str:
-        """Return the W&B key of a population metric, defining it on first use."""
         # The plain names of these metrics are used by the charts of all agents.
         key = f"{name}_mean" if name.startswith(MEANS) else name
         hidden = name.startswith((*MEANS, *INTERNALS)) and name not in SHOWN
@@ -200,7 +199,6 @@ class WeightsAndBiases(Tracker):
         return key
 
     def _keep_elite(self) -> None:
-        """Upload the elite with its configuration as an artifact."""
         elite = self._directory / "elite"
         if not elite.is_dir():
             return
@@ -227,7 +225,6 @@ def sent_to_wandb(config: AnyConfig) -> str:
 
 
 def _address() -> str:
-    """Return the address of the W&B service."""
     import wandb
 
     # W&B reads `wandb/settings` in the working directory, which may be an untrusted run: it would send the user's
@@ -267,7 +264,6 @@ class AgentTables:
         self._last = 0
 
     def add(self, record: Record) -> None:
-        """Add a generation."""
         self._paths.add(record)
         for agent in record.agents:
             fitness = agent.points.get("fitness/agents")
@@ -282,7 +278,6 @@ class AgentTables:
         return due
 
     def lineage(self) -> list[list[Any]]:
-        """Return the newest rows of the lineage, with the columns `LINEAGE`."""
         return self._lineage
 
     def curves(self) -> tuple[tuple[str, ...], list[list[Any]]]:
@@ -324,7 +319,6 @@ def charts(tables: AgentTables, record: Record) -> dict[str, Any]:
 
 
 def cell(value: Any) -> Any:
-    """Format settings for a table cell."""
     if not isinstance(value, Mapping):
         return value
     return ", ".join(f"{key}=({cell(v)})" if isinstance(v, Mapping) else f"{key}={v}" for key, v in value.items())

@@ -35,7 +35,6 @@ class Evolver:
         return self._evolved(trained, progress, generation) if self._ranks.is_main else []
 
     def _evolved(self, trained: list[Agent], progress: Progress, generation: int) -> list[Agent]:
-        """The agents of the next generation, on the main process."""
         elite = progress.elite
         archive = elite.competing(self._config, generation)
         rng = numpy_generator(self._config.seed, generation=generation, rank=0, purpose="evolution")

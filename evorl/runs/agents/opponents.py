@@ -50,12 +50,10 @@ class SeededPlayers(Players):
     """An agent that samples its moves with a generator that each reset of the games seeds anew."""
 
     def begin(self, seed: int) -> None:
-        """Seed the generator."""
         self.policy.generator.manual_seed(seed)
 
 
 def is_run(name: str) -> bool:
-    """True if an opponent's name is that of a run's directory."""
     return name != RANDOM and not is_function(name)
 
 
@@ -103,7 +101,6 @@ def check_same_game(loaded: LoadedAgent, task: Task, name: str) -> None:
 
 
 def benchmark_of(config: AnyConfig) -> str:
-    """Return the name of a run's benchmark."""
     return RANDOM if config.league is None else config.league.benchmark
 
 

@@ -91,7 +91,6 @@ def _newest(run: Path) -> list[Agent]:
 
 
 def _config_of(run: Path) -> AnyConfig:
-    """The configuration of another run. Raises UserError if it cannot be read."""
     data = saved_settings(run)
     try:
         return saved_config(data)

@@ -50,7 +50,6 @@ def announce(config: AnyConfig, ranks: Ranks) -> None:
 
 
 def announcement(config: AnyConfig) -> list[str]:
-    """The lines on the population and on the end of training."""
     size = config.population.size
     alone = ", without selection and mutation" if size == 1 else ""
     return [
@@ -184,7 +183,6 @@ class ProgressLines:
         self._since, self._before, self._spoke = self._clock(), self._done, True
 
     def evaluate(self) -> None:
-        """Say that evaluation begins, if training has taken long enough for a line."""
         if self._spoke:
             self._say(f"gen {self._generation} | evaluation")
 

@@ -226,7 +226,6 @@ class Logger:
             self._trackers.log_video(row["global_steps"], path)
 
     def _tell(self, line: str) -> None:
-        """Print a line above the bar."""
         self._bar.clear()
         say(line)
         self._bar.refresh()

@@ -22,7 +22,6 @@ FILES = (CONFIG, INTERFACE, ELITE_AGENT, ELITE_FACTS)
 
 
 def is_on_hub(run: str | Path) -> bool:
-    """True if the name of a run is that of a page on the Hub."""
     return str(run).startswith(HUB)
 
 

@@ -166,7 +166,6 @@ def load(
 def _load(
     path: Path, run: str | Path, agent: int | None, generation: int | None, allow_code: bool, seed: int
 ) -> LoadedAgent:
-    """Load an agent from the directory `path`, in which `run` lies."""
     if agent is None and generation is None:
         data, member = load_elite(path)
     else:
@@ -225,7 +224,6 @@ def _fitting(name: str, array: NDArray[np.bool_], *shape: int) -> torch.Tensor:
 
 
 def _is_single(space: gym.Space[Any], observation: Any) -> bool:
-    """True for a single observation of the space, False for a batch."""
     if isinstance(space, gym.spaces.Dict):
         return not space.spaces or any(_is_single(inner, observation[name]) for name, inner in space.spaces.items())
     if isinstance(space, gym.spaces.Tuple):
@@ -234,7 +232,6 @@ def _is_single(space: gym.Space[Any], observation: Any) -> bool:
 
 
 def _batched(space: gym.Space[Any], observation: Any) -> Any:
-    """Add a batch axis to a single observation of the space."""
     if isinstance(space, gym.spaces.Dict):
         return {name: _batched(inner, observation[name]) for name, inner in space.spaces.items()}
     if isinstance(space, gym.spaces.Tuple):

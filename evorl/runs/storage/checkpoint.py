@@ -450,7 +450,6 @@ class CheckpointManager:
         return f"{where}: the running episode cannot be replayed in {lost}" if lost else ""
 
     def _warn_where_inexact(self, progress: Progress, lost: Sequence[str]) -> None:
-        """Warn if the resume is not bit-exact, with the reasons."""
         reasons = [*progress.changes_of_setup(self._config, self._placement), *lost]
         if self._config.actors is not None and not self._config.actors.lockstep:
             reasons.append("actors run freely")

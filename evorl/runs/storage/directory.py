@@ -73,7 +73,6 @@ def saved_settings(run: Path) -> dict[str, Any]:
 
 
 def saved_config(data: Mapping[str, Any]) -> AnyConfig:
-    """Validate the configuration of a run. Raises UserError."""
     from evorl.algorithms import SETTINGS
 
     return validate(data, SETTINGS)
@@ -130,7 +129,6 @@ class Owner:
 
     @classmethod
     def here(cls, launch: Launch) -> Owner:
-        """This process as an owner."""
         return cls(socket.gethostname(), os.getpid(), launch)
 
     def to_json(self) -> dict[str, Any]:
@@ -205,7 +203,6 @@ class RunDirectory:
         return claimed[0] if claimed else cls(path, config.checkpoint.keep)
 
     def release(self) -> None:
-        """Release the lock on the directory."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -378,7 +375,6 @@ class RunDirectory:
             write_json(self.path / INTERFACE, interface)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write how the run ended."""
         with self._writing():
             write_json(self.path / SUMMARY, summary)
 

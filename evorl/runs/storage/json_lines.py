@@ -72,7 +72,6 @@ class JsonLines:
         return list(islice(self.backwards(), count))[::-1]
 
     def last(self) -> Row | None:
-        """The object of the last complete line, or None."""
         return next(iter(self.newest(1)), None)
 
     def cut_back(self, generation: int) -> None:
