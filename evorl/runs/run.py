@@ -20,12 +20,12 @@ from evorl.distributed import Peer, Placement, Ranks
 from evorl.distributed.pauses import SAVE, Pauses
 from evorl.envs import SteppedEnvironments
 from evorl.envs.generation import GenerationPlan, generation_plan
+from evorl.evolution import Context, evolve
 from evorl.evolution.selection import begins, rank_correlation, selects
 from evorl.league import League, league_of
 from evorl.population import Learner, Policy
 from evorl.population.evaluation import Evaluator
 from evorl.replay import Experience
-from evorl.runs.agents.evolving import Evolver
 from evorl.runs.agents.fitness import Fitness, generation_fitness
 from evorl.runs.agents.opponents import Opponent, Task, load_benchmark
 from evorl.runs.agents.transfer import first_agents
@@ -38,13 +38,13 @@ from evorl.runs.output.metrics import Counts, RecentEpisodes
 from evorl.runs.storage.checkpoint import CheckpointManager, Part
 from evorl.runs.storage.directory import RunDirectory, from_here
 from evorl.runs.storage.progress import Position, Progress
-from evorl.seeding import derive_seed, torch_generator
+from evorl.seeding import derive_seed, numpy_generator, torch_generator
 from evorl.system.console import WarnOnce, say
 from evorl.system.files import digest
 from evorl.system.formats import decode_agents, encode_agents
 from evorl.system.signals import Interrupted, raise_if_signalled, signalled, signals_deferred
 from evorl.system.stopwatch import Stopwatch
-from evorl.types import Agent, EvorlWarning, RunFailed
+from evorl.types import Agent, EvorlWarning, RunFailed, UserError
 
 
 class Run:
@@ -141,7 +141,6 @@ class Run:
         if self.league is not None:
             task = Task(config.environment, algorithm.interface)
             self._benchmark = load_benchmark(config, self.ranks, task)
-        self._evolver = Evolver(config, algorithm, self.ranks)
         restored = self._checkpoints.restore()
         if restored is None:
             self.progress = Progress(next_id=config.population.size)
@@ -444,7 +443,28 @@ class Run:
 
         Raises UserError on all ranks if a fault has stopped every agent.
         """
-        return self._evolver.evolve(trained, self.progress, self.generation)
+        progress, generation, elite = self.progress, self.generation, self.progress.elite
+        if all(agent.fault for agent in trained):
+            faults = "; ".join(f"agent {agent.id}: {agent.fault}" for agent in trained[:4])
+            raise UserError(
+                f"all agents were lost in generation {generation} ({faults}); lower algorithm.learning_rate, scale "
+                "rewards to about 1, or set algorithm.reward_clip or max_grad_norm",
+                reported_elsewhere=not self.ranks.is_main,
+            )
+        if not self.ranks.is_main:
+            return []
+        evolved = evolve(
+            trained,
+            Context(self.config.evolution, self.algorithm.networks),
+            progress.next_id,
+            numpy_generator(self.config.seed, generation=generation, rank=0, purpose="evolution"),
+            elite.competing(self.config, generation),
+            generation,
+            elite.generation,
+            selects=progress.selection_began is not None,
+        )
+        progress.next_id = max(progress.next_id, 1 + max(agent.id for agent in evolved))
+        return evolved
 
     def checkpoint(self, evolved: list[Agent]) -> list[Agent]:
         """Save a checkpoint with the main process's agents; reload and return them on all ranks.
