@@ -35,6 +35,7 @@ Arrays = list[NDArray[Any]]
 
 
 def check_packages() -> None:
+    """Raise UserError unless the packages of the `onnx` extra are installed."""
     require("onnx", "an export")
 
 

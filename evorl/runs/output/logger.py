@@ -22,9 +22,7 @@ from evorl.runs.output.metrics import (
     RecentEpisodes,
     Use,
     Within,
-    evaluation_row,
     generation_row,
-    lineage_rows,
     perturbed,
     record_of,
 )
@@ -148,11 +146,11 @@ class Logger:
         left_out = ("elite", "league", "benchmark", "evaluation_steps", "position")
         numbers = {name: value for name, value in asdict(progress).items() if name not in left_out}
         row = generation_row(agents, fitness, counts, numbers, progress.elite, seconds, self._config)
-        row |= evaluation_row(fitness, self._config.evolution.fitness, progress.elite.evaluation_steps)
         row |= {} if actors is None else {"actors": dict(actors)}
         logged, stop = call_each(self._callbacks, row, agents)
         row |= {LOGGED: logged} if logged else {}
-        self._log(row, lineage_rows(agents, progress.generation), progress.elite.payload)
+        lineage = [{"generation": progress.generation, **agent.describe()} for agent in agents]
+        self._log(row, lineage, progress.elite.payload)
         self.enter("evolution")
         return stop
 

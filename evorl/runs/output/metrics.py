@@ -84,11 +84,13 @@ def generation_row(
     """The line of `metrics.jsonl`; lists have one entry per agent, in the order of `agents`.
 
     `measured` is the fitness with its spread. `mutations` are in words, with values as training uses them;
-    `hyperparameters` are the stored values, which evolution perturbs.
+    `hyperparameters` are the stored values, which evolution perturbs. If fitness is more than the return, `terms` has
+    each agent's mean of every fitness term and of the return.
     """
     fitness = [agent.fitness for agent in agents]
     finite = [value for value in fitness if value is not None]
     training = seconds["training"]
+    terms = {name: _list(values) for name, values in measured.terms.items()}
     return {
         **progress,
         "elite_fitness": elite.score.mean if elite.score else None,
@@ -116,23 +118,9 @@ def generation_row(
         "metrics": {name: _list(values) for name, values in counts.metrics.items()},
         "updates": _list(counts.updates),
         "state": [agent.state.metrics() for agent in agents],
+        "evaluation_steps": elite.evaluation_steps,
+        **({} if config.evolution.fitness == {RETURN: 1.0} else {"terms": terms}),
     }
-
-
-def evaluation_row(measured: Fitness, weights: Mapping[str, float], steps: int) -> dict[str, Any]:
-    """The part of a generation's line on its evaluation, which took `steps` environment steps of all agents.
-
-    If fitness is more than the return, `terms` has each agent's mean of every fitness term and of the return.
-    """
-    row: dict[str, Any] = {"evaluation_steps": steps}
-    if dict(weights) != {RETURN: 1.0}:
-        row["terms"] = {name: _list(values) for name, values in measured.terms.items()}
-    return row
-
-
-def lineage_rows(agents: Sequence[Agent], generation: int) -> list[dict[str, Any]]:
-    """The lines of `lineage.jsonl`: each agent with its parent, mutation and settings."""
-    return [{"generation": generation, **agent.describe()} for agent in agents]
 
 
 def _list(values: NDArray[np.float64]) -> list[float | None]:

@@ -102,13 +102,10 @@ def read_run(path: str | Path) -> RunRecord:
 
     Raises UserError if there is no run, or one of its files cannot be read.
     """
-    run = Path(path)
-    config = saved_settings(run)
-    with file_errors(run):
-        metrics, lineage = (list(JsonLines(run / file).rows()) for file in (METRICS, LINEAGE))
-        elite = _object(run / ELITE_FACTS, AGENT)
-        summary = _object(run / SUMMARY_FILE, SUMMARY)
-    return RunRecord(run, config, metrics, lineage, elite, summary)
+    run = read_overview(Path(path))
+    with file_errors(run.path):
+        metrics, lineage = (list(JsonLines(run.path / file).rows()) for file in (METRICS, LINEAGE))
+    return RunRecord(run.path, run.config, metrics, lineage, run.elite, run.summary)
 
 
 def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
