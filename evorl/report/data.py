@@ -161,6 +161,7 @@ class Drawn:
 
     @property
     def best(self) -> Score | None:
+        """The score of the best agent, or None."""
         last = self.generations[-1]
         if last.elite_fitness is None:
             return None

@@ -79,6 +79,7 @@ def path_rows(run: Drawn) -> list[dict[str, Any]]:
 
 
 def path_heading(run: Drawn) -> str:
+    """Return the heading of the table of `path_rows`."""
     count = len(_newcomers(run))
     if count > CHANGES:
         return f"The last {CHANGES} of its {count:,} agents"
@@ -92,6 +93,7 @@ def _newcomers(run: Drawn) -> list[Stage]:
 
 
 def effect_rows(effects: Sequence[Effect]) -> list[dict[str, Any]]:
+    """Return one table row per mutation effect."""
     return [
         {
             "name": effect.target or look(effect.kind).words,

@@ -165,6 +165,7 @@ class Effect:
 
     @property
     def improved(self) -> float:
+        """The fraction of children that were better than their parents."""
         return float(np.mean(np.asarray(self.changes) > 0))
 
 

@@ -72,7 +72,6 @@ class Run:
     generation: int
     summary: Mapping[str, Any]
     _whole_plan: GenerationPlan
-    _evolver: Evolver
     _directory: RunDirectory
     _checkpoints: CheckpointManager
     _logger: Logger | None
