@@ -63,9 +63,9 @@ def main(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Run:
 
             for _ in run.steps(actors.sent_steps, recent=actors.counters.recent):
                 with stopwatch("waiting"):
-                    slot = actors.receive(policy)
-                experience.extend(slot)
-                actors.release(slot)
+                    message = actors.receive(policy)
+                experience.extend(message)
+                actors.release(message)
                 for batch in experience.take_batches():
                     experience.observe(batch, learner.update(batch))
                 actors.publish(policy)

@@ -1,4 +1,4 @@
-"""The actor process: it waits for a slot, fetches parameters, acts, and sends the filled slot to the learner."""
+"""The actor process: it waits for a message, fetches parameters, acts, and sends the filled message to the learner."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 import yaml
 
-from evorl.actors.collectors import MESSAGE_TYPES, Acting, Collector, Slot, note_counts, slots
+from evorl.actors.collectors import MESSAGE_TYPES, Acting, Collector, Message, messages_in, note_counts
 from evorl.actors.memory import Board, SharedMemory
 from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.config import validate
@@ -28,11 +28,11 @@ from evorl.system.plugins import told_exit
 from evorl.types import Tensors, UserError
 
 NUMBER = struct.Struct("<q")
-"""Wire format of a slot number, which the learner sends to hand out a slot."""
-MESSAGE = struct.Struct("<3q")
-"""Wire format of (filled slot, generation, parameter version). It is small enough that a pipe never splits it."""
+"""Wire format of the number of a message, which the learner sends to have it filled."""
+ARRIVAL = struct.Struct("<3q")
+"""Wire format of (number of a filled message, generation, parameter version), which no pipe splits."""
 FAILED = -1
-"""Sent in place of a slot number to report a UserError, whose message follows; its size is in the generation field."""
+"""Sent in place of a message number to report a UserError, whose text follows; its size is in the generation field."""
 LEAVE = signal.SIGUSR2
 """Tells an actor to close its environments and exit; actors ignore the signals that launchers send."""
 
@@ -64,7 +64,7 @@ def run(context: Mapping[str, Any], index: int, attempt: int, descriptors: Seque
 
 def _report(writer: int, text: str) -> None:
     with open(writer, "wb", closefd=False) as pipe:
-        pipe.write(MESSAGE.pack(FAILED, len(text.encode()), 0) + text.encode())
+        pipe.write(ARRIVAL.pack(FAILED, len(text.encode()), 0) + text.encode())
 
 
 class _Leave(BaseException):
@@ -104,7 +104,7 @@ class Actor(Closeable):
         self._learner_device = torch.device(context["learner_device"])
         self._acting: Acting
         self._collector: Collector
-        self._slots: Mapping[int, Slot] = {}
+        self._messages: Mapping[int, Message] = {}
 
     def close(self) -> None:
         """Close the environments."""
@@ -119,18 +119,18 @@ class Actor(Closeable):
         return {name: value.double().expand(agents, *value.shape).clone() for name, value in entropy_state.items()}
 
     def work(self, reader: int, writer: int) -> None:
-        """Fill the slots whose numbers arrive on `reader` and report them on `writer`, until `reader` ends."""
-        while number := os.read(reader, NUMBER.size):
-            (slot,) = NUMBER.unpack(number)
+        """Fill the messages whose numbers arrive on `reader` and report them on `writer`, until `reader` ends."""
+        while request := os.read(reader, NUMBER.size):
+            (number,) = NUMBER.unpack(request)
             while not self._fetch_if_due():
                 self._begin()
-            acting = self._acting
+            message, acting = self._messages[number], self._acting
             states, _ = split_states(self._algorithm, acting.states)
             acting.policy.set_acting_states(states | self._own_state)
             version = acting.version
-            self._collector.collect(self._slots[slot], self._beat)
-            note_counts(self._slots[slot], self._environments)
-            os.write(writer, MESSAGE.pack(slot, self._generation, version))
+            self._collector.collect(message, self._beat)
+            note_counts(message, self._environments)
+            os.write(writer, ARRIVAL.pack(number, self._generation, version))
 
     def _beat(self) -> None:
         self._board.beats[self._index] = time.monotonic()
@@ -168,7 +168,7 @@ class Actor(Closeable):
             described.agents, self._algorithm, generator, lambda size: flat[:size], planned_for=self._learner_device
         )
         message_type = MESSAGE_TYPES[config.algorithm.actor_messages]
-        self._slots = slots(self._memory, message_type.slot(policy, config), self._mine)
+        self._messages = messages_in(self._memory, message_type.layout(policy, config), self._mine)
         self._environments.begin(seed("environments"), policy.agents, described.carries_over)
         self._acting = Acting(
             config,

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evorl.actors.collectors import MESSAGE_TYPES, Slot, slot_size, slots
+from evorl.actors.collectors import MESSAGE_TYPES, Message, message_size, messages_in
 from evorl.actors.memory import Board, Description, SharedMemory
 from evorl.actors.supervisor import Supervisor, explaining_open_files
 from evorl.algorithms import Algorithm
@@ -58,7 +58,7 @@ def _most_updates(config: AnyConfig, agents: Sequence[Agent]) -> float:
     least = [agent.hyperparameters["learn_step"] for agent in agents]
     if (evolved := (config.evolution.hyperparameters or {}).get("learn_step")) is not None:
         least.append(evolved.min)
-    return max([1.0, *(float(config.algorithm.learn_step / each) for each in least)])
+    return max([1.0, *(float(config.algorithm.learn_step / steps) for steps in least)])
 
 
 def warn_of_cores(count: int, ranks: Ranks) -> None:
@@ -74,13 +74,13 @@ def warn_of_cores(count: int, ranks: Ranks) -> None:
         )
 
 
-def check_memory(size: int, slots: int, placement: Placement) -> None:
+def check_memory(size: int, messages: int, placement: Placement) -> None:
     """Raise UserError unless every rank of this host can share `size` bytes with its actors."""
     free, ranks = free_memory(torch.device("cpu")), placement.ranks.on_host
     if size * ranks > free:
         raise UserError(
-            f"actors.queue: {slots} rollouts of {size / slots / 2**20:.1f} MiB each, on each of {ranks} ranks, take "
-            f"{size * ranks / 2**30:.1f} GiB of shared memory, and {free / 2**30:.1f} GiB are free; use a smaller "
+            f"actors.queue: {messages} rollouts of {size / messages / 2**20:.1f} MiB each, on each of {ranks} ranks, "
+            f"take {size * ranks / 2**30:.1f} GiB of shared memory, and {free / 2**30:.1f} GiB are free; use a smaller "
             "queue, fewer actors, fewer environments or shorter rollouts"
         )
 
@@ -112,17 +112,17 @@ class Counters:
         self._began = time.perf_counter()
 
     def received(self, actor: int, counts: Floats, staleness: int, waiting: int) -> None:
-        """Record a slot's counters [C, P], its staleness in updates, and how many other messages are waiting."""
+        """Record a message's counters [C, P], its staleness in updates, and how many other messages are waiting."""
         self._note(Collected(*counts))
         self._steps[actor] += counts[0].sum()
         self._staleness.append(staleness)
         self._depths.append(waiting)
 
     def discarded(self, stale: Floats | None) -> None:
-        """Count a discarded slot: too stale, with these counters [C, P], or of an earlier generation (None).
+        """Count a discarded message: too stale, with these counters [C, P], or of an earlier generation (None).
 
-        A stale slot's steps do not count, but its episodes do. Slots become stale mostly while an environment resets
-        after an episode, so few episodes would be counted otherwise.
+        A stale message's steps do not count, but its episodes do. Messages become stale mostly while an environment
+        resets after an episode, so few episodes would be counted otherwise.
         """
         self._old += stale is None
         if stale is not None:
@@ -134,7 +134,7 @@ class Counters:
         self._lately += collected.episodes.sum(), collected.returns.sum(), collected.lengths.sum()
 
     def pop_collected(self) -> Collected:
-        """The counters of the slots received since the last call."""
+        """The counters of the messages received since the last call."""
         counts, self._counts = self._counts, np.zeros_like(self._counts)
         return Collected(*counts)
 
@@ -169,7 +169,7 @@ class Counters:
 class Actors(Closeable):
     """The actors of this rank; each acts for all of the rank's agents.
 
-    An actor has `actors.queue` slots, to fill or waiting to be received. It blocks while it has none to fill.
+    An actor has `actors.queue` messages, to fill or waiting to be received. It blocks while it has none to fill.
     """
 
     def __init__(self, config: AnyConfig, placement: Placement, algorithm: Algorithm) -> None:
@@ -204,10 +204,10 @@ class Actors(Closeable):
             for _ in range(self._settings.count):
                 self._memories.append(SharedMemory())
                 opened.callback(self._memories[-1].close)
-            slots = [memory.descriptor for memory in self._memories]
-            self._supervisor = Supervisor(self._settings, context, self._board, slots, self._first)
+            descriptors = [memory.descriptor for memory in self._memories]
+            self._supervisor = Supervisor(self._settings, context, self._board, descriptors, self._first)
             opened.pop_all()
-        self._slots: dict[int, Any] = {}
+        self._messages: dict[int, Any] = {}
         self._generation, self._published, self._turn = 0, 0, 0
         self._left = 0
         """Rollouts of this generation that are not handed out yet (lockstep only)."""
@@ -236,8 +236,8 @@ class Actors(Closeable):
         Raises UserError if actors need too much memory or too many open files.
         """
         count, queue = self._settings.count, self._settings.queue
-        make, first = self._message_type.slot(policy, self._config), not self._generation
-        size = slot_size(make)
+        make, first = self._message_type.layout(policy, self._config), not self._generation
+        size = message_size(make)
         if first:
             # Agents of another run may learn more often than the settings say.
             self._bound = max_staleness(self._config, self._algorithm, self._placement.copies, policy.agents)
@@ -246,7 +246,7 @@ class Actors(Closeable):
         with explaining_open_files(count):
             for actor, memory in enumerate(self._memories):
                 memory.grow(size * queue)
-                self._slots |= slots(memory, make, range(actor * queue, (actor + 1) * queue))
+                self._messages |= messages_in(memory, make, range(actor * queue, (actor + 1) * queue))
         self._generation, self._published, self._turn = generation, policy.version, 0
         self._left = steps // self.sent_steps
         flat, states = self._published_of(policy)
@@ -258,36 +258,36 @@ class Actors(Closeable):
             self._supervisor.start()
         self.publish(policy)
         if first and not self._settings.lockstep:
-            for number in self._slots:
+            for number in self._messages:
                 self._supervisor.hand_out(number // queue, number)
         self.counters.begin()
 
     def receive(self, policy: Policy) -> Any:
-        """Wait for the next slot that is of this generation and within the bound on staleness.
+        """Wait for the next message that is of this generation and within the bound on staleness.
 
         Raises UserError if an actor reports one, and RunFailed if actors cannot be kept alive.
         """
         while True:
-            message = self._supervisor.receive()
-            slot = self._slots[message.slot]
-            staleness = int(slot.behind[0]) if self._message_type.shared else policy.version - message.version
-            if message.generation == self._generation and staleness <= self._bound:
+            arrival = self._supervisor.receive()
+            message = self._messages[arrival.number]
+            staleness = int(message.behind[0]) if self._message_type.shared else policy.version - arrival.version
+            if arrival.generation == self._generation and staleness <= self._bound:
                 break
-            is_stale = message.generation == self._generation
-            self.counters.discarded(slot.counts.numpy() if is_stale else None)
-            self._supervisor.hand_out(message.actor, message.slot)
-        self.counters.received(message.actor, slot.counts.numpy(), staleness, self._supervisor.waiting)
-        return slot
+            is_stale = arrival.generation == self._generation
+            self.counters.discarded(message.counts.numpy() if is_stale else None)
+            self._supervisor.hand_out(arrival.actor, arrival.number)
+        self.counters.received(arrival.actor, message.counts.numpy(), staleness, self._supervisor.waiting)
+        return message
 
-    def release(self, slot: Slot) -> None:
-        """Hand a received slot back to its actor; its contents must not be read afterwards."""
+    def release(self, message: Message) -> None:
+        """Hand a received message back to its actor; its contents must not be read afterwards."""
         if not self._settings.lockstep:
-            self._supervisor.hand_out(slot.number // self._settings.queue, slot.number)
+            self._supervisor.hand_out(message.number // self._settings.queue, message.number)
 
     def publish(self, policy: Policy) -> None:
         """Publish the policy's parameters if they are new.
 
-        In lockstep, do nothing while an actor is busy; once none is, also hand out the next slots.
+        In lockstep, do nothing while an actor is busy; once none is, also hand out the next messages.
         """
         lockstep = self._settings.lockstep
         if lockstep and self._supervisor.busy:

@@ -1,4 +1,4 @@
-"""Slots of shared memory and the collectors that fill them, one pair for each value of an algorithm's `actor_messages`.
+"""Messages in shared memory and the collectors that fill them, a pair for each value of `actor_messages`.
 
 Axes: T steps of a rollout, P agents, E environments.
 """
@@ -29,13 +29,13 @@ from evorl.system.stopwatch import Stopwatch
 from evorl.types import Batch, PolicyOutput, Tensors
 
 
-class Slot(Protocol):
+class Message(Protocol):
     """Shared memory for one message of an actor to the learner."""
 
     counts: Tensor
     """The actor's counters of each agent [C, P], in the order of `evorl.envs.episodes.Collected`."""
     number: int
-    """The slot's number within its rank, by which the learner hands it out."""
+    """The message's number within its rank, by which the learner hands it out."""
 
 
 @dataclass
@@ -54,10 +54,10 @@ class Acting:
 
 
 class Collector(Protocol):
-    """Steps the environments and fills slots with the result."""
+    """Steps the environments and fills messages with the result."""
 
-    def collect(self, slot: Slot, beat: Callable[[], None]) -> None:
-        """Fill a slot using the current parameters; call `beat` before each step as a heartbeat."""
+    def collect(self, message: Message, beat: Callable[[], None]) -> None:
+        """Fill a message using the current parameters; call `beat` before each step as a heartbeat."""
 
 
 class RolloutCollector:
@@ -70,8 +70,8 @@ class RolloutCollector:
         self._steps: int = config.algorithm.rollout_steps
         self._clip: float | None = config.algorithm.reward_clip
 
-    def collect(self, slot: RolloutMemory, beat: Callable[[], None]) -> None:
-        """Fill a slot with a rollout."""
+    def collect(self, message: RolloutMemory, beat: Callable[[], None]) -> None:
+        """Fill a message with a rollout."""
         for step in range(self._steps):
             beat()
             environments = self._environments
@@ -79,7 +79,7 @@ class RolloutCollector:
             transition = environments.step(output.action)
             if self._clip is not None:
                 transition.reward.clamp_(-self._clip, self._clip)
-            slot.write(step, transition, output)
+            message.write(step, transition, output)
 
 
 class TransitionCollector(RolloutCollector):
@@ -92,16 +92,16 @@ class TransitionCollector(RolloutCollector):
             # An actor has no target networks, so its online networks take their place.
             stack.target_networks = dict(stack.networks)
 
-    def collect(self, slot: RolloutMemory, beat: Callable[[], None]) -> None:
-        """Fill a slot with a rollout and the errors of its transitions."""
-        super().collect(slot, beat)
-        builder = BatchBuilder(slot.storage, self._n_step, n_step_return)
+    def collect(self, message: RolloutMemory, beat: Callable[[], None]) -> None:
+        """Fill a message with a rollout and the errors of its transitions."""
+        super().collect(message, beat)
+        builder = BatchBuilder(message.storage, self._n_step, n_step_return)
         builder.begin(self._policy.agents)
-        index = slot.index.transpose(0, 1)
+        index = message.index.transpose(0, 1)
         seen, following, columns = builder.gather(index.flatten(1))
         ones = torch.ones_like(columns["reward"])
         batch = Batch(seen, following, columns, ones, ones[:, 0], all_due=True)
-        slot.write_column(ERROR, self._errors(batch).view(index.shape).transpose(0, 1))
+        message.write_column(ERROR, self._errors(batch).view(index.shape).transpose(0, 1))
 
     @torch.no_grad()
     def _errors(self, batch: Batch) -> Tensor:
@@ -111,7 +111,7 @@ class TransitionCollector(RolloutCollector):
             policy.algorithm.objectives[0].loss(stack, part, policy.generator).errors
             for stack, part in zip(policy.stacks, policy.parts(batch), strict=True)
         ]
-        return policy.joined([each for each in parts if each is not None])
+        return policy.joined([errors for errors in parts if errors is not None])
 
 
 class GradientCollector:
@@ -120,7 +120,7 @@ class GradientCollector:
     def __init__(self, acting: Acting) -> None:
         policy, config = acting.policy, acting.config
         self._rollouts = RolloutCollector(acting)
-        self._memory = rollout_slot(policy, config)(lambda shape, dtype: torch.empty(shape, dtype=dtype))
+        self._memory = rollout_message(policy, config)(lambda shape, dtype: torch.empty(shape, dtype=dtype))
         self._learner = Learner(policy)
         self._together: int = config.algorithm.grad_sync_steps
         one = config.algorithm.model_copy(update={"rollouts": self._together, "passes": 1})
@@ -135,9 +135,9 @@ class GradientCollector:
         )
         self._received.begin(policy, generation=0)
 
-    def collect(self, slot: GradientMemory, beat: Callable[[], None]) -> None:
-        """Fill a slot with the mean gradient of `grad_sync_steps` rollouts."""
-        slot.write(self._gradient(beat))
+    def collect(self, message: GradientMemory, beat: Callable[[], None]) -> None:
+        """Fill a message with the mean gradient of `grad_sync_steps` rollouts."""
+        message.write(self._gradient(beat))
 
     def _gradient(self, beat: Callable[[], None]) -> Batch:
         """Collect rollouts and return their gradient as a batch."""
@@ -155,17 +155,17 @@ class UpdateCollector(GradientCollector):
         super().__init__(acting)
         self._acting = acting
 
-    def collect(self, slot: GradientMemory, beat: Callable[[], None]) -> None:
-        """Fill a slot with a gradient and apply it, unless it is too stale or the generation is over."""
+    def collect(self, message: GradientMemory, beat: Callable[[], None]) -> None:
+        """Fill a message with a gradient and apply it, unless it is too stale or the generation is over."""
         acting, version = self._acting, self._acting.version
         batch = self._gradient(beat)
-        slot.write(batch)
+        message.write(batch)
         # An actor that waits for another one is not late.
         with acting.board.locked(beat):
             newest = acting.board.fetch(acting.flat, acting.states, acting.generation)
             if newest is None:
                 return
-            slot.behind[0], acting.version = newest - version, newest
+            message.behind[0], acting.version = newest - version, newest
             if newest - version > acting.max_staleness:
                 return
             _, updates = split_states(acting.policy.algorithm, acting.states)
@@ -176,8 +176,8 @@ class UpdateCollector(GradientCollector):
             acting.board.publish(acting.flat, list(acting.states), acting.version)
 
 
-def gradient_slot(policy: Policy, config: AnyConfig) -> Callable[[Empty], GradientMemory]:
-    """The factory of slots for gradients of these agents."""
+def gradient_message(policy: Policy, config: AnyConfig) -> Callable[[Empty], GradientMemory]:
+    """The factory of messages for gradients of these agents."""
     agents, algorithm = len(policy.agents), policy.algorithm
     sizes = {
         name: sum(stack.networks[name].parameters.flat.numel() for stack in policy.stacks) + len(AGREED) * agents
@@ -186,13 +186,13 @@ def gradient_slot(policy: Policy, config: AnyConfig) -> Callable[[Empty], Gradie
     return lambda empty: GradientMemory(sizes, (*COMMON, *algorithm.metrics), agents, empty)
 
 
-def rollout_slot(policy: Policy, config: AnyConfig) -> Callable[[Empty], RolloutMemory]:
-    """The factory of slots for rollouts of these agents, with the extras of each policy output."""
+def rollout_message(policy: Policy, config: AnyConfig) -> Callable[[Empty], RolloutMemory]:
+    """The factory of messages for rollouts of these agents, with the extras of each policy output."""
     return _rollout(policy, config, lambda output: output.extras)
 
 
-def transition_slot(policy: Policy, config: AnyConfig) -> Callable[[Empty], RolloutMemory]:
-    """The factory of slots for rollouts of these agents, with actions and errors for priorities."""
+def transition_message(policy: Policy, config: AnyConfig) -> Callable[[Empty], RolloutMemory]:
+    """The factory of messages for rollouts of these agents, with actions and errors for priorities."""
     return _rollout(
         policy, config, lambda output: {"action": output.action, ERROR: torch.zeros(output.action.shape[:2])}
     )
@@ -201,7 +201,7 @@ def transition_slot(policy: Policy, config: AnyConfig) -> Callable[[Empty], Roll
 def _rollout(
     policy: Policy, config: AnyConfig, kept: Callable[[PolicyOutput], Tensors]
 ) -> Callable[[Empty], RolloutMemory]:
-    """The factory of rollout slots; `kept` selects what is stored of each policy output."""
+    """The factory of rollout messages; `kept` selects what is stored of each policy output."""
     algorithm = policy.algorithm
     num_envs, parts = config.environment.num_envs, algorithm.interface.with_mask()
     output = _output(policy, parts, num_envs)
@@ -229,45 +229,45 @@ def _output(policy: Policy, parts: Mapping[str, ObservationSpec], num_envs: int)
 
 @dataclass(frozen=True)
 class MessageType:
-    """A type of message: `slot` returns the factory of its slots, and `collector` fills them.
+    """A type of message: `layout` returns the factory of its messages, and `collector` fills them.
 
     If parameters are `shared`, the board holds the learner's full state and actors publish to it themselves.
     """
 
-    slot: Callable[[Policy, AnyConfig], Callable[[Empty], Slot]]
+    layout: Callable[[Policy, AnyConfig], Callable[[Empty], Message]]
     collector: Callable[[Acting], Any]
     shared: bool = False
 
 
 MESSAGE_TYPES: Mapping[str, MessageType] = {
-    "gradients": MessageType(gradient_slot, GradientCollector),
-    "rollouts": MessageType(rollout_slot, RolloutCollector),
-    "transitions": MessageType(transition_slot, TransitionCollector),
-    "updates": MessageType(gradient_slot, UpdateCollector, shared=True),
+    "gradients": MessageType(gradient_message, GradientCollector),
+    "rollouts": MessageType(rollout_message, RolloutCollector),
+    "transitions": MessageType(transition_message, TransitionCollector),
+    "updates": MessageType(gradient_message, UpdateCollector, shared=True),
 }
 
 
-def note_counts(slot: Slot, environments: Environments) -> None:
-    """Write the environments' counters since the last slot into this one."""
-    for row, values in zip(slot.counts, environments.pop_collected(), strict=True):
+def note_counts(message: Message, environments: Environments) -> None:
+    """Write the environments' counters since the last message into this one."""
+    for row, values in zip(message.counts, environments.pop_collected(), strict=True):
         row.copy_(torch.from_numpy(values))
 
 
-def slots(memory: SharedMemory, make: Callable[[Empty], Slot], numbers: Iterable[int]) -> dict[int, Slot]:
-    """An actor's slots by number; the actor and its rank find them at the same offsets of its own memory.
+def messages_in(memory: SharedMemory, make: Callable[[Empty], Message], numbers: Iterable[int]) -> dict[int, Message]:
+    """An actor's messages by number; the actor and its rank find them at the same offsets of its own memory.
 
-    Memory is not shared between actors: one still in the last generation, whose slots had another size, would overwrite
-    the slots of others.
+    Memory is not shared between actors: one still in the last generation, whose messages had another size, would
+    overwrite the messages of others.
     """
-    size = slot_size(make)
-    made = {number: make(memory.arena(place * size).empty) for place, number in enumerate(numbers)}
-    for number, slot in made.items():
-        slot.number = number
+    size = message_size(make)
+    made = {number: make(memory.arena(index * size).empty) for index, number in enumerate(numbers)}
+    for number, message in made.items():
+        message.number = number
     return made
 
 
-def slot_size(make: Callable[[Empty], Slot]) -> int:
-    """The size of a slot in bytes, rounded up to whole pages."""
+def message_size(make: Callable[[Empty], Message]) -> int:
+    """The size of a message in bytes, rounded up to whole pages."""
     arena = Arena()
     make(arena.empty)
     return -(-arena.used // PAGE) * PAGE

@@ -31,7 +31,7 @@ REQUEST = struct.Struct("<3q")
 REPLY = struct.Struct("<q")
 START, END = 1, 2
 DESCRIPTORS = 5
-"""Descriptors passed to an actor: the board, its lock, the slots, and the actor's ends of two pipes."""
+"""Descriptors passed to an actor: the board, its lock, the messages, and the actor's ends of two pipes."""
 COMMAND = "from evorl.actors.server import main; main()"
 READY = 0
 """The first reply, sent once everything is imported."""

@@ -1,4 +1,4 @@
-"""Supervision of actor processes: start them, hand out slots, receive messages, replace those that die or hang."""
+"""Supervision of actor processes: start them, hand out messages, receive messages, replace those that die or hang."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from evorl.actors.actor import FAILED, MESSAGE, NUMBER
+from evorl.actors.actor import ARRIVAL, FAILED, NUMBER
 from evorl.actors.memory import Board
 from evorl.actors.server import ActorServer, kill_group
 from evorl.config.learning import ActorSettings
@@ -52,28 +52,28 @@ def explaining_open_files(count: int) -> Iterator[None]:
         ) from error
 
 
-class Message(NamedTuple):
-    """A filled slot: the actor that filled it, and the generation and version of its parameters."""
+class Arrival(NamedTuple):
+    """A filled message by number: the actor that filled it, and the generation and version of its parameters."""
 
     actor: int
-    slot: int
+    number: int
     generation: int
     version: int
 
 
 @dataclass
 class ActorProcess:
-    """An actor's process, our ends of its pipes, and the slots that it has to fill.
+    """An actor's process, our ends of its pipes, and the numbers of the messages that it has to fill.
 
-    It started at time `began` and was last handed a slot at time `asked`. `attempt` counts the processes it replaces,
-    `failures` those of them that have ended since the last message. `hung` says why it was killed, if it was;
+    It started at time `began` and was last handed a message at time `asked`. `attempt` counts the processes that it
+    replaces, `failures` those of them that have ended since the last message. `hung` says why it was killed, if it was;
     `late_beat` is its last heartbeat if it was late when last looked at.
     """
 
     index: int
     process: int
     pipes: tuple[int, ...]
-    slots: set[int]
+    messages: set[int]
     attempt: int = 0
     failures: int = 0
     began: float = field(default_factory=time.monotonic)
@@ -101,24 +101,25 @@ class ActorProcess:
         return not self.process and not _unread(self.reader)
 
     def is_late(self, now: float, beat: float) -> bool:
-        """True if the actor has a slot to fill but no recent heartbeat; the last was at `beat`."""
-        return bool(self.process and self.slots) and now > max(beat, self.began, self.asked) + PATIENCE
+        """True if the actor has a message to fill but no recent heartbeat; the last was at `beat`."""
+        return bool(self.process and self.messages) and now > max(beat, self.began, self.asked) + PATIENCE
 
 
 class Supervisor:
-    """Starts a rank's actors and replaces those that die or hang; a replacement takes over the slots."""
+    """Starts a rank's actors and replaces those that die or hang; a replacement takes over the messages."""
 
     def __init__(
         self,
         settings: ActorSettings,
         context: Mapping[str, object],
         board: Board,
-        slots: Sequence[int],
+        memories: Sequence[int],
         first: int,
     ) -> None:
         """Start the server, which is sent `context`.
 
-        `slots` are the descriptors of each actor's slot memory, `first` is the number of the first one over all ranks.
+        `memories` are the descriptors of the memory of each actor's messages, `first` is the number of the first actor
+        over all ranks.
         """
         self._settings = settings
         self._context = context
@@ -132,7 +133,7 @@ class Supervisor:
         self._server_failures = 0
         """Consecutive servers that ended before any actor sent a message."""
         self._board = board
-        self._slots = slots
+        self._memories = memories
         self._actors: list[ActorProcess] = []
         self._ready: deque[ActorProcess] = deque()
         self._looked = 0.0
@@ -146,13 +147,13 @@ class Supervisor:
 
     @property
     def busy(self) -> bool:
-        """True if an actor has a slot to fill, or a filled one that was not received."""
-        return any(actor.slots for actor in self._actors)
+        """True if an actor has a message to fill, or a filled one that was not received."""
+        return any(actor.messages for actor in self._actors)
 
     @property
     def waiting(self) -> int:
         """The number of actors' messages not received yet."""
-        return sum(_unread(actor.reader) for actor in self._actors) // MESSAGE.size
+        return sum(_unread(actor.reader) for actor in self._actors) // ARRIVAL.size
 
     @property
     def server(self) -> int:
@@ -165,7 +166,7 @@ class Supervisor:
         return [actor.process for actor in self._actors]
 
     def start(self) -> None:
-        """Start all actors, without slots. Raises UserError if they need too many open files."""
+        """Start all actors, without messages. Raises UserError if they need too many open files."""
         with explaining_open_files(self._settings.count):
             for index in range(self._settings.count):
                 self._actors.append(self._start_actor(index))
@@ -178,35 +179,35 @@ class Supervisor:
         self._selector.close()
         self._server.close()
 
-    def hand_out(self, index: int, slot: int) -> None:
-        """Hand an actor a slot to fill."""
+    def hand_out(self, index: int, number: int) -> None:
+        """Hand an actor a message to fill."""
         actor = self._actors[index]
         actor.asked = time.monotonic()
-        actor.slots.add(slot)
-        _tell(actor, slot)
+        actor.messages.add(number)
+        _tell(actor, number)
 
-    def receive(self) -> Message:
+    def receive(self) -> Arrival:
         """Wait for a message. Raises UserError if an actor reports one, RunFailed if actors cannot be kept alive."""
         while True:
             actor = self._next()
-            message = b"" if actor.is_gone else os.read(actor.reader, MESSAGE.size)
-            if not message:
+            payload = b"" if actor.is_gone else os.read(actor.reader, ARRIVAL.size)
+            if not payload:
                 self._replace(actor)
                 continue
-            slot, generation, version = MESSAGE.unpack(message)
-            if slot == FAILED:
+            number, generation, version = ARRIVAL.unpack(payload)
+            if number == FAILED:
                 # Do not wait for the end of its pipe: processes forked by its environments may hold it open.
                 with open(actor.reader, "rb", closefd=False) as pipe:
                     text = pipe.read(generation).decode(errors="replace")
                 raise UserError(f"{text} (in actor {self._number(actor)})")
-            actor.slots.discard(slot)
+            actor.messages.discard(number)
             actor.failures = self._server_failures = 0
-            return Message(actor.index, slot, generation, version)
+            return Arrival(actor.index, number, generation, version)
 
     def _next(self) -> ActorProcess:
-        """An actor that has sent a message or has ended; in lockstep, the first that has a slot to fill."""
+        """An actor that has sent a message or has ended; in lockstep, the first that has a message to fill."""
         if self._settings.lockstep:
-            first = next(actor for actor in self._actors if actor.slots)
+            first = next(actor for actor in self._actors if actor.messages)
             poll = select.poll()
             poll.register(first.reader, select.POLLIN)
             while not (poll.poll(1000 * LOOK_EVERY) or first.is_gone):
@@ -219,7 +220,7 @@ class Supervisor:
         return self._ready.popleft()
 
     def look(self) -> None:
-        """Kill actors that have a slot to fill but have not stepped for too long; replace a server that has ended.
+        """Kill actors that have a message to fill but have not stepped for too long; replace a server that has ended.
 
         Raises Interrupted after a signal: whoever waits for an actor calls this.
         """
@@ -231,8 +232,8 @@ class Supervisor:
         if self._server.has_ended:
             self._renew_server("has ended")
         for actor in self._actors:
-            # One that has filled all of its slots may be idle because the learner was busy, so it is not late.
-            is_idle = _unread(actor.reader) >= len(actor.slots) * MESSAGE.size
+            # One that has filled all of its messages may be idle because the learner was busy, so it is not late.
+            is_idle = _unread(actor.reader) >= len(actor.messages) * ARRIVAL.size
             beat = float(self._board.beats[actor.index])
             is_late = not is_idle and actor.is_late(now, beat)
             # Looked at twice: after a pause of all processes every actor is late until it steps again.
@@ -285,13 +286,15 @@ class Supervisor:
         if actor.hung:
             warnings.warn(f"actor {self._number(actor)} {actor.hung}; it is started again", EvorlWarning, stacklevel=2)
         self.restarts += 1
-        self._ready = deque(each for each in self._ready if each is not actor)
+        self._ready = deque(ready for ready in self._ready if ready is not actor)
         with explaining_open_files(self._settings.count):
             self._actors[actor.index] = self._start_actor(
-                actor.index, actor.slots, actor.attempt + 1, actor.failures + 1
+                actor.index, actor.messages, actor.attempt + 1, actor.failures + 1
             )
 
-    def _start_actor(self, index: int, slots: Iterable[int] = (), attempt: int = 0, failures: int = 0) -> ActorProcess:
+    def _start_actor(
+        self, index: int, messages: Iterable[int] = (), attempt: int = 0, failures: int = 0
+    ) -> ActorProcess:
         with contextlib.ExitStack() as ours:
             # A pipe closes when the last holder of its other end exits; that must be the actor alone.
             with contextlib.ExitStack() as theirs:
@@ -301,18 +304,18 @@ class Supervisor:
                 reader, theirs_out = os.pipe()
                 theirs.callback(os.close, theirs_out)
                 ours.callback(os.close, reader)
-                shared = (self._board.memory.descriptor, self._board.lock, self._slots[index])
+                shared = (self._board.memory.descriptor, self._board.lock, self._memories[index])
                 process = 0
                 while not process:
                     try:
                         process = self._server.start(index, attempt, (*shared, theirs_in, theirs_out))
                     except OSError as error:
                         self._renew_server(_why(error))
-            actor = ActorProcess(index, process, (writer, reader), set(slots), attempt, failures)
+            actor = ActorProcess(index, process, (writer, reader), set(messages), attempt, failures)
             self._selector.register(reader, selectors.EVENT_READ, actor)
             ours.pop_all()
-        for slot in sorted(actor.slots):
-            _tell(actor, slot)
+        for number in sorted(actor.messages):
+            _tell(actor, number)
         return actor
 
 
@@ -320,10 +323,10 @@ def _why(error: OSError) -> str:
     return "has ended" if isinstance(error, ConnectionError) else str(error)
 
 
-def _tell(actor: ActorProcess, slot: int) -> None:
+def _tell(actor: ActorProcess, number: int) -> None:
     # If the actor has ended, its other pipe reports it.
     with contextlib.suppress(BrokenPipeError):
-        os.write(actor.writer, NUMBER.pack(slot))
+        os.write(actor.writer, NUMBER.pack(number))
 
 
 def _unread(reader: int) -> int:

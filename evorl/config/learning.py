@@ -123,7 +123,7 @@ class ActorSettings(Section):
     count: Annotated[int, Field(ge=1, le=4096)] = 1
     """Actors of each rank."""
     queue: Annotated[int, Field(ge=1, le=256)] = 2
-    """Rollout slots of an actor, for the one it is collecting and those that wait for the learner; it blocks if none is
+    """Messages of an actor: the one it is collecting and those that wait for the learner; it blocks if none is
     free."""
     fetch_steps: Count = 1
     """Steps of each environment after which an actor fetches the learner's parameters, at its next rollout; an actor

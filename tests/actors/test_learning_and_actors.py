@@ -192,18 +192,18 @@ def await_waiting(learning, count):
 def test_no_actor_writes_into_the_slots_of_another_that_are_larger_now():
     with Learning("algorithm={name: a3c, rollout_steps: 5}", "actors={count: 2, lockstep: true}") as learning:
         for process in learning.actors.processes:
-            os.kill(process, signal.SIGSTOP)  # They would write into their slots meanwhile.
-        late = learning.actors._slots[2]
+            os.kill(process, signal.SIGSTOP)  # They would write into their messages meanwhile.
+        late = learning.actors._messages[2]
         wider = replace(learning.agents[0].architectures["policy"], hidden_sizes=(64,))
         learning.agents = [agent(wider, id=id, dqn=learning.algorithm) for id in (7, 8)]
         learning.begin(2)
-        others = [learning.actors._slots[number] for number in (0, 1)]
-        before = [{name: values.clone() for name, values in slot.gradients.items()} for slot in others]
+        others = [learning.actors._messages[number] for number in (0, 1)]
+        before = [{name: values.clone() for name, values in message.gradients.items()} for message in others]
         for values in (*late.gradients.values(), late.counts):
             values.fill_(-9)
         assert before[0]["policy"].numel() > late.gradients["policy"].numel()
-        for slot, kept in zip(others, before, strict=True):
-            torch.testing.assert_close(slot.gradients, kept)
+        for message, kept in zip(others, before, strict=True):
+            torch.testing.assert_close(message.gradients, kept)
         for process in learning.actors.processes:
             os.kill(process, signal.SIGCONT)
 

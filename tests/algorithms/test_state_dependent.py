@@ -317,10 +317,10 @@ def test_actors_explore_by_it_and_send_none_of_it(more):
     chosen = make_algorithm(settings, environments.interface)
     member = agent(dqn=chosen)
     learner = population([member], chosen)
-    slot = MESSAGE_TYPES[settings.algorithm.actor_messages].slot(learner.policy, settings)(
+    message = MESSAGE_TYPES[settings.algorithm.actor_messages].layout(learner.policy, settings)(
         lambda shape, dtype: torch.zeros(shape, dtype=dtype)
     )
-    assert "a3c" in more or slot.layout.state == (0, 0)
+    assert "a3c" in more or message.layout.state == (0, 0)
     experience = chosen.experience(Placement(Ranks(), "replicated", 1), environments.always_valid, Stopwatch())
     environments.reset(1)
     play_as_actor(learner, experience, environments, 24)

@@ -46,9 +46,9 @@ class Learning:
 
     def learn(self, rollouts):
         for _ in range(rollouts):
-            slot = self.actors.receive(self.policy)
-            self.experience.extend(slot)
-            self.actors.release(slot)
+            message = self.actors.receive(self.policy)
+            self.experience.extend(message)
+            self.actors.release(message)
             for batch in self.experience.take_batches():
                 self.experience.observe(batch, self.learner.update(batch))
             self.actors.publish(self.policy)

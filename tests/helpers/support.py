@@ -169,13 +169,13 @@ def play_as_actor(learner, experience, environments, steps):
     policy, config = learner.policy, learner.policy.algorithm.config
     # Where actors update what they share they first compute gradients.
     kind = MESSAGE_TYPES[config.algorithm.actor_messages.replace("updates", "gradients")]
-    slot = kind.slot(policy, config)(lambda shape, dtype: torch.empty(shape, dtype=dtype))
+    message = kind.layout(policy, config)(lambda shape, dtype: torch.empty(shape, dtype=dtype))
     collector = kind.collector(Acting(config, environments, None, policy, policy.flat, None, 0, 0, 0))
     experience.begin(policy, 0)
     for _ in range(steps // config.algorithm.sent_steps):
-        collector.collect(slot, lambda: None)
-        note_counts(slot, environments)
-        experience.extend(slot)
+        collector.collect(message, lambda: None)
+        note_counts(message, environments)
+        experience.extend(message)
         for batch in experience.take_batches():
             experience.observe(batch, learner.update(batch))
 

@@ -7,7 +7,7 @@ from helpers.prioritised import SETTINGS as PRIORITIES
 from helpers.prioritised import sampler_of
 from helpers.support import algorithm, config, kept, population, replay_experience, replay_of, vector
 
-from evorl.actors.collectors import Acting, TransitionCollector, transition_slot
+from evorl.actors.collectors import Acting, TransitionCollector, transition_message
 from evorl.algorithms import make_algorithm
 from evorl.algorithms.apex import EpsilonLadder, NoiseLadder
 from evorl.envs import Environments
@@ -26,32 +26,32 @@ SETTINGS = (
 
 @pytest.fixture
 def collecting():
-    """A collector of two agents, its slot, and their policy."""
+    """A collector of two agents, its message, and their policy."""
     settings = config(*SETTINGS)
     environments = Environments(settings.environment, P, E)
     chosen = make_algorithm(settings, environments.interface)
     generator = torch_generator(0, generation=1, rank=0, purpose="test")
     policy = Policy(initial_population(settings, chosen), chosen, generator)
     environments.begin(3, policy.agents, False)
-    slot = transition_slot(policy, settings)(lambda shape, dtype: torch.empty(shape, dtype=dtype))
+    message = transition_message(policy, settings)(lambda shape, dtype: torch.empty(shape, dtype=dtype))
     acting = Acting(settings, environments, None, policy, policy.flat, None, 1, 0, 9)
-    return TransitionCollector(acting), slot, policy
+    return TransitionCollector(acting), message, policy
 
 
 def test_an_actor_gives_the_errors_of_its_own_parameters(collecting):
-    collector, slot, policy = collecting
+    collector, message, policy = collecting
     beats = []
     for _ in range(3):
-        collector.collect(slot, lambda: beats.append(1))
+        collector.collect(message, lambda: beats.append(1))
     assert len(beats) == 3 * T
-    columns, seen = slot.columns(["action", "reward", "terminated", "truncated", "error"]), slot.observation()
+    columns, seen = message.columns(["action", "reward", "terminated", "truncated", "error"]), message.observation()
     assert columns["truncated"].any(), "ends of episodes are meant to be among them"
     (stack,) = policy.stacks
     with torch.no_grad():
         for step in range(T):
             network = stack.networks["q"]
             q = network({"observation": seen["observation"][:, step]})["q_values"]
-            after = network(slot.next_observation(step))["q_values"].amax(-1)
+            after = network(message.next_observation(step))["q_values"].amax(-1)
             follows = after.masked_fill(columns["terminated"][:, step], 0.0)
             taken = q.gather(-1, columns["action"][:, step].unsqueeze(-1)).squeeze(-1)
             error = columns["reward"][:, step] + 0.99 * follows - taken
@@ -73,15 +73,15 @@ def learner():
 
 @pytest.mark.parametrize("rows", [64, 20])
 def test_rollouts_are_stored_as_they_were_and_drawn_first_by_the_actors_errors(collecting, rows):
-    collector, slot, _ = collecting
+    collector, message, _ = collecting
     received, sampler = receiving(rows)
     policy = learner().policy
     received.begin(policy, 1)
     expected, errors = [], []
     for _ in range(5):
-        collector.collect(slot, lambda: None)
-        received.extend(slot)
-        columns = slot.columns(["reward", "error"])
+        collector.collect(message, lambda: None)
+        received.extend(message)
+        columns = message.columns(["reward", "error"])
         expected.append(columns["reward"].transpose(0, 1).flatten())
         errors.append(columns["error"].transpose(0, 1).flatten())
     count = received.storage.drawable
