@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evorl.config import Environment
-from evorl.envs.open_spiel import make_open_spiel
+from evorl.envs.games.open_spiel import make_open_spiel
 from evorl.report.statistics import score_of
 from evorl.runs.reading.loaded import LoadedAgent, load
 from evorl.runs.reading.read import read_run

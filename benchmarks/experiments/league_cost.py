@@ -27,7 +27,9 @@ from numpy.typing import NDArray
 
 from evorl.config import AnyConfig, Environment
 from evorl.envs import Environments
-from evorl.envs.games import GameVector, MoveRequest, Opponents, RandomPlayers, make_game
+from evorl.envs.games import make_game
+from evorl.envs.games.players import MoveRequest, Opponents, RandomPlayers
+from evorl.envs.games.vector import GameVector
 from evorl.envs.spaces import MASK
 from evorl.league.players import Players
 from evorl.population import Policy, initial_population

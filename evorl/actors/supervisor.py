@@ -28,7 +28,7 @@ from evorl.types import EvorlWarning, RunFailed, UserError
 LOOK_EVERY = 0.5
 """Seconds between liveness checks."""
 PATIENCE = 60.0
-"""Seconds without a step after which an actor that has a slot to fill is replaced, and without an answer after which
+"""Seconds without a step after which an actor that has a message to fill is replaced, and without an answer after which
 the server is. Below `run.timeout`, so that the other ranks do not give up meanwhile."""
 RESTARTS = 3
 """Consecutive replacements of an actor, or of the server, without a rollout in between, before the run gives up."""

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from evorl.config.errors import on_one_line
-from evorl.envs.games import is_game, reseed
+from evorl.envs.games import is_game
+from evorl.envs.games.players import reseed
 from evorl.envs.vector import for_evaluation
 from evorl.league.matches import Arena, Fixture
 from evorl.league.players import SeatPlayers, Sides

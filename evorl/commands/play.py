@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 from evorl.commands.match import load_player
 from evorl.config.errors import on_one_line
 from evorl.envs.closing import close_in_time
-from evorl.envs.games import MODES, TEXT, MoveRequest, Opponents, batched, is_allowed, make_game, reseed, result_of
+from evorl.envs.games import make_game
+from evorl.envs.games.game import Game, result_of
+from evorl.envs.games.pettingzoo import MODES, TEXT
+from evorl.envs.games.players import MoveRequest, Opponents, batched, is_allowed, reseed
 from evorl.envs.spaces import EnvSpec
-from evorl.envs.turns import Game
 from evorl.runs.agents.opponents import agent_opponent
 from evorl.runs.launch import use_threads
 from evorl.seeding import derive_seed

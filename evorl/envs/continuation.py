@@ -62,63 +62,52 @@ def set_generator_state(env: Any, state: Mapping[str, Any]) -> None:
 
 
 class Journal:
-    """Action log of N copies since the oldest start point, in a compact dtype."""
+    """The actions of N copies since their start points, in a compact dtype."""
 
     def __init__(self, space: gym.Space[Any], copies: int) -> None:
-        self._space = space
-        self._type = np.dtype(space.dtype)
-        if choices(space):
-            low, high = _bounds(space)
-            kinds = [np.iinfo(kind) for kind in ("int8", "int16", "int32", "int64")]
-            fitting = (kind.dtype for kind in kinds if kind.min <= low.min() and high.max() <= kind.max)
-            self._type = next(fitting, self._type)
-        self._rows = np.empty((256, copies, *(space.shape or ())), self._type)
-        self._count = 0
-        self._began = np.zeros(copies, dtype=np.int64)
-
-    @property
-    def ages(self) -> NDArray[np.int64]:
-        """The number of actions [N] logged for each copy since its start point."""
-        return self._count - self._began
+        self._type = _compact_type(space)
+        self._shape = (copies, *(space.shape or ()))
+        self._log: list[NDArray[Any]] = []
+        self.ages = np.zeros(copies, dtype=np.int64)
+        """The number of actions [N] of each copy since its start point."""
 
     @property
     def actions(self) -> NDArray[Any]:
         """The actions [T, N, ...] since the oldest start point."""
-        return self._rows[int(self._began.min()) : self._count]
+        return np.array(self._log, self._type).reshape(-1, *self._shape)
 
     def add(self, actions: NDArray[Any]) -> None:
         """Append the actions [N, ...] of one step."""
-        if self._count == len(self._rows):
-            self._make_room()
-        self._rows[self._count] = actions
-        self._count += 1
+        self._log.append(actions.astype(self._type))
+        self.ages += 1
 
     def begin(self, copies: Flags | slice) -> None:
         """Set the start point of these copies to now; their earlier actions are no longer needed."""
-        self._began[copies] = self._count
+        self.ages[copies] = 0
+        del self._log[: len(self._log) - int(self.ages.max())]
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """The actions [T, N, ...] since the oldest start point, and the ages [N]."""
         return {"actions": self.actions, "ages": self.ages}
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Load the output of `state_dict`. Raises UserError if it does not fit this action space."""
-        actions, ages = state["actions"], state["ages"]
-        whole = actions.shape[1:] == self._rows.shape[1:] and ages.shape == self._began.shape
-        if not whole or (actions.dtype, ages.dtype) != (self._type, self._began.dtype):
+        actions, ages = (state.get(name, np.zeros(0)) for name in ("actions", "ages"))
+        whole = actions.shape[1:] == self._shape and ages.shape == self.ages.shape
+        if not whole or (actions.dtype, ages.dtype) != (self._type, self.ages.dtype):
             raise UserError(f"actions of shape {actions.shape} and type {actions.dtype} are not this environment's")
         if ages.min() < 0 or ages.max() != len(actions):
             raise UserError(f"{len(actions)} actions do not belong to episodes of {ages.min()} to {ages.max()} steps")
-        self._rows = np.concatenate([actions, np.empty((256, *self._rows.shape[1:]), self._type)])
-        self._count = len(actions)
-        self._began = self._count - ages
+        self._log, self.ages = list(actions), ages.copy()
 
-    def _make_room(self) -> None:
-        """Drop rows older than every start point, and grow the buffer if few were dropped."""
-        kept, first = self.actions, int(self._began.min())
-        rows = np.empty((max(256, 2 * len(kept)), *kept.shape[1:]), self._type)
-        rows[: len(kept)] = kept
-        self._rows, self._count, self._began = rows, len(kept), self._began - first
+
+def _compact_type(space: Any) -> Any:
+    """The narrowest signed type of the actions of a discrete space; that of any other space."""
+    if not (sizes := choices(space)):
+        return space.dtype
+    low = np.asarray(space.start).reshape(-1)
+    high = low + np.array(sizes) - 1
+    types = [np.iinfo(name) for name in ("int8", "int16", "int32", "int64")]
+    return next((kind.dtype for kind in types if kind.min <= low.min() and high.max() <= kind.max), space.dtype)
 
 
 class Continuation(ABC):
@@ -127,11 +116,12 @@ class Continuation(ABC):
     kind: ClassVar[str]
     """The name of the kind, as stored in checkpoints."""
     journal: Journal | None = None
-    """The action log needed for a replay, or None."""
+    """The actions to replay, or None if the state is saved instead."""
 
-    @abstractmethod
-    def reset(self, vector: Vector, seeds: Sequence[int]) -> None:
+    def reset(self, seeds: Sequence[int]) -> None:
         """Record that all copies were reset with these seeds [N]."""
+        if self.journal is not None:
+            self.journal.begin(slice(None))
 
     def begin(self, vector: Vector, copies: Flags) -> tuple[Any, dict[str, Any]] | None:
         """Record where episodes started [N]; return new observations and info if copies were reset again, else None."""
@@ -148,13 +138,6 @@ class Continuation(ABC):
         The journal must be restored first. Propagates any exception from an environment or a corrupt file.
         """
 
-    @abstractmethod
-    def begin_anew(self, vector: Vector, copies: Flags, seed: int) -> list[Any]:
-        """Start a new episode in these copies; return the first observation of each copy.
-
-        Return nothing if single copies cannot be reset; the caller then resets all of them.
-        """
-
 
 class RestartingEpisodes(Continuation):
     """Episodes in Gymnasium's SyncVectorEnv or AsyncVectorEnv, whose copies are wrapped in RestartingEnv."""
@@ -166,29 +149,23 @@ class RestartingEpisodes(Continuation):
         self.journal = Journal(space, copies)
         self._type = space.dtype
 
-    def reset(self, vector: Vector, seeds: Sequence[int]) -> None:
-        self.journal.begin(slice(None))
-
     def begin(self, vector: Vector, copies: Flags) -> tuple[Any, dict[str, Any]] | None:
         self.journal.begin(copies)
         return None
 
     def origins(self, vector: Vector) -> list[Any]:
-        return [origin for origin, _ in _asked(vector, "episode")]
+        return [origin for origin, _ in _episodes(vector)]
 
     def play(self, vector: Vector, origins: Sequence[Any]) -> list[Any]:
         actions, ages = self.journal.actions.astype(self._type), self.journal.ages
         recent_actions = [list(actions[len(actions) - age :, copy]) for copy, age in enumerate(ages)]
-        return self._set(vector, list(zip(origins, recent_actions, strict=True)))
+        vector.set_attr("episode", list(zip(origins, recent_actions, strict=True)))  # type: ignore[attr-defined]
+        return [observation for _, observation in _episodes(vector)]
 
-    def begin_anew(self, vector: Vector, copies: Flags, seed: int) -> list[Any]:
-        self.journal.begin(copies)
-        origins = [{"seed": another_seed(seed + copy), "generator": None} for copy in range(len(copies))]
-        return self._set(vector, [(origin, []) if new else None for origin, new in zip(origins, copies, strict=True)])
 
-    def _set(self, vector: Vector, episodes: list[Any]) -> list[Any]:
-        vector.set_attr("episode", episodes)  # type: ignore[attr-defined]
-        return [shown for _, shown in _asked(vector, "episode")]
+def _episodes(vector: Vector) -> Any:
+    """The origin and the last observation of each copy's running episode."""
+    return vector.get_attr("episode")  # type: ignore[attr-defined]
 
 
 class AtariEpisodes(Continuation):
@@ -202,16 +179,20 @@ class AtariEpisodes(Continuation):
         self._type = space.dtype
         self._seeds = [0] * copies
 
-    def reset(self, vector: Vector, seeds: Sequence[int]) -> None:
+    def reset(self, seeds: Sequence[int]) -> None:
+        super().reset(seeds)
         self._seeds = list(seeds)
-        self.journal.begin(slice(None))
 
     def origins(self, vector: Vector) -> list[Any]:
         return list(self._seeds)
 
     def begin(self, vector: Vector, copies: Flags) -> tuple[Any, dict[str, Any]] | None:
         due = copies & (self.journal.ages > SEED_LASTS)
-        return self._seeded(vector, due, [another_seed(seed) for seed in self._seeds]) if due.any() else None
+        if not due.any():
+            return None
+        self._seeds = [another_seed(seed) if is_due else seed for seed, is_due in zip(self._seeds, due, strict=True)]
+        self.journal.begin(due)
+        return self._reset(vector, due)
 
     def play(self, vector: Vector, origins: Sequence[Any]) -> list[Any]:
         actions, ages = self.journal.actions, self.journal.ages
@@ -226,16 +207,6 @@ class AtariEpisodes(Continuation):
             shown = self._reset(vector, ages == 0)[0]
         return list(shown)
 
-    def begin_anew(self, vector: Vector, copies: Flags, seed: int) -> list[Any]:
-        return list(self._seeded(vector, copies, [another_seed(seed + copy) for copy in range(len(copies))])[0])
-
-    def _seeded(self, vector: Vector, copies: Flags, seeds: Sequence[int]) -> tuple[Any, dict[str, Any]]:
-        """Start episodes in the selected copies, from these seeds [N]."""
-        both = zip(self._seeds, seeds, copies, strict=True)
-        self._seeds = [new if begins else old for old, new, begins in both]
-        self.journal.begin(copies)
-        return self._reset(vector, copies)
-
     def _reset(self, vector: Vector, copies: Flags) -> tuple[Any, dict[str, Any]]:
         return vector.reset(seed=np.array(self._seeds)[copies], options={"reset_mask": copies})  # type: ignore[arg-type]
 
@@ -244,9 +215,6 @@ class PlainEpisodes(Continuation):
     """Episodes in a vector environment whose whole state is its numbers, arrays and random generator."""
 
     kind = "plain"
-
-    def reset(self, vector: Vector, seeds: Sequence[int]) -> None:
-        """Do nothing: the state is read from the environment's attributes."""
 
     def origins(self, vector: Vector) -> list[Any]:
         attributes = {
@@ -257,17 +225,14 @@ class PlainEpisodes(Continuation):
 
     def play(self, vector: Vector, origins: Sequence[Any]) -> list[Any]:
         (origin,) = origins
-        here, kept = _changing(vector), origin["attributes"]
-        if here.keys() != kept.keys():
+        here, saved = _changing(vector), origin["attributes"]
+        if here.keys() != saved.keys():
             raise ValueError("it has other attributes")
-        values = {name: _like(value, kept[name]) for name, value in here.items()}
+        values = {name: _like(value, saved[name]) for name, value in here.items()}
         set_generator_state(vector.unwrapped, origin["generator"])
         for name, value in values.items():
             setattr(vector.unwrapped, name, value)
         return []
-
-    def begin_anew(self, vector: Vector, copies: Flags, seed: int) -> list[Any]:
-        return list(vector.reset(seed=seed % 2**31)[0])
 
 
 def continuation(vector: Vector, copies: int, atari: bool) -> Continuation | None:
@@ -289,20 +254,6 @@ def is_plain(vector: Vector) -> bool:
     )
 
 
-def _bounds(space: Any) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The lower and upper bounds of each component of an action."""
-    if sizes := choices(space):
-        start = np.asarray(space.start)
-        return start, start + np.reshape(sizes, start.shape) - 1
-    return space.low, space.high
-
-
-def _asked(vector: Vector, name: str) -> tuple[Any, ...]:
-    """An attribute of every copy, by `get_attr`."""
-    values: tuple[Any, ...] = vector.get_attr(name)  # type: ignore[attr-defined]
-    return values
-
-
 def _changing(vector: Vector) -> dict[str, Any]:
     """The numeric, string and array attributes of a plain environment."""
     return {
@@ -312,15 +263,12 @@ def _changing(vector: Vector) -> dict[str, Any]:
     }
 
 
-def _like(value: Any, kept: Any) -> Any:
+def _like(value: Any, saved: Any) -> Any:
     """A saved attribute with the current shape and dtype. Raises ValueError if it does not fit."""
-    if not isinstance(value, np.ndarray):
-        if isinstance(value, np.float64) and isinstance(kept, float):
-            return np.float64(kept)
-        if type(kept) is not type(value):
-            raise ValueError(f"{kept!r} is no {type(value).__name__}")
-        return kept
-    array = np.array(kept["values"], dtype=value.dtype).reshape(value.shape)
-    if kept["type"] != str(value.dtype):
-        raise ValueError(f"expected an array of {value.dtype}, found one of {kept['type']}")
-    return array
+    if isinstance(value, np.ndarray):
+        if saved["type"] != str(value.dtype):
+            raise ValueError(f"expected an array of {value.dtype}, found one of {saved['type']}")
+        return np.array(saved["values"], dtype=value.dtype).reshape(value.shape)
+    if not isinstance(value, type(saved)):
+        raise ValueError(f"{saved!r} is no {type(value).__name__}")
+    return type(value)(saved)

@@ -27,7 +27,8 @@ from evorl.config.errors import nearest, shown
 from evorl.config.fields import ENVIRONMENT, as_configured
 from evorl.envs.continuation import Continuation
 from evorl.envs.episodes import Collected, Episodes, Recent
-from evorl.envs.games import GameVector, Opponents
+from evorl.envs.games.players import Opponents
+from evorl.envs.games.vector import GameVector
 from evorl.envs.generation import longest_episode
 from evorl.envs.recovery import FINAL, RecoveringVector
 from evorl.envs.spaces import (
@@ -104,10 +105,8 @@ class Resets:
         """Arrays [N] by name."""
         return {"resetting": self.resetting, "serving": self._serving, "lives": self._lives_left.astype(np.int64)}
 
-    def load_state_dict(self, state: Mapping[str, Any], anew: Flags) -> None:
-        """Load the output of `state_dict`, except for copies that start a new episode (`anew` [N])."""
-        self.resetting, self._serving = (state[name] & ~anew for name in ("resetting", "serving"))
-        self._lives_left = np.where(anew, 0, state["lives"])
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.resetting, self._serving, self._lives_left = (state[name] for name in ("resetting", "serving", "lives"))
 
     def serve(self, actions: NDArray[Any]) -> None:
         """Overwrite the actions [N, ...] of copies that wait for FIRE, in place."""
@@ -349,30 +348,30 @@ class Environments(SteppedEnvironments):
 
     def state_dict(self) -> Tensors:
         """What a resume of the running episodes needs; empty if they cannot be resumed."""
-        kept = self._vector.continuation
-        if kept is None or not hasattr(self, "observation"):
+        continuation = self._vector.continuation
+        if continuation is None or not hasattr(self, "observation"):
             return {}
-        told = {
-            "kind": kept.kind,
-            "origins": kept.origins(self._vector.env),
+        starts = {
+            "kind": continuation.kind,
+            "origins": continuation.origins(self._vector.env),
             "differing": self._vector.differing,
             "restarts": self._vector.restarts,
         }
-        arrays = {ORIGINS: np.frombuffer(json.dumps(told).encode(), dtype=np.uint8), **self._counted()}
-        if kept.journal is not None:
-            arrays |= kept.journal.state_dict()
+        arrays = {ORIGINS: np.frombuffer(json.dumps(starts).encode(), dtype=np.uint8), **self._counted()}
+        if continuation.journal is not None:
+            arrays |= continuation.journal.state_dict()
         tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
         return tensors | {f"{SEEN}{name}": value for name, value in self.observation.items()}
 
     def load_state_dict(self, state: Tensors, seed: int) -> str:
         """Resume the episodes of the output of `state_dict`, by replaying them.
 
-        Return the names of the environments where that failed; these start new episodes from `seed`. Raises UserError
-        for a state that does not fit these environments.
+        Return the names of the environments where that failed, if any; all then start new episodes from `seed`. Raises
+        UserError for a state that does not fit these environments.
         """
-        kept, told = self._vector.continuation, _described(state)
+        continuation, starts = self._vector.continuation, _starts(state)
         self.reset(seed)
-        if kept is None or told["kind"] != kept.kind:
+        if continuation is None or starts["kind"] != continuation.kind:
             return "any environment"
         try:
             arrays = {name: value.numpy() for name, value in state.items()}
@@ -385,26 +384,24 @@ class Environments(SteppedEnvironments):
             "the running episodes",
         )
         self._episodes.load_state_dict({name: arrays[f"{COUNTED}{name}"] for name in self._episodes.state_dict()})
-        if kept.journal is not None:
-            if not {"actions", "ages"} <= arrays.keys():
-                raise UserError("the running episodes: their actions are missing")
-            kept.journal.load_state_dict(arrays)
-        if told["differing"]:
-            self._vector.differ(self._checked(told["differing"]))
+        if continuation.journal is not None:
+            continuation.journal.load_state_dict(arrays)
+        if starts["differing"]:
+            self._vector.differ(self._checked(starts["differing"]))
         self._copies.steps = arrays["steps"]
-        # Copied because new episodes overwrite their entries in place.
-        parts = {name: arrays[f"{SEEN}{name}"].copy() for name in self.observation}
+        parts = {name: arrays[f"{SEEN}{name}"] for name in self.observation}
         parts = {name: array.reshape(-1, *array.shape[2:]) for name, array in parts.items()}
-        failed = self._play(kept, told["origins"], parts)
-        names = self._copies.names(np.flatnonzero(failed)) if failed.any() else ""
-        if names:
-            self._begin_anew(kept, failed, parts, seed)
-        self._vector.restarts = told["restarts"]
-        self._resets.load_state_dict(arrays, failed)
-        self._started = self._flags(arrays["started"].reshape(-1) | failed)
+        failed = self._play(continuation, starts["origins"], parts)
+        self._vector.restarts = starts["restarts"]
+        if failed.any():
+            names = self._copies.names(np.flatnonzero(failed))
+            self.reset(seed)
+            return names
+        self._resets.load_state_dict(arrays)
+        self._started = self._flags(arrays["started"].reshape(-1))
         self._steps = arrays["made"].copy()
         self.observation = self._tensors(parts)
-        return names
+        return ""
 
     def _counted(self) -> dict[str, NDArray[Any]]:
         """The counters kept outside the vector environment, as arrays by name."""
@@ -415,42 +412,27 @@ class Environments(SteppedEnvironments):
     def _checked(self, differing: Any) -> list[Mapping[str, Any]]:
         """Check each copy's keyword arguments from a file. Raises UserError unless they override configured numbers."""
         whole = isinstance(differing, list) and len(differing) == self.agents * self.num_envs
-        own: list[Any] = differing if whole else [None]
-        for kwargs in own:
-            known = isinstance(kwargs, dict) and all(type(self._kwargs.get(key)) in (int, float) for key in kwargs)
-            if not known or any(type(value) not in (int, float) for value in kwargs.values()):
+        checked: list[Any] = differing if whole else [None]
+        for kwargs in checked:
+            numbers = isinstance(kwargs, dict) and all(type(self._kwargs.get(key)) in (int, float) for key in kwargs)
+            if not numbers or any(type(value) not in (int, float) for value in kwargs.values()):
                 raise UserError("the running episodes: their environments have settings that the configuration lacks")
-        return own
+        return checked
 
-    def _play(self, kept: Continuation, origins: Sequence[Any], parts: Parts) -> NDArray[np.bool_]:
+    def _play(self, continuation: Continuation, origins: Sequence[Any], parts: Parts) -> NDArray[np.bool_]:
         """Replay the running episodes; return a mask [N] of copies whose observation differs from `parts` [N, ...]."""
         copies = self.agents * self.num_envs
         try:
-            shown = kept.play(self._vector.env, origins)
+            replayed = continuation.play(self._vector.env, origins)
         except UserError:
             raise
         except Exception:  # Environments and corrupt files may raise anything.
             return np.ones(copies, dtype=bool)
         failed = np.zeros(copies, dtype=bool)
-        for copy, observation in enumerate(shown):
-            own = {} if observation is None else self._observations.read(observation, copy)
-            failed[copy] = not own or any(not np.array_equal(own[name], parts[name][copy]) for name in own)
+        for copy, observation in enumerate(replayed):
+            read = {} if observation is None else self._observations.read(observation, copy)
+            failed[copy] = not read or any(not np.array_equal(read[name], parts[name][copy]) for name in read)
         return failed
-
-    def _begin_anew(self, kept: Continuation, failed: NDArray[np.bool_], parts: Parts, seed: int) -> None:
-        """Start episodes in the copies that `failed` [N], and write their observations into `parts` [N, ...]."""
-        copies = np.flatnonzero(failed).tolist()
-        # Action masks come only with a reset of all copies, which also restarts copies that raise in it.
-        shown = [] if self._masks is not None else kept.begin_anew(self._vector.env, failed, seed)
-        if not shown or any(shown[copy] is None for copy in copies):
-            failed[:] = True
-            parts |= self._read(*self._vector.reset(seed))
-        else:
-            for copy in copies:
-                for name, array in self._observations.read(shown[copy], copy).items():
-                    parts[name][copy] = array
-        self._episodes.drop(failed)
-        self._copies.begin(failed)
 
     def close(self) -> None:
         """Close all copies within a deadline. Never raises: copies that raise or hang are reported."""
@@ -514,7 +496,7 @@ def _number(value: Any, name: str, id: str) -> float:
     return number
 
 
-def _described(tensors: Tensors) -> dict[str, Any]:
+def _starts(tensors: Tensors) -> dict[str, Any]:
     """The decoded start states of the running episodes. Raises UserError if they are missing or malformed."""
     try:
         starts = json.loads(tensors[ORIGINS].numpy().tobytes())

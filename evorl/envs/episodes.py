@@ -159,10 +159,6 @@ class Episodes:
         self._ended, self._lately, self._recent = state["ended"].copy(), np.zeros(3), []
         self._waiting = agent.astype(np.intp), began.astype(np.int64), length.astype(np.int64), total.copy()
 
-    def drop(self, copies: NDArray[np.bool_]) -> None:
-        """Start new episodes in these copies [N]; the running ones are dropped and never count."""
-        self._begin(copies)
-
     def _settle(self) -> None:
         """Move recently ended episodes into the counters and the waiting list."""
         if not self._recent:

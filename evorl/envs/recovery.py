@@ -21,7 +21,7 @@ from evorl.config.errors import shown
 from evorl.envs.closing import close_vector
 from evorl.envs.continuation import PlainEpisodes, Vector, continuation, is_plain
 from evorl.envs.faults import FAILURES, FAULT, PASSED_ON, PLACE, Start, end_if_forked, restart
-from evorl.envs.games import GameVector
+from evorl.envs.games.vector import GameVector
 from evorl.envs.spaces import Copies
 from evorl.envs.vector import make_vector, stacked_frames
 from evorl.seeding import seed_global_generators
@@ -169,7 +169,7 @@ class RecoveringVector:
         if isinstance(self.continuation, PlainEpisodes) and not is_plain(self.env):
             self.continuation = None
         if self.continuation is not None:
-            self.continuation.reset(self.env, seeds or range(self._seed, self._seed + self._copies.count))
+            self.continuation.reset(seeds or range(self._seed, self._seed + self._copies.count))
 
     def _seeds(self, seeds: Sequence[int]) -> Any:
         """The seed argument of a vector environment's reset: most native ones accept only a single seed."""

@@ -25,7 +25,8 @@ from evorl.config import Environment
 from evorl.config.errors import nearest, shown
 from evorl.envs.continuation import Vector
 from evorl.envs.faults import PASSED_ON, RestartingEnv, check_spaces
-from evorl.envs.games import GameVector, is_game
+from evorl.envs.games import is_game
+from evorl.envs.games.vector import GameVector
 from evorl.envs.suites import ATARI, register_suite
 from evorl.envs.tensor.sources import is_tensor
 from evorl.seeding import derive_seed, seed_global_generators

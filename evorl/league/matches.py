@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from evorl.config import Environment
 from evorl.envs.closing import close_in_time
 from evorl.envs.faults import PASSED_ON, end_if_forked, restart
-from evorl.envs.games import MoveRequest, batched, make_game, result_of
+from evorl.envs.games import make_game
+from evorl.envs.games.game import Game, result_of
+from evorl.envs.games.players import MoveRequest, batched
 from evorl.envs.spaces import EnvSpec, choices
-from evorl.envs.turns import Game
 from evorl.league.players import Players, SeatPlayers
 from evorl.population import Policy
 from evorl.system.closing import Closeable

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from evorl.config import Environment
-from evorl.envs.games import MoveRequest, Opponents
+from evorl.envs.games.players import MoveRequest, Opponents
 from evorl.envs.json_spaces import MAX_BATCH
 from evorl.envs.spaces import MASK, Copies, EnvSpec, ObservationReader, action_reader
 from evorl.population import Policy

@@ -18,7 +18,8 @@ from evorl.config import AnyConfig
 from evorl.config.fields import INFO, RATING, RETURN
 from evorl.distributed import Placement
 from evorl.envs import SteppedEnvironments, make_environments
-from evorl.envs.games import RESULT, OpponentFactory
+from evorl.envs.games.players import OpponentFactory
+from evorl.envs.games.vector import RESULT
 from evorl.envs.tensor.sources import width
 from evorl.envs.vector import for_evaluation
 from evorl.population import Policy

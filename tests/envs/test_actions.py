@@ -12,7 +12,7 @@ from evorl.commands.check import _actions
 from evorl.commands.play import ask
 from evorl.config import Environment
 from evorl.envs import Environments
-from evorl.envs.games import MoveRequest, RandomPlayers, is_allowed
+from evorl.envs.games.players import MoveRequest, RandomPlayers, is_allowed
 from evorl.envs.spaces import action_reader, choices, split
 from evorl.export import onnx_file
 from evorl.league.players import Players

@@ -12,7 +12,8 @@ from helpers.support import config, play, trained
 from evorl.config import Environment
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
-from evorl.envs.games import RESULT, FunctionPlayers, MoveRequest, RandomPlayers
+from evorl.envs.games.players import FunctionPlayers, MoveRequest, RandomPlayers
+from evorl.envs.games.vector import RESULT
 from evorl.envs.vector import make_vector
 from evorl.runs.launch import check
 from evorl.system.stopwatch import Stopwatch

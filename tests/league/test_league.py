@@ -16,7 +16,7 @@ from evorl.commands.command import run_command
 from evorl.config.fields import BENCHMARK
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
-from evorl.envs.games import MoveRequest, RandomPlayers
+from evorl.envs.games.players import MoveRequest, RandomPlayers
 from evorl.league import League
 from evorl.league.league import Rated
 from evorl.league.matches import Arena, Fixture

@@ -8,7 +8,7 @@ from helpers.support import config, train
 
 from evorl.algorithms import make_algorithm
 from evorl.envs import Environments
-from evorl.envs.games import MoveRequest
+from evorl.envs.games.players import MoveRequest
 from evorl.league.players import Players
 from evorl.population import Policy
 from evorl.seeding import torch_generator

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evorl.config import AnyConfig
-from evorl.envs.games import RESULT
+from evorl.envs.games.vector import RESULT
 from evorl.league.league import Rated
 from evorl.population import Policy
 from evorl.population.evaluation import EpisodeResults, Evaluator

@@ -14,7 +14,7 @@ from evorl.config import AnyConfig, Environment
 from evorl.config.errors import shown
 from evorl.config.fields import BENCHMARK
 from evorl.distributed import Ranks
-from evorl.envs.games import FunctionPlayers, OpponentFactory, Opponents, RandomPlayers
+from evorl.envs.games.players import FunctionPlayers, OpponentFactory, Opponents, RandomPlayers
 from evorl.envs.spaces import EnvSpec
 from evorl.league.players import Players
 from evorl.population import Policy

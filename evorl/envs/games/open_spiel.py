@@ -17,21 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evorl.config import Environment
-from evorl.config.errors import nearest, shown
-from evorl.envs.turns import Spaces, Turn
+from evorl.config.errors import nearest
+from evorl.envs.games.game import Spaces, Turn
 from evorl.system.extras import require
 from evorl.system.plugins import without_place
 from evorl.types import Flags, UserError
 
 OPENSPIEL = "openspiel"
 SEATS = 2
-KINDS: Mapping[type, tuple[str, tuple[Any, ...]]] = {
-    bool: ("true or false", (bool,)),
-    int: ("a whole number", (int,)),
-    float: ("a number", (int, float)),
-    str: ("a text", (str,)),
-}
-"""For the type of a parameter's default: its name in errors, and the types of values accepted."""
 
 
 class OpenSpielGame:
@@ -124,30 +117,20 @@ def make_open_spiel(settings: Environment) -> OpenSpielGame:
     name = settings.id.partition(":")[2]
     require(OPENSPIEL, f"environment.id: {settings.id}")
     spiel = importlib.import_module("pyspiel")
-    known = {kind.short_name: kind for kind in spiel.registered_games()}
-    if name not in known:
-        raise UserError(f"environment.id: OpenSpiel has no game {name!r}{nearest(name, sorted(known))}")
-    parameters = _parameters(settings, known[name].parameter_specification)
+    games = {kind.short_name: kind for kind in spiel.registered_games()}
+    if name not in games:
+        raise UserError(f"environment.id: OpenSpiel has no game {name!r}{nearest(name, sorted(games))}")
+    defaults = games[name].parameter_specification
+    # OpenSpiel takes no whole number where it wants a fraction.
+    parameters = {
+        key: float(value) if type(value) is int and isinstance(defaults.get(key), float) else value
+        for key, value in settings.kwargs.items()
+    }
     try:
         game = spiel.load_game(name, parameters)
     except (spiel.SpielError, TypeError) as error:
         raise UserError(f"environment.kwargs: {settings.id} cannot be made: {without_place(error)}") from error
     return OpenSpielGame(game, settings.id)
-
-
-def _parameters(settings: Environment, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters as OpenSpiel takes them. Raises UserError for unknown ones, and for values of another type."""
-    read = {}
-    for key, value in settings.kwargs.items():
-        if key not in defaults:
-            known = nearest(key, sorted(defaults)) if defaults else "; it has none"
-            raise UserError(f"environment.kwargs: {settings.id} has no parameter {key!r}{known}")
-        kind = type(defaults[key])
-        what, takes = KINDS.get(kind, ("", (object,)))
-        if not isinstance(value, takes) or (isinstance(value, bool) and kind in (int, float)):
-            raise UserError(f"environment.kwargs.{key}: must be {what}, not {shown(value)}")
-        read[key] = float(value) if kind is float else value
-    return read
 
 
 def _has_perfect_recall(game: Any, id: str) -> bool:

@@ -56,3 +56,8 @@ class Game(Protocol):
 
     def close(self) -> None:
         """Close the game."""
+
+
+def result_of(own: float, others: float) -> float:
+    """The result of a seat that got `own` where the other got `others`: 1, 0.5 or 0."""
+    return 1.0 if own > others else 0.5 if own == others else 0.0

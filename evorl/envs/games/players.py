@@ -1,0 +1,120 @@
+"""Who moves in the other seat of a game: requests for moves, random players, and a user's function.
+
+Axes: N' copies in which a seat is to move, A actions of all choices concatenated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+from numpy.typing import NDArray
+
+from evorl.config.fields import BENCHMARK
+from evorl.envs.spaces import choices, finite_bounds, from_zero, to_zero
+from evorl.system.plugins import described, imported
+from evorl.types import Flags, UserError
+
+
+class MoveRequest(NamedTuple):
+    """A request for moves of the other seat in N' of the copies.
+
+    `observation` is batched [N', ...] in the game's own space, `mask` [N', A] or None without masks, `copies` [N'] the
+    copies' numbers, and `first` [N'] marks the first move of the seat in an episode.
+    """
+
+    observation: Any
+    mask: Flags | None
+    copies: NDArray[np.intp]
+    first: Flags
+
+
+Opponents = Callable[[MoveRequest], NDArray[Any]]
+"""Moves [N', ...] within the action space."""
+OpponentFactory = Callable[[int], Opponents]
+"""Makes opponents that fill this many seats."""
+
+
+@runtime_checkable
+class Seeded(Protocol):
+    """Opponents that draw from a random generator of their own, which a reset of the games seeds anew."""
+
+    def begin(self, seed: int) -> None:
+        """Seed the generator."""
+
+
+def reseed(opponents: object, seed: int) -> None:
+    """Seed opponents that draw; others stay as they are."""
+    if isinstance(opponents, Seeded):
+        opponents.begin(seed)
+
+
+class RandomPlayers:
+    """Opponents that draw each move uniformly from the allowed ones."""
+
+    def __init__(self, space: gym.Space[Any], rng: np.random.Generator) -> None:
+        self._space, self._rng = space, rng
+
+    def begin(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+
+    def __call__(self, request: MoveRequest) -> NDArray[Any]:
+        space, count = self._space, len(request.copies)
+        if isinstance(space, gym.spaces.Box) and space.dtype.kind in "iub":
+            size = (count, *space.shape)
+            return self._rng.integers(space.low, space.high, size, dtype=space.dtype.type, endpoint=True)
+        if isinstance(space, gym.spaces.Box):
+            return self._rng.uniform(*finite_bounds(space), (count, *space.shape)).astype(space.dtype)
+        sizes = choices(space)
+        drawn = self._rng.random((count, sum(sizes)))
+        if request.mask is not None:
+            drawn *= request.mask
+        parts = np.split(drawn, np.cumsum(sizes)[:-1], axis=1)
+        moves = np.stack([part.argmax(1) for part in parts], axis=-1).reshape(count, *(space.shape or ()))
+        return from_zero(moves, space)
+
+
+class FunctionPlayers:
+    """Opponents whose moves a user's function chooses; it receives an observation and its mask, or None."""
+
+    def __init__(self, path: str, space: gym.Space[Any], actions: gym.Space[Any], key: str = BENCHMARK) -> None:
+        """Import the function from its `path`, module:name, which `key` gave. Raises UserError."""
+        self._path, self._space, self._actions, self._key = path, space, actions, key
+        self._function = imported(key, path, "package.module:player")
+
+    def __call__(self, request: MoveRequest) -> NDArray[Any]:
+        """Moves [N', ...]. Raises UserError for one that is not allowed, or if the function raises."""
+        moves = []
+        for row, observation in enumerate(iterate(batch_space(self._space, len(request.copies)), request.observation)):
+            mask = None if request.mask is None else request.mask[row]
+            try:
+                answer = np.asarray(self._function(observation, mask))
+                move = answer.astype(self._actions.dtype)
+            except Exception as error:
+                raise UserError(f"{self._key}: {self._path} raised {described(error)}") from error
+            is_rounded = bool(choices(self._actions)) and not np.array_equal(move, answer)
+            if is_rounded or not is_allowed(move, mask, self._actions):
+                raise UserError(f"{self._key}: {self._path} made the move {answer}, which is not allowed")
+            moves.append(move)
+        return np.stack(moves)
+
+
+def is_allowed(move: Any, mask: Flags | None, space: gym.Space[Any]) -> bool:
+    """True if a move is in the action space, and valid by the mask [A]."""
+    if not space.contains(move):
+        return False
+    if mask is None or isinstance(space, gym.spaces.Box):
+        return True
+    ends = np.cumsum(choices(space))
+    return bool(mask[to_zero(move, space).reshape(-1) + np.append(0, ends[:-1])].all())
+
+
+def batched(space: gym.Space[Any], observations: Sequence[Any]) -> Any:
+    """Observations of a space as one batch [N', ...]."""
+    if isinstance(space, gym.spaces.Box):
+        return np.stack(observations).astype(space.dtype, copy=False)
+    room: Any = create_empty_array(space, len(observations))
+    return concatenate(space, observations, room)

@@ -1,0 +1,323 @@
+"""Two-player games as vector environments of the learner's seat.
+
+Axes: N copies of a game, A actions of all choices concatenated.
+
+A game is turn-based (PettingZoo's AEC interface, OpenSpiel) or simultaneous (PettingZoo's parallel interface).
+`GameVector` makes the learner's move in each copy, then asks `opponents` for moves in all copies where the other seat
+is to move, until it is the learner's turn in each copy or a new episode has begun. So a transition spans two of the
+learner's turns: its reward is the sum of its seat's rewards until its next turn, and the last observation is the
+learner's, whichever seat made the final move. After `play_both_seats` every move is the learner's, and the next
+observation is the other seat's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from evorl.config import Environment
+from evorl.envs.closing import close_in_time
+from evorl.envs.continuation import another_seed
+from evorl.envs.faults import FAILURES, PASSED_ON, check_observation, fault, restart
+from evorl.envs.games import make_game
+from evorl.envs.games.game import Game, Turn, result_of
+from evorl.envs.games.players import MoveRequest, Opponents, RandomPlayers, batched, reseed
+from evorl.envs.spaces import MASK, choices
+from evorl.types import Flags, UserError
+
+RESULT = "result"
+"""Info key of an episode's result so far: 1 for the seat that got more, 0 for the other, 0.5 if equal."""
+ROUNDING = 1e-6
+"""How far the rewards of a zero-sum episode may be from a sum of 0."""
+MAX_EMPTY = 1_000
+"""Episodes in a row that may end before the learner's first turn."""
+
+
+class GameVector(VectorEnv[Any, Any, Any]):
+    """N copies of a game, each from one seat, with same-step autoreset.
+
+    `seats` [N] are the learner's. The first episode after a reset with seed s has it in seat s % 2, and seats alternate
+    from episode to episode. `opponents` move for the other seat, at random until others are set. After
+    `play_both_seats`, `seats` are those that are to move, and there are no opponents.
+    """
+
+    def __init__(self, settings: Environment, copies: int) -> None:
+        """Make the copies. Raises UserError for a game that evorl cannot play."""
+        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+        self.num_envs = copies
+        self._settings, self._id = settings, settings.id
+        self.games: list[Game] = []
+        try:
+            for _ in range(copies):
+                self.games.append(make_game(settings))
+            self.single_observation_space, self.single_action_space = self.games[0].spaces()
+        except BaseException:
+            self.close()
+            raise
+        self.observation_space = batch_space(self.single_observation_space, copies)
+        self.action_space = batch_space(self.single_action_space, copies)
+        self.seats = np.zeros(copies, dtype=np.int64)
+        self._seeds = [np.random.default_rng(copy) for copy in range(copies)]
+        self.opponents: Opponents = RandomPlayers(self.single_action_space, np.random.default_rng(0))
+        self._is_checked = self._is_masked = False
+        self._has_moved = np.zeros((2, copies), dtype=bool)
+        """The copies in which the learner, and the other seat, have moved in the running episode."""
+        self._ended: dict[int, tuple[Turn, float]] = {}
+        """The learner's last turn, and the result, in the copies whose episode has ended in this step."""
+        self._faults: dict[int, dict[str, Any]] = {}
+        """The info entries of the copies that have raised in this step or reset."""
+        self._plays_both = False
+        self._gains = np.zeros(copies)
+        """With both seats, what the seat that moved last gained by that move."""
+
+    def play_both_seats(self) -> None:
+        """Let the learner move in both seats. Raises UserError for a game of imperfect information, as far as known."""
+        if self.games[0].hides:
+            raise self._unfit("perfect information, since values of one seat are learned from those of the other")
+        self._plays_both = True
+
+    def reset(
+        self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode in every copy: copy i with `seed` + i, or with seeds [N]."""
+        first = [(seed or 0) + copy for copy in range(self.num_envs)] if not isinstance(seed, Sequence) else list(seed)
+        self._seeds = [np.random.default_rng(first_seed) for first_seed in first]
+        reseed(self.opponents, another_seed(first[0]))
+        self._faults = {}
+        # `_begin` takes the other seat.
+        self.seats = np.array([1 - first_seed % 2 for first_seed in first], dtype=np.int64)
+        for copy, first_seed in enumerate(first):
+            self._begin(copy, first_seed % 2**31)
+        self._advance()
+        return self._shown()
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Move with the learner, then with the other seat until the learner is to move again."""
+        self._ended, self._faults = {}, {}
+        rewards = self._step_both_seats(actions) if self._plays_both else self._step_own_seat(actions)
+        rewards[[copy for copy in self._faults if copy not in self._ended]] = 0.0
+        ended = np.zeros(self.num_envs, dtype=bool)
+        ended[list(self._ended)] = True
+        terminated, truncated = ended.copy(), np.zeros(self.num_envs, dtype=bool)
+        for copy, (turn, _) in self._ended.items():
+            terminated[copy], truncated[copy] = turn.terminated, turn.truncated
+        observation, info = self._shown()
+        # Evaluation may cut an episode off, and then counts who is ahead.
+        results = np.array([self._result(copy) for copy in range(self.num_envs)])
+        info |= {RESULT: results, f"_{RESULT}": np.ones(self.num_envs, dtype=bool)}
+        if ended.any():
+            info |= self._last(ended)
+        return observation, rewards, terminated, truncated, info
+
+    def _step_own_seat(self, actions: Any) -> NDArray[np.float64]:
+        """Move with the learner, then with the other seat until the learner is to move again; the rewards [N]."""
+        both = [copy for copy, game in enumerate(self.games) if len(game.acting) == 2]
+        replies = dict(zip(both, self._ask(both), strict=True))
+        for copy in range(self.num_envs):
+            seat = int(self.seats[copy])
+            moves = {seat: self._move(actions[copy])}
+            if copy in replies:
+                moves[1 - seat] = self._move(replies[copy])
+            self._has_moved[0, copy] = True
+            self._play(copy, moves)
+        self._advance()
+        turns = [self._ended[copy][0] if copy in self._ended else self._turn(copy) for copy in range(self.num_envs)]
+        return np.array([turn.reward for turn in turns], dtype=np.float64)
+
+    def _step_both_seats(self, actions: Any) -> NDArray[np.float64]:
+        """Move with the seat that is to move in each copy; what each of these gained by its move [N].
+
+        Raises UserError for a game whose seats do not move in turn, or that is not zero-sum.
+        """
+        rewards = np.zeros(self.num_envs)
+        for copy in range(self.num_envs):
+            mover = int(self.seats[copy])
+            self._play(copy, {mover: self._move(actions[copy])})
+            if copy in self._faults:
+                continue
+            game = self.games[copy]
+            if game.acting not in ((), (1 - mover,)):
+                raise self._unfit("seats that move in turn")
+            other = game.seen.get(1 - mover)
+            if other is None or not (game.acting or other.over):
+                raise self._no_last_turn()
+            # A turn's reward covers two moves: that seat's own last one, and the reply to it, which was made just now.
+            rewards[copy] = self._gains[copy] = self._gains[copy] - other.reward
+            if game.acting:
+                self.seats[copy] = 1 - mover
+                continue
+            if abs(sum(game.totals)) > ROUNDING:
+                gave = " and ".join(f"{total:g}" for total in game.totals)
+                raise self._unfit(f"a zero-sum game, and an episode gave {gave}")
+            # Copied, since the next episode may overwrite what the game has given.
+            self._ended[copy] = deepcopy(other), self._result(copy)
+            self._begin(copy)
+        return rewards
+
+    def _unfit(self, wanted: str) -> UserError:
+        return UserError(f"league.learn_from: both needs {wanted} ({self._id}); use own")
+
+    def close(self, **kwargs: Any) -> None:
+        """Close all copies, then raise the first error, if there was one."""
+        errors = []
+        for game in self.games:
+            try:
+                game.close()
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def take_over(self, before: VectorEnv[Any, Any, Any]) -> None:
+        """Keep the opponents of the vector that this one replaces, or play both seats if that one did."""
+        if isinstance(before, GameVector):
+            self._plays_both = before._plays_both
+            if not isinstance(before.opponents, RandomPlayers):
+                self.opponents = before.opponents
+
+    def _turn(self, copy: int) -> Turn:
+        return self.games[copy].seen[int(self.seats[copy])]
+
+    def _move(self, action: Any) -> Any:
+        return int(action) if isinstance(self.single_action_space, gym.spaces.Discrete) else action
+
+    def _begin(self, copy: int, seed: int | None = None) -> None:
+        """Begin an episode, with the learner in the other seat."""
+        self.seats[copy] = 1 - self.seats[copy]
+        seed = int(self._seeds[copy].integers(2**31)) if seed is None else seed
+        try:
+            self._start(copy, seed)
+        except PASSED_ON:
+            raise
+        except BaseException as error:
+            self._start_over(copy, error, seed)
+
+    def _play(self, copy: int, moves: Mapping[int, Any]) -> None:
+        """Step one copy. If it raises, its episode is dropped and the copy recreated; the other copies go on."""
+        try:
+            self.games[copy].step(moves)
+        except PASSED_ON:
+            raise
+        except BaseException as error:
+            self._start_over(copy, error, int(self._seeds[copy].integers(2**31)))
+
+    def _start_over(self, copy: int, error: BaseException, seed: int) -> None:
+        """Begin an episode in a new copy, from the same seat, in place of one that raised.
+
+        Raises the last error if it has raised more often in this step than a copy may in a run.
+        """
+
+        def begin_anew(seed: int) -> None:
+            close_in_time(self.games[copy].close, self._id)
+            self.games[copy] = make_game(self._settings)
+            self._start(copy, seed)
+
+        most = self._settings.max_restarts
+        before = self._faults[copy][FAILURES] if copy in self._faults else 0
+        error, failures, _ = restart(error, most - before, seed, begin_anew)
+        if before + failures > most:
+            raise error
+        self._faults[copy] = fault(error, before + failures)
+
+    def _start(self, copy: int, seed: int) -> None:
+        """Reset one copy, with the learner in the seat that is noted."""
+        self._has_moved[:, copy] = False
+        game = self.games[copy]
+        game.reset(seed)
+        if self._plays_both:
+            if len(game.acting) != 1:
+                raise self._unfit("seats that move in turn")
+            self.seats[copy], self._gains[copy] = game.acting[0], 0.0
+        if not self._is_checked:
+            (_seat, turn), *_ = game.seen.items()
+            check_observation(
+                turn.observation, self.single_observation_space, f"environment.id: the reset of {self._id} returns"
+            )
+            self._is_checked, self._is_masked = True, turn.mask is not None
+
+    def _advance(self) -> None:
+        """Go on in all copies until the learner is to move, beginning new episodes where one has ended."""
+        waiting, empty = list(range(self.num_envs)), 0
+        while waiting:
+            for copy in waiting:
+                while self._is_over(copy):
+                    if self._has_moved[0, copy]:
+                        self._ended[copy] = deepcopy(self._turn(copy)), self._result(copy)
+                    elif (empty := empty + 1) > MAX_EMPTY * self.num_envs:
+                        raise UserError(f"environment.id: {self._id} ends before one of its seats has ever moved")
+                    self._begin(copy)
+            waiting = [copy for copy in waiting if self.seats[copy] not in self.games[copy].acting]
+            for copy, reply in zip(waiting, self._ask(waiting), strict=True):
+                self._play(copy, {1 - int(self.seats[copy]): self._move(reply)})
+
+    def _is_over(self, copy: int) -> bool:
+        """True if the learner's game has ended."""
+        game, seat = self.games[copy], int(self.seats[copy])
+        over = seat in game.seen and game.seen[seat].over
+        if not over and not game.acting:
+            raise self._no_last_turn()
+        return over
+
+    def _no_last_turn(self) -> UserError:
+        return UserError(
+            f"environment.id: {self._id} ended without a last turn for each of its seats; an agent that is done stays "
+            "in `agents` until its last turn, with terminations or truncations set"
+        )
+
+    def _result(self, copy: int) -> float:
+        totals, seat = self.games[copy].totals, int(self.seats[copy])
+        return result_of(totals[seat], totals[1 - seat])
+
+    def _ask(self, copies: Sequence[int]) -> Any:
+        """The other seat's moves in these copies."""
+        if not copies:
+            return []
+        turns = [self.games[copy].seen[1 - int(self.seats[copy])] for copy in copies]
+        chosen = np.array(copies, dtype=np.intp)
+        first = ~self._has_moved[1, chosen]
+        self._has_moved[1, chosen] = True
+        observation = batched(self.single_observation_space, [turn.observation for turn in turns])
+        return self.opponents(MoveRequest(observation, self._masks(turns), chosen, first))
+
+    def _masks(self, turns: Sequence[Turn]) -> Flags | None:
+        """The masks of turns [N', A]; None if the game has none. Raises UserError if only some turns have one."""
+        masks = [turn.mask for turn in turns if turn.mask is not None]
+        if len(masks) != len(turns) * self._is_masked:
+            first = "one" if self._is_masked else "none"
+            raise UserError(
+                f"environment.id: {self._id} gives an action mask in some turns, but {first} in its first; it must "
+                "give one in each, or in none"
+            )
+        return np.stack(masks) if masks else None
+
+    def _shown(self) -> tuple[Any, dict[str, Any]]:
+        """The learner's observations [N, ...], and the info with its masks."""
+        turns = [self._turn(copy) for copy in range(self.num_envs)]
+        masks = self._masks(turns)
+        info = {} if masks is None else {MASK: masks, f"_{MASK}": np.ones(self.num_envs, dtype=bool)}
+        for copy, entries in self._faults.items():
+            info = self._add_info(info, entries, copy)
+        return batched(self.single_observation_space, [turn.observation for turn in turns]), info
+
+    def _last(self, ended: Flags) -> dict[str, Any]:
+        """The info entries of the episodes that `ended` [N] in this step."""
+        observations = np.full(self.num_envs, None, dtype=object)
+        results = np.zeros(self.num_envs)
+        final: dict[str, Any] = {RESULT: results, f"_{RESULT}": ended}
+        if self._is_masked:
+            # At the end of a game PettingZoo's mask is all zero and allows no choice, so such a turn has no mask.
+            given = np.zeros(self.num_envs, dtype=bool)
+            final |= {MASK: np.ones((self.num_envs, sum(choices(self.single_action_space))), dtype=bool)}
+            final[f"_{MASK}"] = given
+        for copy, (turn, result) in self._ended.items():
+            observations[copy], results[copy] = turn.observation, result
+            if self._is_masked and turn.mask is not None and turn.mask.any():
+                final[MASK][copy], given[copy] = turn.mask, True
+        return {"final_obs": observations, "_final_obs": ended, "final_info": final, "_final_info": ended}
