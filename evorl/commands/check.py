@@ -27,7 +27,7 @@ from evorl.config import AnyConfig, Environment, validate
 from evorl.config.errors import on_one_line
 from evorl.config.yaml import OF_ALGORITHM, assignment, configuration_file, override, read_yaml
 from evorl.envs import Environments
-from evorl.envs.closing import close_vector
+from evorl.envs.faults.closing import close_vector
 from evorl.envs.games import is_game
 from evorl.envs.generation import longest_episode
 from evorl.envs.spaces import MASK, EnvSpec, choices, finite_bounds, wide_bounds

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from evorl.commands.match import load_player
 from evorl.config.errors import on_one_line
-from evorl.envs.closing import close_in_time
+from evorl.envs.faults.closing import close_in_time
 from evorl.envs.games import make_game
 from evorl.envs.games.game import Game, result_of
 from evorl.envs.games.pettingzoo import MODES, TEXT

@@ -27,20 +27,12 @@ from evorl.config.errors import nearest, shown
 from evorl.config.fields import ENVIRONMENT, as_configured
 from evorl.envs.continuation import Continuation
 from evorl.envs.episodes import Collected, Episodes, Recent
+from evorl.envs.faults.recovery import FINAL, RecoveringVector
 from evorl.envs.games.players import Opponents
 from evorl.envs.games.vector import GameVector
 from evorl.envs.generation import longest_episode
-from evorl.envs.recovery import FINAL, RecoveringVector
-from evorl.envs.spaces import (
-    MASK,
-    ActionMasks,
-    Copies,
-    EnvSpec,
-    ObservationReader,
-    action_reader,
-    choices,
-    refuse_late_masks,
-)
+from evorl.envs.reading import ActionMasks, Copies, ObservationReader, action_reader, refuse_late_masks
+from evorl.envs.spaces import MASK, EnvSpec, choices
 from evorl.envs.stepped import SteppedEnvironments
 from evorl.envs.vector import serving_action, stacked_frames
 from evorl.seeding import seed_global_generators

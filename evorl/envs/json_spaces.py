@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evorl.config import Environment
-from evorl.envs.spaces import EnvSpec, GivenObservations, ObservationReader
+from evorl.envs.reading import GivenObservations, ObservationReader
+from evorl.envs.spaces import EnvSpec
 from evorl.types import UserError
 
 MAX_NUMBERS = 2**24

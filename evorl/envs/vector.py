@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from evorl.config import Environment
 from evorl.config.errors import nearest, shown
 from evorl.envs.continuation import Vector
-from evorl.envs.faults import PASSED_ON, RestartingEnv, check_spaces
+from evorl.envs.faults.checks import check_spaces
+from evorl.envs.faults.restarting import PASSED_ON, RestartingEnv
 from evorl.envs.games import is_game
 from evorl.envs.games.vector import GameVector
 from evorl.envs.suites import ATARI, register_suite
@@ -58,14 +59,10 @@ def make_vector(settings: Environment, copies: int, differing: Sequence[Mapping[
                 options = _atari_options(settings) if name.startswith(ATARI) else _native_options(settings)
                 return gym.make_vec(name, copies, vectorization_mode="vector_entry_point", **options)
             return _restarting_vector(settings, name, mode, differing or [{}] * copies)
-    except (gym.error.Error, ImportError) as error:
-        raise _cannot_make(settings, error) from error
-    except (TypeError, ValueError, AssertionError) as error:
-        raise _refusal(settings, error, any(differing)) from error
     except PASSED_ON:
         raise
     except BaseException as error:
-        raise UserError(f"environment.id: cannot make {settings.id!r}: {described(error)}") from error
+        raise _cannot_make(settings, error, any(differing)) from error
 
 
 LIMIT = "max_episode_steps"
@@ -107,14 +104,6 @@ def _game_vector(settings: Environment, copies: int, differing: bool) -> Vector:
     return GameVector(settings, copies)
 
 
-def _cannot_make(settings: Environment, error: Exception) -> UserError:
-    """The error for an environment that is not registered or that its module does not define."""
-    is_own = settings.id.startswith(SCRIPT)
-    because = "it is defined in the training script, which only that script can import; " if is_own else ""
-    reason = _why_unknown(settings.id, error) + place(error)
-    return UserError(f"environment.id: cannot make {settings.id!r}: {because}{reason}")
-
-
 WANTED = (
     "name a class or a function that makes a gymnasium.Env, or a registered id; of a game of two seats, a class with "
     "`possible_agents`, or pettingzoo:NAME"
@@ -136,16 +125,22 @@ def _why_unknown(id: str, error: Exception) -> str:
     return f"{message_of(error)} Name an environment of your own together with its module, as module:{name}"
 
 
-def _refusal(settings: Environment, error: Exception, differing: bool) -> UserError:
-    """The error for an environment whose constructor raised, or that is not a Gymnasium environment."""
-    reason = message_of(error) + place(error)
+def _cannot_make(settings: Environment, error: BaseException, differing: bool = False) -> UserError:
+    """The error for an environment that is not registered or defined, whose constructor raised, or that is none."""
+    begin, reason = f"environment.id: cannot make {settings.id!r}: ", message_of(error) + place(error)
+    if isinstance(error, gym.error.Error | ImportError):
+        in_script = settings.id.startswith(SCRIPT)
+        because = "it is defined in the training script, which only that script can import; " if in_script else ""
+        return UserError(begin + because + _why_unknown(settings.id, error) + place(error))
+    if not isinstance(error, TypeError | ValueError | AssertionError):
+        return UserError(begin + described(error))
     if "gymnasium.Env" in reason or "incompatible with Gymnasium" in reason:
-        return UserError(f"environment.id: cannot make {settings.id!r}: {reason}; {WANTED}")
+        return UserError(f"{begin}{reason}; {WANTED}")
     if settings.kwargs or differing:
         return UserError(f"environment.kwargs: {settings.id!r} does not accept these arguments: {reason}")
     if isinstance(error, TypeError) and "required" in reason:
         return UserError(f"environment.kwargs: {settings.id!r} needs some: {reason}")
-    return UserError(f"environment.id: cannot make {settings.id!r}: {type(error).__name__}: {reason}")
+    return UserError(f"{begin}{type(error).__name__}: {reason}")
 
 
 def _restarting_vector(settings: Environment, name: str, mode: str, differing: Sequence[Mapping[str, Any]]) -> Vector:
@@ -155,9 +150,9 @@ def _restarting_vector(settings: Environment, name: str, mode: str, differing: S
     unchecked = {"disable_env_checker": True, **settings.kwargs}
     makers = [
         partial(
-            _restarting, partial(gym.make, gym.spec(name), **{**unchecked, **own}), settings, os.getpid(), copy, made
+            _restarting, partial(gym.make, gym.spec(name), **{**unchecked, **kwargs}), settings, os.getpid(), copy, made
         )
-        for copy, own in enumerate(differing)
+        for copy, kwargs in enumerate(differing)
     ]
     try:
         if mode == "async":

@@ -17,12 +17,15 @@ from torch import Tensor, nn
 
 from evorl.algorithms import Algorithm
 from evorl.algorithms.base import ActInput
-from evorl.envs.spaces import MASK, TYPES, WHOLE, ObservationSpecs, flattened, float_bounds, input_name
+from evorl.envs.reading import TYPES
+from evorl.envs.spaces import MASK, WHOLE, ObservationSpecs, float_bounds
 from evorl.networks.stack import Layout, Shapes, Stack, StackedNetwork
 from evorl.types import Agent, RecurrentInput
 
 STATE, NEXT_STATE, ACTION = "state", "next_state", "action"
 """Names of an exported agent's recurrent state, before and after a step, and of its action."""
+RESERVED = (ACTION, MASK, STATE, NEXT_STATE)
+"""Names of an exported network's inputs and outputs that no part of the observation may have."""
 
 
 @dataclass(frozen=True)
@@ -142,3 +145,19 @@ def _readings(space: gym.Space[Any], indices: Sequence[int] | None, name: str = 
     if indices is not None:
         reading = replace(reading, seen=torch.tensor(list(indices)))
     return {name or WHOLE: reading}
+
+
+def input_name(part: str) -> str:
+    """Return a part's name as an ONNX input, with a prefix if it is `RESERVED` or begins with a digit (tuples)."""
+    return f"{WHOLE}.{part}" if part[:1].isdigit() or part in RESERVED else part
+
+
+def flattened(observation: Any, name: str = "") -> dict[str, Any]:
+    """Flatten a nested observation to its unmodified parts by name: `camera`, `arm.angles`, or `observation`."""
+    if isinstance(observation, Mapping | tuple):
+        entries: dict[str, Any] = {}
+        children = observation.items() if isinstance(observation, Mapping) else enumerate(observation)
+        for child, inner in children:
+            entries |= flattened(inner, f"{name}.{child}" if name else str(child))
+        return entries
+    return {name or WHOLE: observation}

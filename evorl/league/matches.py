@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evorl.config import Environment
-from evorl.envs.closing import close_in_time
-from evorl.envs.faults import PASSED_ON, end_if_forked, restart
+from evorl.envs.faults.closing import close_in_time
+from evorl.envs.faults.restarting import PASSED_ON, end_if_forked, restart
 from evorl.envs.games import make_game
 from evorl.envs.games.game import Game, result_of
 from evorl.envs.games.players import MoveRequest, batched

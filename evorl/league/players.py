@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from evorl.config import Environment
 from evorl.envs.games.players import MoveRequest, Opponents
 from evorl.envs.json_spaces import MAX_BATCH
-from evorl.envs.spaces import MASK, Copies, EnvSpec, ObservationReader, action_reader
+from evorl.envs.reading import Copies, ObservationReader, action_reader
+from evorl.envs.spaces import MASK, EnvSpec
 from evorl.population import Policy
 
 Places = NDArray[np.intp]

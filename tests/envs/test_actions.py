@@ -13,7 +13,8 @@ from evorl.commands.play import ask
 from evorl.config import Environment
 from evorl.envs import Environments
 from evorl.envs.games.players import MoveRequest, RandomPlayers, is_allowed
-from evorl.envs.spaces import action_reader, choices, split
+from evorl.envs.reading import action_reader, split
+from evorl.envs.spaces import choices
 from evorl.export import onnx_file
 from evorl.league.players import Players
 from evorl.population import Policy, initial_population

@@ -10,8 +10,9 @@ import torch
 from helpers import faults
 
 from evorl.config import Environment
-from evorl.envs import Environments, closing
-from evorl.envs.faults import restart
+from evorl.envs import Environments
+from evorl.envs.faults import closing
+from evorl.envs.faults.restarting import restart
 from evorl.types import EvorlWarning, UserError
 
 AGENTS, ENVS = 2, 2
@@ -146,7 +147,7 @@ def test_all_copies_are_closed_within_a_deadline_and_problems_are_only_reported(
 
 
 def test_a_worker_that_does_not_answer_is_killed_in_time(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr("evorl.envs.closing.END_WITHIN", 0.3)
+    monkeypatch.setattr("evorl.envs.faults.closing.END_WITHIN", 0.3)
     kwargs = {"file": str(tmp_path / "log"), "how": "wait", "at": 1}
     made = environments("async", name="helpers.faults:Recorded-v0", **kwargs)
     processes = made._vector.env.processes
@@ -265,7 +266,7 @@ def test_a_process_that_dies_too_often_ends_the_run_and_leaves_no_process(monkey
     # Time for three of the four to end; the deadline comes while the last one is waited for.
     now = iter([0.0, 0.0, 0.0, 0.0])
     monkeypatch.setattr(closing, "time", SimpleNamespace(monotonic=lambda: next(now, 1e9)))
-    monkeypatch.setattr("evorl.envs.closing.END_WITHIN", 60.0)
+    monkeypatch.setattr("evorl.envs.faults.closing.END_WITHIN", 60.0)
     with pytest.raises(UserError, match=r"environment.max_restarts: environment 0 of agent 0 and 3 more"):
         made.step(ACT)
     assert [process.exitcode for process in old] == [0, 1, 0, -9]

@@ -12,8 +12,9 @@ from helpers.support import agent
 
 from evorl.config import Environment
 from evorl.envs import Environments
-from evorl.envs.faults import RestartingEnv
-from evorl.envs.spaces import MASK, ActionMasks, Copies
+from evorl.envs.faults.restarting import RestartingEnv
+from evorl.envs.reading import ActionMasks, Copies
+from evorl.envs.spaces import MASK
 from evorl.types import UserError
 
 P, E = 2, 3

@@ -10,7 +10,8 @@ from helpers.support import agent, algorithm, population
 from evorl.config import Environment
 from evorl.envs import Environments
 from evorl.envs.json_spaces import space_from_json, space_to_json
-from evorl.envs.spaces import MASK, EnvSpec, action_reader, as_numbers, observation_specs
+from evorl.envs.reading import action_reader
+from evorl.envs.spaces import MASK, EnvSpec, as_numbers, observation_specs
 
 
 def part_of(space):

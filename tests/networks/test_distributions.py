@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributions import Categorical, Independent, Normal, TanhTransform, TransformedDistribution
 
-from evorl.envs.spaces import action_reader
+from evorl.envs.reading import action_reader
 from evorl.networks.distributions import DISTRIBUTIONS, ActionBounds, SquashedGaussian
 
 P, B = 2, 5

@@ -14,7 +14,7 @@ from wandb.sdk.lib.exit_hooks import ExitHooks
 
 from evorl.commands.command import run_command
 from evorl.distributed import Ranks
-from evorl.envs import closing
+from evorl.envs.faults import closing
 from evorl.runs.program import run_program
 from evorl.runs.run import Run
 from evorl.types import EvorlWarning, RunFailed

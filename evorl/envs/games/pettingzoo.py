@@ -19,7 +19,8 @@ import numpy as np
 
 from evorl.config import Environment
 from evorl.config.errors import nearest, shown
-from evorl.envs.faults import PASSED_ON, check_spaces
+from evorl.envs.faults.checks import check_spaces
+from evorl.envs.faults.restarting import PASSED_ON
 from evorl.envs.games.game import Game, Spaces, Turn
 from evorl.envs.spaces import MASK
 from evorl.seeding import seed_global_generators

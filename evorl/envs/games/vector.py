@@ -23,9 +23,10 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from evorl.config import Environment
-from evorl.envs.closing import close_in_time
 from evorl.envs.continuation import another_seed
-from evorl.envs.faults import FAILURES, PASSED_ON, check_observation, fault, restart
+from evorl.envs.faults.checks import check_observation
+from evorl.envs.faults.closing import close_in_time
+from evorl.envs.faults.restarting import FAILURES, PASSED_ON, fault, restart
 from evorl.envs.games import make_game
 from evorl.envs.games.game import Game, Turn, result_of
 from evorl.envs.games.players import MoveRequest, Opponents, RandomPlayers, batched, reseed

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from evorl.config import Environment
 from evorl.config.errors import shown
-from evorl.envs.closing import close_vector
 from evorl.envs.continuation import Vector
 from evorl.envs.environments import Resets
-from evorl.envs.faults import FAULT, PLACE
+from evorl.envs.faults.closing import close_vector
+from evorl.envs.faults.restarting import FAULT, PLACE
 from evorl.envs.vector import for_evaluation, make_vector, stacked_frames
 from evorl.runs.reading.loaded import LoadedAgent, load
 from evorl.seeding import numpy_generator

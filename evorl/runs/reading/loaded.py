@@ -17,7 +17,8 @@ from evorl.config import AnyConfig
 from evorl.config.errors import on_one_line, shown
 from evorl.envs import make_environments
 from evorl.envs.json_spaces import interface_from_json, interface_to_json
-from evorl.envs.spaces import MASK, EnvSpec, ObservationReader, action_reader, allows_each_choice, choices, flat_mask
+from evorl.envs.reading import ObservationReader, action_reader, flat_mask
+from evorl.envs.spaces import MASK, EnvSpec, allows_each_choice, choices
 from evorl.population import Policy, check_agents
 from evorl.runs.reading.hub import local_run
 from evorl.runs.reading.trust import refuse_code

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from evorl.config import Environment
 from evorl.config.errors import shown
-from evorl.envs.closing import close_vector
 from evorl.envs.continuation import PlainEpisodes, Vector, continuation, is_plain
-from evorl.envs.faults import FAILURES, FAULT, PASSED_ON, PLACE, Start, end_if_forked, restart
+from evorl.envs.faults.closing import close_vector
+from evorl.envs.faults.restarting import FAILURES, FAULT, PASSED_ON, PLACE, Start, end_if_forked, restart
 from evorl.envs.games.vector import GameVector
-from evorl.envs.spaces import Copies
+from evorl.envs.reading import Copies
 from evorl.envs.vector import make_vector, stacked_frames
 from evorl.seeding import seed_global_generators
 from evorl.system.plugins import place, without_place

@@ -1,0 +1,126 @@
+"""What the calls of an environment must return: errors of one line that name it, before anything is stacked."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.utils.passive_env_checker import check_action_space, check_observation_space
+
+from evorl.config.errors import shown
+from evorl.envs.reading import flat_mask
+from evorl.envs.spaces import MASK
+from evorl.types import UserError, message_of
+
+
+def check_spaces(env: Any, id: str) -> None:
+    """Raise UserError unless an environment has both spaces, and Gymnasium's checks accept them."""
+    for name, check in (("action_space", check_action_space), ("observation_space", check_observation_space)):
+        space = getattr(env, name, None)
+        if not isinstance(space, gym.Space):
+            has = f"has no {name}" if space is None else f"has {shown(space)} as its {name}"
+            raise UserError(f"environment.id: {id} {has}; set it to a space, such as gymnasium.spaces.Discrete(2)")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                check(space)
+        except AssertionError as error:
+            raise UserError(f"environment.id: the {name} of {id}: {message_of(error)}") from error
+        if 0 in (space.shape or ()):
+            raise UserError(f"environment.id: the {name} of {id} is {space}, which holds no numbers")
+
+
+def check_start(start: Any, space: gym.Space[Any], id: str) -> None:
+    """Raise UserError unless a reset returned an observation of this space and an info."""
+    if not isinstance(start, tuple) or len(start) != 2 or not isinstance(start[1], Mapping):
+        raise UserError(
+            f"environment.id: the reset of {id} returns {_described(start)}; it must return a pair (observation, "
+            "info), where info is a dictionary"
+        )
+    check_observation(start[0], space, f"environment.id: the reset of {id} returns")
+
+
+def check_step(step: Any, space: gym.Space[Any], id: str) -> None:
+    """Raise UserError unless a step returned five values: an observation of this space, a number, ends, an info."""
+    if not isinstance(step, tuple) or len(step) != 5 or not isinstance(step[4], Mapping):
+        raise UserError(
+            f"environment.id: the step of {id} returns {_described(step)}; it must return 5 values (observation, "
+            "reward, terminated, truncated, info), where info is a dictionary"
+        )
+    reward = np.asarray(step[1])
+    if reward.ndim or reward.dtype.kind not in "biuf":
+        raise UserError(
+            f"environment.id: the step of {id} returns {_described(step[1])} as its reward; it must return a number"
+        )
+    check_observation(step[0], space, f"environment.id: the step of {id} returns")
+
+
+def check_observation(observation: Any, space: gym.Space[Any], begin: str, part: str = "") -> None:
+    """Raise UserError, with a message that begins so, if an observation has another structure, shape or type.
+
+    Its values are checked where they are read: an observation may leave the bounds of its space.
+    """
+    begin_part = f"{begin} part {part!r} of the observation" if part else f"{begin} the observation"
+    children: Mapping[Any, gym.Space[Any]]
+    if isinstance(space, gym.spaces.Dict):
+        children = space.spaces
+        fits = isinstance(observation, Mapping) and observation.keys() == children.keys()
+    elif isinstance(space, gym.spaces.Tuple):
+        children = dict(enumerate(space.spaces))
+        fits = isinstance(observation, tuple | list) and len(observation) == len(children)
+    else:
+        _check_array(observation, space, begin_part)
+        return
+    if not fits:
+        keys = isinstance(observation, Mapping)
+        has = f"keys {sorted(map(str, observation))}" if keys else _described(observation)
+        raise UserError(f"{begin_part} with {has}; its observation_space has parts {sorted(map(str, children))}")
+    for name, inner in children.items():
+        check_observation(observation[name], inner, begin, f"{part}.{name}" if part else str(name))
+
+
+def _check_array(observation: Any, space: gym.Space[Any], begin: str) -> None:
+    """Raise UserError, with a message that begins so, for numbers of another shape, or of a type that does not fit."""
+    if space.shape is None or space.dtype is None or isinstance(space, gym.spaces.Text):
+        return
+    try:
+        array = np.asarray(observation)
+    except ValueError:  # A list of lists of different lengths.
+        array = np.asarray(None)
+    if array.dtype == object or array.shape != space.shape:
+        has = f"of shape {list(array.shape)}" if array.dtype != object else f"as {_described(observation)}"
+        raise UserError(f"{begin} {has}; its observation_space has shape {list(space.shape)}")
+    if not np.can_cast(array.dtype, space.dtype, "same_kind"):
+        raise UserError(f"{begin} in {array.dtype}, which does not fit its observation_space of {space.dtype}")
+
+
+def _described(value: Any) -> str:
+    """A returned value by its type, and by those of its parts if it is a tuple."""
+    if isinstance(value, tuple):
+        return f"({', '.join(type(item).__name__ for item in value)})"
+    if isinstance(value, np.ndarray):
+        return f"an array of shape {list(value.shape)}"
+    return "None" if value is None else f"{shown(value)} of type {type(value).__name__}"
+
+
+def batchable(info: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of an info as floats, and the action mask as one flat array; nothing reads the rest.
+
+    Gymnasium gives a key's array the type that the first copy reports. That truncates 0.7 to 0 after an int, raises for
+    a string or an array of another length, and turns a mask that is not an array into an array of objects. Conversion
+    takes 2 of the 44 microseconds of a HalfCheetah step, and nothing where an info is empty.
+    """
+    numbers: dict[str, Any] = {}
+    for key, value in info.items():
+        if key == MASK:
+            numbers[key] = flat_mask(value)
+        elif isinstance(value, Mapping):
+            numbers[key] = batchable(value)
+        elif isinstance(value, int | float | np.bool_ | np.number):
+            numbers[key] = float(value)
+        elif isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "biuf":
+            numbers[key] = float(value.item())
+    return numbers
