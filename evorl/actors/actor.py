@@ -107,7 +107,6 @@ class Actor(Closeable):
         self._messages: Mapping[int, Message] = {}
 
     def close(self) -> None:
-        """Close the environments."""
         self._environments.close()
 
     def _exploration(self, agents: int, copies: int) -> Tensors:

@@ -108,7 +108,6 @@ class Counters:
         self._began = time.perf_counter()
 
     def begin(self) -> None:
-        """Start the clock for step rates."""
         self._began = time.perf_counter()
 
     def received(self, actor: int, counts: Floats, staleness: int, waiting: int) -> None:
@@ -214,7 +213,6 @@ class Actors(Closeable):
         self.counters = Counters(self._settings.count, placement.local_size)
 
     def close(self) -> None:
-        """Stop all actors and close their shared memory."""
         self._supervisor.close()
         self._board.close()
         for memory in self._memories:
@@ -227,7 +225,6 @@ class Actors(Closeable):
 
     @property
     def processes(self) -> list[int]:
-        """The process id of each actor."""
         return self._supervisor.processes
 
     def begin(self, policy: Policy, generation: int, carries_over: bool, steps: int) -> None:

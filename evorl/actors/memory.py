@@ -42,7 +42,6 @@ class SharedMemory:
         self._map: mmap.mmap | None = None
 
     def grow(self, size: int) -> None:
-        """Grow to at least `size` bytes."""
         if os.fstat(self.descriptor).st_size < size:
             os.ftruncate(self.descriptor, size)
 
@@ -210,7 +209,6 @@ class Board:
         return True
 
     def close(self) -> None:
-        """Close the descriptors of the memory and the lock."""
         self.memory.close()
         os.close(self.lock)
 

@@ -82,7 +82,6 @@ class ActorProcess:
     hung: str = ""
 
     def close(self) -> None:
-        """Close the pipes, which tells the actor to exit."""
         for descriptor in self.pipes:
             os.close(descriptor)
         self.pipes = ()
@@ -142,7 +141,6 @@ class Supervisor:
 
     @property
     def started(self) -> bool:
-        """True if the actors have been started."""
         return bool(self._actors)
 
     @property
@@ -162,7 +160,6 @@ class Supervisor:
 
     @property
     def processes(self) -> list[int]:
-        """The actors' process ids."""
         return [actor.process for actor in self._actors]
 
     def start(self) -> None:
@@ -172,7 +169,6 @@ class Supervisor:
                 self._actors.append(self._start_actor(index))
 
     def close(self) -> None:
-        """Stop all actors and the server."""
         for actor in self._actors:
             actor.close()
         self._actors = []
@@ -180,7 +176,6 @@ class Supervisor:
         self._server.close()
 
     def hand_out(self, index: int, number: int) -> None:
-        """Hand an actor a message to fill."""
         actor = self._actors[index]
         actor.asked = time.monotonic()
         actor.messages.add(number)

@@ -66,7 +66,7 @@ def match_of(run: Path, opponent: str, games: int, seed: int, allow_code: bool =
         Fixture(first, 1 - first, int(number)) for number in rng.integers(2**31, size=pairs) for first in (0, 1)
     ]
     with Arena(settings, interface, loaded.config.evaluation.max_steps) as arena:
-        results = arena.play_as(fill, fixtures).reshape(pairs, 2)
+        results = arena.play(fill, fixtures).reshape(pairs, 2)
     of_opponent = np.stack([results[:, 0], 1 - results[:, 1]], axis=1)
     return {
         "run": str(run),

@@ -77,7 +77,6 @@ class Journal:
         return np.array(self._log, self._type).reshape(-1, *self._shape)
 
     def add(self, actions: NDArray[Any]) -> None:
-        """Append the actions [N, ...] of one step."""
         self._log.append(actions.astype(self._type))
         self.ages += 1
 

@@ -88,13 +88,11 @@ class Resets:
         self._lives_left = np.zeros(copies, dtype=np.int64)
 
     def restart(self, info: dict[str, Any]) -> None:
-        """Clear the state after a reset of all copies that returned `info`."""
         self.resetting = self._serving = self._nowhere
         if self.serving_action is not None:
             self._lives_left = np.array(info["lives"])
 
     def state_dict(self) -> dict[str, Any]:
-        """Arrays [N] by name."""
         return {"resetting": self.resetting, "serving": self._serving, "lives": self._lives_left.astype(np.int64)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -427,7 +425,6 @@ class Environments(SteppedEnvironments):
         return failed
 
     def close(self) -> None:
-        """Close all copies within a deadline. Never raises: copies that raise or hang are reported."""
         self._vector.close()
 
     def _last(self, ended: NDArray[np.bool_], info: dict[str, Any]) -> dict[int, Parts]:

@@ -47,11 +47,9 @@ class Copies:
         self._began = np.zeros(copies, dtype=np.int64)
 
     def tick(self) -> None:
-        """Count a step of all copies."""
         self._clock += 1
 
     def begin(self, copies: NDArray[np.bool_] | slice) -> None:
-        """Mark the start of an episode in these copies."""
         self._began[copies] = self._clock
 
     @property

@@ -9,7 +9,7 @@ its opponent for the whole generation.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,7 +57,6 @@ class League:
         self._steps = 0
 
     def close(self) -> None:
-        """Close the games of its matches."""
         self._arena.close()
 
     def pop_steps(self) -> int:
@@ -71,7 +70,6 @@ class League:
         return encode_agents(self.archive) if self.archive else b""
 
     def restore(self, standings: Standings, archive: Sequence[Agent]) -> None:
-        """Load what a checkpoint has kept."""
         self.standings, self.archive = standings, list(archive)
 
     def set_opponents(self, environments: SteppedEnvironments, agents: Sequence[Agent], generation: int) -> None:
@@ -91,7 +89,7 @@ class League:
         )
         policy = Policy([pool[entrant] for entrant in entrants], self._algorithm, generator)
         places = np.searchsorted(entrants, chosen)
-        environments.set_opponents(Players(policy, self._config.environment, self._algorithm.interface, places))
+        environments.set_opponents(self._players(policy, places))
 
     def evaluate(self, trained: Sequence[Agent], generation: int, elite: Sequence[Agent] = ()) -> Rated:
         """Let all pairs of `trained` agents [P], archive and `elite` (none or one) play; all ranks share the games.
@@ -154,7 +152,7 @@ class League:
         self.archive = [self.archive[place - first] for place in kept[first:]]
         self.archive += decode_agents(encode_agents([trained[best]]), "the archive")
         chosen = [*kept, best]
-        points, games = (each[np.ix_(chosen, chosen)] for each in (points, games))
+        points, games = (matrix[np.ix_(chosen, chosen)] for matrix in (points, games))
         self.standings = Standings(
             population=now.population,
             archive=(*(now.archive[place - first] for place in kept[first:]), trained[best].id),
@@ -165,6 +163,9 @@ class League:
             errors=tuple(now.errors[place] for place in chosen),
         )
         return True
+
+    def _players(self, policy: Policy, places: NDArray[Any]) -> Players:
+        return Players(policy, self._config.environment, self._algorithm.interface, places)
 
     def _draw(self, agents: Sequence[Agent], num_envs: int, generation: int) -> NDArray[np.intp]:
         """The opponents of this rank's environments, by place in population and archive [P of this rank * E]."""
@@ -190,8 +191,8 @@ class League:
         result = np.full((len(agents), len(places)), 0.5)
         for row in range(len(agents)):
             for column, other in enumerate(places):
-                if (own := places[row]) is not None and other is not None:
-                    result[row, column] = predicted[own, other]
+                if (agent := places[row]) is not None and other is not None:
+                    result[row, column] = predicted[agent, other]
         return result
 
     def _fixtures(self, games: Floats, generation: int) -> list[Fixture]:
@@ -214,7 +215,8 @@ class League:
         # The last column has the steps.
         local = np.full(longest + 1, np.nan)
         if mine:
-            local[: len(mine)] = self._arena.play(Policy(entrants, self._algorithm, generator), mine)
+            policy = Policy(entrants, self._algorithm, generator)
+            local[: len(mine)] = self._arena.play(lambda seats: self._players(policy, np.zeros(seats)), mine)
         local[-1] = self._arena.pop_steps()
         everyones = ranks.gather(local, "the other ranks' matches")
         self._steps += int(everyones[:, -1].sum())

@@ -18,8 +18,7 @@ from evorl.envs.games import make_game
 from evorl.envs.games.game import Game, result_of
 from evorl.envs.games.players import MoveRequest, batched
 from evorl.envs.spaces import EnvSpec, choices
-from evorl.league.players import Players, SeatPlayers
-from evorl.population import Policy
+from evorl.league.players import SeatPlayers
 from evorl.system.closing import Closeable
 from evorl.system.plugins import described
 from evorl.system.signals import note_activity, raise_if_signalled
@@ -50,29 +49,19 @@ class Arena(Closeable):
         self._process = os.getpid()
 
     def close(self) -> None:
-        """Close all copies within a deadline. Never raises: copies that raise or hang are reported."""
         for game in self._games:
             close_in_time(game.close, self._settings.id)
 
     def pop_steps(self) -> int:
-        """Moves of all seats since the last call."""
         steps, self._steps = self._steps, 0
         return steps
 
-    def play(self, policy: Policy, fixtures: Sequence[Fixture]) -> NDArray[np.float64]:
-        """The results [F] for the first seat, between agents of a policy.
+    def play(self, fill: Callable[[int], SeatPlayers], fixtures: Sequence[Fixture]) -> NDArray[np.float64]:
+        """The results [F] for the first seat, where `fill(S)` makes the players of S seats.
 
         A game that raises is restarted with another seed. Raises UserError if one raises more than
         `environment.max_restarts` times.
         """
-
-        def fill(seats: int) -> SeatPlayers:
-            return Players(policy, self._settings, self._interface, np.zeros(seats, dtype=np.intp))
-
-        return self.play_as(fill, fixtures)
-
-    def play_as(self, fill: Callable[[int], SeatPlayers], fixtures: Sequence[Fixture]) -> NDArray[np.float64]:
-        """The results [F] for the first seat, where `fill(S)` makes the players of S seats."""
         try:
             return self._play(fill, fixtures)
         except PASSED_ON:

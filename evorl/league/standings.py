@@ -60,10 +60,9 @@ class Standings:
     def matrices(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """The points and games [K, K]."""
         count = len(self.points)
-        points, games = (np.array(each, dtype=np.float64) for each in (self.points, self.games))
+        points, games = (np.array(matrix, dtype=np.float64) for matrix in (self.points, self.games))
         return points.reshape(count, count), games.reshape(count, count)
 
 
 def rows(matrix: NDArray[np.float64]) -> tuple[tuple[float, ...], ...]:
-    """A matrix as `Standings` holds it."""
     return tuple(tuple(map(float, row)) for row in matrix)

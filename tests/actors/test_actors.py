@@ -90,11 +90,10 @@ def test_actors_close_their_environments_in_the_end(tmp_path):
     assert not faults.still_open(file)
 
 
-@pytest.mark.parametrize("spare", [70])
-def test_too_many_actors_for_the_limit_of_open_files_are_refused_in_one_line(spare):
+def test_too_many_actors_for_the_limit_of_open_files_are_refused_in_one_line():
     """They run out of files for the actors' memory, its maps or their pipes."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len([*Path("/proc/self/fd").iterdir()]) + spare, before[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len([*Path("/proc/self/fd").iterdir()]) + 70, before[1]))
     message = r"actors.count: 40 actors take 160 open files .* \(ulimit -n\); launch it with `ulimit -n 416`"
     others = descendants()
     try:

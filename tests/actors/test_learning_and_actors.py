@@ -32,7 +32,7 @@ SHARED = "algorithm={name: a3c_shared, rollout_steps: 5}"
 ON_CPU = {"learner_device": "cpu"}
 
 
-@pytest.mark.parametrize("name", ["impala", "appo", "a3c_data_parallel", "a3c"])
+@pytest.mark.parametrize("name", ["impala", "appo", "a3c"])
 def test_advantages_are_scaled_where_that_is_set(name):
     found = {}
     for scaled in ("false", "true"):
@@ -98,16 +98,6 @@ def test_actors_see_what_acting_changes_before_the_first_update():
         assert learning.actors._board.fetch(flat, states, 1) == 0
         names = list(learning.algorithm.initial_state())
         assert states[names.index("steps")].tolist() == [6 * 16 * 2] * 2
-
-
-def test_the_bound_on_staleness_is_one_that_evolution_cannot_come_to():
-    bounds = []
-    for learn_step in (32, 8, 4):
-        apex = config(*APEX, f"algorithm.learn_step={learn_step}", "actors={queue: 2}", "environment.num_envs=8")
-        one = Environments(apex.environment, 1, 1)
-        bounds.append(max_staleness(apex, make_algorithm(apex, one.interface), 1))
-    # Agents may come to one update for 4 steps, of which there are 16 * 8 in each of two rollouts.
-    assert bounds == [2 * 2 * 16 * 8 // 4] * 3
 
 
 def bound(*settings):

@@ -20,7 +20,7 @@ from evorl.league.players import Players
 from evorl.population import Policy, initial_population
 from evorl.runs.output.video import play
 
-WHOLE = [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64]
+WHOLE = [np.int8, np.uint16, np.int64, np.uint64]
 
 
 def _spaces():

@@ -190,18 +190,13 @@ def test_the_memory_of_the_machine_is_a_vector_of_bytes():
 
 
 @pytest.mark.filterwarnings("ignore:no episode ended")
-@pytest.mark.parametrize("name", ["dqn"])
-def test_a_population_trains_on_frames(name, in_directory):
-    algorithms = {
-        "ppo": "{name: ppo, rollout_steps: 8, batch_size: 16, epochs: 1}",
-        "dqn": "{name: dqn, batch_size: 8}",
-    }
+def test_a_population_trains_on_frames(in_directory):
     short = [
         "evolution.steps=16", "training.max_steps=32", "population.size=2", "evaluation.max_steps=8",
         "evaluation.episodes=1", "evaluation.confirmation_episodes=1",  # Each game reads the cartridge for 0.1 s.
     ]  # fmt: skip
     layers = "network.convolutions=[{channels: 8, kernel: 8, stride: 8}]"
-    chosen = f"algorithm={algorithms[name]}"
+    chosen = "algorithm={name: dqn, batch_size: 8}"
     assert train("run.name=a", "environment.id=ALE/Pong-v5", chosen, layers, *short) == 0
     rows = lines(in_directory / "runs" / "a" / "metrics.jsonl")
     assert np.isfinite(rows[-1]["metrics"]["loss"]).all()

@@ -3,7 +3,6 @@
 import re
 import time
 import warnings
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -160,7 +159,7 @@ def test_a_worker_that_does_not_answer_is_killed_in_time(tmp_path, monkeypatch, 
     )
 
 
-@pytest.mark.parametrize(("vectorization", "restarts"), [("sync", 0), ("sync", 2), ("async", 1)])
+@pytest.mark.parametrize(("vectorization", "restarts"), [("sync", 0), ("async", 1)])
 def test_failing_too_often_ends_the_run_by_name(vectorization, restarts):
     made = environments(vectorization, restarts, seeds="all", episode=0)
     silently(made, 1 + 2 * restarts)
@@ -259,28 +258,11 @@ def test_a_process_that_dies_takes_all_episodes_with_it_and_nothing_else():
         made.close()
 
 
-def test_a_process_that_dies_too_often_ends_the_run_and_leaves_no_process(monkeypatch):
-    made = environments("async", 0, how="die", seeds=[5], stuck=7)
-    old = made._vector.env.processes
-    silently(made, 5)
-    # Time for three of the four to end; the deadline comes while the last one is waited for.
-    now = iter([0.0, 0.0, 0.0, 0.0])
-    monkeypatch.setattr(closing, "time", SimpleNamespace(monotonic=lambda: next(now, 1e9)))
-    monkeypatch.setattr("evorl.envs.faults.closing.END_WITHIN", 60.0)
-    with pytest.raises(UserError, match=r"environment.max_restarts: environment 0 of agent 0 and 3 more"):
-        made.step(ACT)
-    assert [process.exitcode for process in old] == [0, 1, 0, -9]
-
-
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_what_no_restart_mends_is_passed_on(vectorization):
-    made = environments(vectorization, how="user")
+def test_neither_an_interruption_nor_a_mistake_of_the_user_counts_as_a_failure():
+    made = environments(how="user")
     silently(made, 5)
     with pytest.raises(UserError, match=r"environment\.kwargs: the wheel must be round"):
         made.step(ACT)
-
-
-def test_neither_an_interruption_nor_our_own_mistake_counts_as_a_failure():
     made = environments(how="interrupt")
     with pytest.raises(ValueError, match="agent 0 chose action 2 in environment 0"):
         made.step(ACT + 2)
@@ -294,7 +276,6 @@ def test_neither_an_interruption_nor_our_own_mistake_counts_as_a_failure():
     ("how", "place", "message"),
     [
         ("reward", (1, 2), "step 2 of the episode) gave nan as its reward"),
-        ("huge reward", (1, 2), "step 2 of the episode) gave inf as its reward"),
         ("inf", (1, 2), "step 2 of the episode) gave inf in part 'observation' of the observation"),
         (
             "sentinel",
@@ -302,7 +283,6 @@ def test_neither_an_interruption_nor_our_own_mistake_counts_as_a_failure():
             "step 2 of the episode) gave -3.4e+38 in part 'observation' of the observation, entry [2",
         ),
         ("nan", (0, 4), "step 4 of the episode) gave nan in part 'observation' of the last observation"),
-        ("nan", (1, 0), "step 0 of the episode) gave nan in part 'observation' of the observation"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")

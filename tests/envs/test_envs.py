@@ -132,7 +132,6 @@ def test_an_action_outside_the_space_is_refused_by_name(action):
 @pytest.mark.parametrize(
     ("space", "mask"),
     [
-        (gym.spaces.Discrete(3), [0, 1, 0]),
         (gym.spaces.Discrete(3), (False, True, False)),
         (gym.spaces.Discrete(3), np.array([0, 1, 0], np.int8)),
         (gym.spaces.MultiDiscrete([2, 3]), (np.array([1, 0]), np.array([0, 1, 0]))),

@@ -123,15 +123,3 @@ def test_recent_episodes_are_those_since_the_last_question():
     assert asked.recent() is None
     for mine, other in zip(asked.pop(), silent.pop(), strict=True):
         assert (mine == other).all()
-
-
-def test_the_saved_state_does_not_depend_on_when_recent_episodes_were_asked_for():
-    states = []
-    for asks in (False, True):
-        episodes = Episodes(agents=1, num_envs=1)
-        episodes.step(np.ones(1), np.ones(1, dtype=bool), None)
-        if asks:
-            episodes.recent()
-        states.append(episodes.state_dict())
-    assert states[0].keys() == states[1].keys()
-    assert all(np.array_equal(value, states[1][name]) for name, value in states[0].items())

@@ -61,10 +61,8 @@ def flat_network(inputs, outputs):
     [
         ((84, 84, 3), 3, (84, 84)),
         ((3, 84, 84), 3, (84, 84)),
-        ((4, 84, 84), 4, (84, 84)),
         ((8, 8, 12), 12, (8, 8)),
         ((12, 8, 8), 12, (8, 8)),
-        ((210, 160, 3), 3, (210, 160)),
         ((3, 210, 160), 3, (210, 160)),
         ((5, 5, 5), 5, (5, 5)),
         ((3, 84, 3), 3, (3, 84)),
@@ -100,7 +98,7 @@ def test_unbounded_spaces_of_every_type_are_read_again(dtype):
     assert space_from_json(space_to_json(space)) == space
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.int32, np.uint32, np.int64, np.uint64])
+@pytest.mark.parametrize("dtype", [np.int8, np.uint32, np.int64, np.uint64])
 @pytest.mark.parametrize("inward", [0, 1])
 def test_actions_at_the_bounds_of_integers_stay_there(dtype, inward):
     limits = np.iinfo(dtype)

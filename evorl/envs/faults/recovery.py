@@ -154,7 +154,6 @@ class RecoveringVector:
         return self.continuation.begin(self.env, copies)
 
     def close(self) -> None:
-        """Close all copies within a deadline; copies that raise or hang are reported."""
         close_vector(self.env, self._settings.id)
 
     def _reset(self, seeds: Sequence[int] = ()) -> Start:
@@ -195,7 +194,6 @@ class RecoveringVector:
         }
 
     def _begin_anew(self, seed: int) -> Start:
-        """Recreate all copies; return the first observations of their new episodes, and the info."""
         self._seed = seed
         self.close()
         before, self.env = self.env, make_vector(self._settings, self._copies.count, self.differing)

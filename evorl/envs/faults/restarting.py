@@ -58,7 +58,6 @@ def restart(
 
 
 def fault(error: BaseException, failures: int) -> dict[str, Any]:
-    """The info entries of a step or reset in which an environment raised."""
     return {FAULT: without_place(error), PLACE: place(error), FAILURES: failures}
 
 
@@ -81,7 +80,6 @@ class RestartingEnv(gym.Wrapper[Any, Any, Any, Any]):
         self._has_stepped = False
         self._generator: Any = None
         self._last: Any = None
-        """The last observation."""
         self._shape = getattr(self.observation_space, "shape", None)
         """The shape of observations; None if they have parts."""
 
@@ -138,13 +136,11 @@ class RestartingEnv(gym.Wrapper[Any, Any, Any, Any]):
         return bool(result[2] or result[3]) if self._shape is None else np.shape(result[0]) != self._shape
 
     def close(self) -> None:
-        """Close the environment. An exception or a hang is reported in one line."""
         if self._is_open:
             self._is_open = False
             close_in_time(self.env.close, self._name)
 
     def _begin_anew(self, seed: int) -> Start:
-        """Recreate the environment; return the first observation of a new episode, and the info."""
         self._seed = seed
         self.close()
         self.env = self._make()
@@ -184,7 +180,6 @@ class RestartingEnv(gym.Wrapper[Any, Any, Any, Any]):
             return
 
     def _another(self, error: BaseException) -> Start:
-        """Restart the environment; return the first observation of a new episode, and the info."""
         error, failures, start = restart(error, self._restarts, self._seed, self._begin_anew)
         observation, info = (self._placeholder(), {}) if start is None else start
         return observation, {**info, **fault(error, failures)}

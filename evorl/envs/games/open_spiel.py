@@ -86,7 +86,6 @@ class OpenSpielGame:
             self.seen[seat] = Turn(self.view(state, seat), self._legal(over), reward, over, False)
 
     def _drawn(self, outcomes: list[tuple[int, float]]) -> int:
-        """One of chance's actions, drawn by their probabilities."""
         bounds = np.cumsum([probability for _, probability in outcomes])
         outcome = int(np.searchsorted(bounds, self._rng.random() * bounds[-1], side="right"))
         return outcomes[min(outcome, len(outcomes) - 1)][0]

@@ -47,7 +47,6 @@ class Seeded(Protocol):
 
 
 def reseed(opponents: object, seed: int) -> None:
-    """Seed opponents that draw; others stay as they are."""
     if isinstance(opponents, Seeded):
         opponents.begin(seed)
 

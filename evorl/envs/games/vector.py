@@ -50,7 +50,6 @@ class GameVector(VectorEnv[Any, Any, Any]):
     """
 
     def __init__(self, settings: Environment, copies: int) -> None:
-        """Make the copies. Raises UserError for a game that evorl cannot play."""
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
         self.num_envs = copies
         self._settings, self._id = settings, settings.id
@@ -259,7 +258,6 @@ class GameVector(VectorEnv[Any, Any, Any]):
                 self._play(copy, {1 - int(self.seats[copy]): self._move(reply)})
 
     def _is_over(self, copy: int) -> bool:
-        """True if the learner's game has ended."""
         game, seat = self.games[copy], int(self.seats[copy])
         over = seat in game.seen and game.seen[seat].over
         if not over and not game.acting:
@@ -277,7 +275,6 @@ class GameVector(VectorEnv[Any, Any, Any]):
         return result_of(totals[seat], totals[1 - seat])
 
     def _ask(self, copies: Sequence[int]) -> Any:
-        """The other seat's moves in these copies."""
         if not copies:
             return []
         turns = [self.games[copy].seen[1 - int(self.seats[copy])] for copy in copies]
