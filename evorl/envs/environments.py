@@ -69,8 +69,8 @@ class Resets:
         Raises UserError if the vector environment has autoreset disabled.
         """
         # All Atari environments share one `metadata`, which holds the mode of the one made last.
-        known = vector.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
-        mode = getattr(vector, "autoreset_mode", known)
+        shared = vector.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
+        mode = getattr(vector, "autoreset_mode", shared)
         if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
             raise UserError(f"environment.id: {settings.id} never resets by itself (autoreset mode {mode})")
         self.in_step = mode == AutoresetMode.SAME_STEP
@@ -303,7 +303,7 @@ class Environments(SteppedEnvironments):
         action = torch.zeros(whole, dtype=torch.int64 if choices(space) else torch.float32)
         if self._masks is not None:
             allowed = self.observation[MASK].split(choices(space), dim=-1)
-            action = torch.stack([each.int().argmax(-1) for each in allowed], dim=-1).reshape(whole)
+            action = torch.stack([choice.int().argmax(-1) for choice in allowed], dim=-1).reshape(whole)
         self.step(action)
 
     def reports(self, names: Sequence[str], chosen: Tensor) -> Tensor:
@@ -515,7 +515,7 @@ def own_kwargs(agent: Agent, configured: Mapping[str, Any]) -> dict[str, float]:
 def _with_last(parts: Parts, last: dict[int, Parts]) -> Parts:
     """The next observations [N, ...]: `parts`, with the final observations of ended episodes in place."""
     result = {name: array.copy() for name, array in parts.items()}
-    for copy, own in last.items():
-        for name, array in own.items():
+    for copy, last_parts in last.items():
+        for name, array in last_parts.items():
             result[name][copy] = array
     return result

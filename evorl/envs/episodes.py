@@ -91,8 +91,8 @@ class Episodes:
             self._owned &= ~changed.repeat(self._num_envs) | (self._began == self._clock)
             self._longest[changed] = 0
             agent, began, length, total = self._waiting
-            kept = ~changed[agent]
-            self._waiting = agent[kept], began[kept], length[kept], total[kept]
+            stays = ~changed[agent]
+            self._waiting = agent[stays], began[stays], length[stays], total[stays]
 
     def step(self, reward: NDArray[Any], ended: NDArray[np.bool_], dropped: NDArray[np.bool_] | None) -> None:
         """Record the rewards [N] of one step, and the copies whose episode ended or was dropped (never counted)."""
@@ -165,7 +165,7 @@ class Episodes:
             return
         clocks, *columns = zip(*self._recent, strict=True)
         copies, began, owned, total = (np.concatenate(column) for column in columns)
-        end = np.repeat(clocks, [len(each) for each in columns[0]])
+        end = np.repeat(clocks, [len(copies) for copies in columns[0]])
         agent = copies // self._num_envs
         self._ended += np.bincount(agent, minlength=self._agents)
         np.maximum.at(self._longest, agent[owned], (end - began)[owned])

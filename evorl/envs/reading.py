@@ -97,10 +97,10 @@ class Copies:
 
     def names(self, copies: NDArray[np.int64]) -> str:
         """Describe these environments by their number and the first one's agent, index and step of the episode."""
-        agent, place = divmod(int(copies[0]), self._num_envs)
+        agent, index = divmod(int(copies[0]), self._num_envs)
         step = self._clock - self._began[copies[0]]
         others = f" and {len(copies) - 1} more" if len(copies) > 1 else ""
-        return f"environment {place} of agent {agent}{others} ({self.id}, step {step} of the episode)"
+        return f"environment {index} of agent {agent}{others} ({self.id}, step {step} of the episode)"
 
 
 class GivenObservations(Copies):

@@ -114,16 +114,16 @@ def observation_specs(space: gym.Space[Any], key: str = "environment.id", name: 
         if isinstance(space, gym.spaces.Dict) and any(not isinstance(child, str) for child in space.spaces):
             raise UserError(f"{key}: {space} has keys that are not strings")
         for child, inner in children_of(space):
-            found = observation_specs(inner, key, f"{name}.{child}" if name else child)
-            if twice := parts.keys() & found.keys():
+            inner_parts = observation_specs(inner, key, f"{name}.{child}" if name else child)
+            if twice := parts.keys() & inner_parts.keys():
                 raise UserError(f"{key}: two parts of the observation are called {min(twice)!r}; rename one")
-            parts |= found
+            parts |= inner_parts
         return parts
     kind = known_kind(space, PARTS)
     if kind is None:
         where = f"part {name!r} of the observation" if name else "the observation"
-        known = ", ".join(sorted(part.__name__ for part in PARTS))
-        raise UserError(f"{key}: {where} is {space}, which no encoder supports; supported are {known}, Dict, Tuple")
+        supported = ", ".join(sorted(part.__name__ for part in PARTS))
+        raise UserError(f"{key}: {where} is {space}, which no encoder supports; supported are {supported}, Dict, Tuple")
     part = PARTS[kind](space)
     if 0 in part.shape:
         raise UserError(f"{key}: an observation of shape {list(part.shape)} holds no numbers")

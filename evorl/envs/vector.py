@@ -220,9 +220,9 @@ def _register(module: ModuleType, name: str) -> None:
     named, entry = defined_in(module, name), f"{module.__name__}:{name}"
     if named is None or (isinstance(named, type) and not issubclass(named, gym.Env)):
         return
-    known = gym.registry[name].entry_point if name in gym.registry else None
-    place, _, of_place = known.partition(":") if isinstance(known, str) else ("", "", "")
-    if known is None or (of_place == name and getattr(sys.modules.get(place), name, named) is not named):
+    registered = gym.registry[name].entry_point if name in gym.registry else None
+    path, _, attribute = registered.partition(":") if isinstance(registered, str) else ("", "", "")
+    if registered is None or (attribute == name and getattr(sys.modules.get(path), name, named) is not named):
         # `gym.register` refuses the name of a registered environment without its version, such as CartPole.
         gym.registry[name] = EnvSpec(name, entry_point=entry)
 

@@ -101,9 +101,9 @@ class League:
         points, games = np.zeros((count, count)), np.zeros((count, count))
         before, past = self.standings, len(self.archive)
         if past:
-            kept = slice(len(before.population), None)
-            points[first : first + past, first : first + past] = before.matrices()[0][kept, kept]
-            games[first : first + past, first : first + past] = before.matrices()[1][kept, kept]
+            archived = slice(len(before.population), None)
+            for matrix, earlier in zip((points, games), before.matrices(), strict=True):
+                matrix[first : first + past, first : first + past] = earlier[archived, archived]
         fixtures = self._fixtures(games, generation)
         results = self._results(entrants, fixtures, generation)
         for fixture, result in zip(fixtures, results, strict=True):
@@ -114,8 +114,8 @@ class League:
         total, played = points.sum(1), games.sum(1)
         mean = np.divide(total, played, out=np.full(count, 0.5), where=played > 0)
         # Without an archive the best agent is about to become its first member, unless its numbers are not finite.
-        able = [place for place, agent in enumerate(trained) if agent.fault is None] or range(first)
-        anchor = first if past else max(able, key=lambda place: (mean[place], -place))
+        able = [index for index, agent in enumerate(trained) if agent.fault is None] or range(first)
+        anchor = first if past else max(able, key=lambda index: (mean[index], -index))
         elo, errors = ratings(points, games, anchor)
         here = slice(0, first + past)
         self.standings = Standings(
@@ -138,29 +138,29 @@ class League:
         """
         now, settings = self.standings, self.settings
         first, past = len(now.population), len(now.archive)
-        able = [place for place, agent in enumerate(trained) if agent.fault is None]
-        if not able or not settings.archive:
+        eligible = [index for index, agent in enumerate(trained) if agent.fault is None]
+        if not eligible or not settings.archive:
             return False
-        best = max(able, key=lambda place: (now.ratings[place], -place))
+        best = max(eligible, key=lambda index: (now.ratings[index], -index))
         points, games = now.matrices()
         if past and points[best, first:].sum() < (0.5 + settings.margin) * games[best, first:].sum():
             return False
-        kept = list(range(first + past))
+        remaining = list(range(first + past))
         if past >= settings.archive:
-            rest = kept[first + 1 :] if past > 1 else kept[first:]
-            kept.remove(min(rest, key=lambda place: (now.ratings[place], place)))
-        self.archive = [self.archive[place - first] for place in kept[first:]]
+            rest = remaining[first + 1 :] if past > 1 else remaining[first:]
+            remaining.remove(min(rest, key=lambda index: (now.ratings[index], index)))
+        self.archive = [self.archive[index - first] for index in remaining[first:]]
         self.archive += decode_agents(encode_agents([trained[best]]), "the archive")
-        chosen = [*kept, best]
+        chosen = [*remaining, best]
         points, games = (matrix[np.ix_(chosen, chosen)] for matrix in (points, games))
         self.standings = Standings(
             population=now.population,
-            archive=(*(now.archive[place - first] for place in kept[first:]), trained[best].id),
-            archived=(*(now.archived[place - first] for place in kept[first:]), generation),
+            archive=(*(now.archive[index - first] for index in remaining[first:]), trained[best].id),
+            archived=(*(now.archived[index - first] for index in remaining[first:]), generation),
             points=rows(points),
             games=rows(games),
-            ratings=tuple(now.ratings[place] for place in chosen),
-            errors=tuple(now.errors[place] for place in chosen),
+            ratings=tuple(now.ratings[index] for index in chosen),
+            errors=tuple(now.errors[index] for index in chosen),
         )
         return True
 
@@ -168,15 +168,15 @@ class League:
         return Players(policy, self._config.environment, self._algorithm.interface, places)
 
     def _draw(self, agents: Sequence[Agent], num_envs: int, generation: int) -> NDArray[np.intp]:
-        """The opponents of this rank's environments, by place in population and archive [P of this rank * E]."""
+        """The opponents of this rank's environments, by index in population and archive [P of this rank * E]."""
         result = self._expected(agents)
         placement = self._placement
         copy = placement.copy
         drawn = []
-        for place in range(*placement.local.indices(len(agents))):
-            # By the agent's place in the whole population, so that its opponents do not depend on the rank it is on.
-            rng = numpy_generator(self._config.seed, generation=generation, rank=place, purpose="matchmaking")
-            chances = opponent_probabilities(Pool(result[place], place, len(agents)), self.settings)
+        for index in range(*placement.local.indices(len(agents))):
+            # By the agent's index in the whole population, so that its opponents do not depend on the rank it is on.
+            rng = numpy_generator(self._config.seed, generation=generation, rank=index, purpose="matchmaking")
+            chances = opponent_probabilities(Pool(result[index], index, len(agents)), self.settings)
             everyones = rng.choice(len(chances), size=(placement.copies, num_envs), p=chances)
             drawn.append(everyones[copy])
         return np.concatenate(drawn).astype(np.intp)
@@ -187,7 +187,7 @@ class League:
         points, games = now.matrices()
         predicted = expected(points, games)
         places = [now.place_of(agent) for agent in agents]
-        places += [len(now.population) + place for place in range(len(self.archive))]
+        places += [len(now.population) + index for index in range(len(self.archive))]
         result = np.full((len(agents), len(places)), 0.5)
         for row in range(len(agents)):
             for column, other in enumerate(places):

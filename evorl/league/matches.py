@@ -85,8 +85,8 @@ class Arena(Closeable):
             raise_if_signalled()
             for number in range(count):
                 if number not in running and waiting:
-                    running[number] = place = waiting.pop()
-                    fixture = fixtures[place]
+                    running[number] = waiting.pop()
+                    fixture = fixtures[running[number]]
                     players.places[2 * number : 2 * number + 2] = fixture.first, fixture.second
                     moved[2 * number : 2 * number + 2], moves[number] = False, 0
                     self._begin(number, fixture.seed)
@@ -149,9 +149,9 @@ class Arena(Closeable):
         for (number, seat), action in zip(asking, actions, strict=True):
             chosen.setdefault(number, {})[seat] = int(action) if isinstance(space, gym.spaces.Discrete) else action
         restarted: set[int] = set()
-        for number, own in chosen.items():
+        for number, moves in chosen.items():
             try:
-                self._games[number].step(own)
+                self._games[number].step(moves)
             except PASSED_ON:
                 raise
             except BaseException as error:

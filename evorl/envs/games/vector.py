@@ -311,11 +311,11 @@ class GameVector(VectorEnv[Any, Any, Any]):
         final: dict[str, Any] = {RESULT: results, f"_{RESULT}": ended}
         if self._is_masked:
             # At the end of a game PettingZoo's mask is all zero and allows no choice, so such a turn has no mask.
-            given = np.zeros(self.num_envs, dtype=bool)
+            has_mask = np.zeros(self.num_envs, dtype=bool)
             final |= {MASK: np.ones((self.num_envs, sum(choices(self.single_action_space))), dtype=bool)}
-            final[f"_{MASK}"] = given
+            final[f"_{MASK}"] = has_mask
         for copy, (turn, result) in self._ended.items():
             observations[copy], results[copy] = turn.observation, result
             if self._is_masked and turn.mask is not None and turn.mask.any():
-                final[MASK][copy], given[copy] = turn.mask, True
+                final[MASK][copy], has_mask[copy] = turn.mask, True
         return {"final_obs": observations, "_final_obs": ended, "final_info": final, "_final_info": ended}
