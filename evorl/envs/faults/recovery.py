@@ -61,15 +61,13 @@ class RecoveringVector:
         return {"seed": self._seed, "failures": self._failures.tolist()}
 
     @restarts.setter
-    def restarts(self, told: Mapping[str, Any]) -> None:
+    def restarts(self, saved: Mapping[str, Any]) -> None:
         """Raises UserError for values that `restarts` cannot have."""
         try:
-            seed, failures = int(told["seed"]), np.array(told["failures"], dtype=np.int64)
+            failures = np.array(saved["failures"], dtype=np.int64).reshape(self._failures.shape)
+            self._seed, self._failures = int(saved["seed"]), failures
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise UserError("the running episodes: their restarts are missing or damaged") from error
-        if not 0 <= seed < 2**31 or failures.shape != self._failures.shape or failures.min() < 0:
-            raise UserError("the running episodes: their restarts are those of other environments")
-        self._seed, self._failures = seed, failures
 
     def differ(self, differing: Sequence[Mapping[str, Any]]) -> bool:
         """Set keyword arguments per copy; return whether the environments were recreated and so need a reset.
