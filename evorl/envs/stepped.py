@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from evorl.envs.episodes import Collected, Recent
-from evorl.envs.games import Opponents
+from evorl.envs.games.players import Opponents
 from evorl.envs.spaces import EnvSpec
 from evorl.system.closing import Closeable
 from evorl.types import Agent, Observation, Tensors, Transition

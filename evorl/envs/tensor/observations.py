@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from evorl.config import Environment
-from evorl.envs.spaces import LARGEST, WHOLE, Copies, ObservationReader, choices, float_bounds
+from evorl.envs.reading import Copies, ObservationReader
+from evorl.envs.spaces import LARGEST, WHOLE, choices, float_bounds
 from evorl.types import Tensors, UserError
 
 

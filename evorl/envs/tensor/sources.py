@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from evorl.config import Environment
-from evorl.envs.closing import close_in_time
+from evorl.envs.faults.closing import close_in_time
 from evorl.envs.tensor.simulator import SharedSimulator, Simulator
 from evorl.system.extras import extra_of, install_command
 from evorl.system.plugins import described

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from evorl.config import Environment
 from evorl.config.errors import shown
-from evorl.envs.faults import check_spaces
+from evorl.envs.faults.checks import check_spaces
 from evorl.envs.tensor.simulator import Simulator, Step
 from evorl.system.plugins import described, imported
 from evorl.types import UserError
