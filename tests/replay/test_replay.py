@@ -1,5 +1,7 @@
 """The replay is one buffer, wherever its parts are, and updates come exactly when they are earned."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -144,3 +146,12 @@ def test_forbidden_actions_are_kept_with_what_was_seen():
     made = make_replay(8, 2, interface(masked=True), ((), torch.int64), torch.device("cpu"))
     assert made.seen["action_mask"].shape == (made.ring, 2, 3)
     assert made.seen["action_mask"].dtype == torch.bool
+
+
+def test_final_observations_of_a_replay_on_a_gpu_must_fit_too(monkeypatch):
+    sizes = []
+    monkeypatch.setattr("evorl.replay.factory.check_room", lambda size, *_, device, **__: sizes.append(size))
+    for kind in ("cpu", "meta"):
+        make_replay(1_000, 2, interface(), ((), torch.int64), torch.device(kind))
+    seen = sum(4 * math.prod(part.shape) for part in interface().parts.values())
+    assert sizes[1] - sizes[0] == pytest.approx(1_000 * seen, rel=0.01)
