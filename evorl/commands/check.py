@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -32,16 +33,20 @@ from evorl.envs.games import is_game
 from evorl.envs.generation import longest_episode
 from evorl.envs.spaces import MASK, EnvSpec, choices, finite_bounds, wide_bounds
 from evorl.envs.suites import SeededGame
-from evorl.envs.vector import make_vector, stacked_frames
+from evorl.envs.vector import make_vector, stacked_frames, vectorization_of
 from evorl.population import check_memory
 from evorl.seeding import numpy_generator
-from evorl.system.console import aligned
+from evorl.system.console import aligned, compact
 from evorl.system.plugins import described
 from evorl.types import RunFailed, Transition, UserError
 
 SEED = 123
 COMPARED = 200
 """Maximum number of steps before and after a replay of episodes."""
+SECONDS = 0.5
+"""Time for which steps are counted, for each number of copies."""
+SLOW = 1_000
+"""Steps per second of one copy below which worker processes may be faster."""
 COLOUR = re.compile("\x1b\\[[0-9;]*m(WARN: |ERROR: )?")
 NEEDED = ("interface", "spaces")
 """Checks that must pass for those after them to make sense."""
@@ -253,6 +258,30 @@ def _resuming(settings: Environment, steps: int) -> list[Verdict]:
     return [Verdict("pass", f"episodes are replayed exactly, and go on alike for {count} steps")]
 
 
+def _speed(settings: Environment, steps: int) -> list[Verdict]:
+    """Steps per second of 1 and of 8 copies, vectorised as a run would."""
+    rates = {copies: _rate(settings, copies) for copies in (1, 8)}
+    mode = vectorization_of(settings)
+    texts = (f"{compact(rate)} steps/s with {n} cop{'y' if n == 1 else 'ies'}" for n, rate in rates.items())
+    slow = rates[1] < SLOW and mode == "sync"
+    more = "; environment.vectorization=async may be faster on several cores" if slow else ""
+    return [Verdict("pass", f"{', '.join(texts)} ({mode}){more}")]
+
+
+def _rate(settings: Environment, copies: int) -> float:
+    rng = numpy_generator(SEED, generation=0, rank=0, purpose="check")
+    with Environments(settings, 1, copies) as environments:
+        environments.reset(SEED)
+        # The first step may compile or load something.
+        count, began, seconds = -copies, time.perf_counter(), 0.0
+        while seconds < SECONDS or count <= 0:
+            _random_step(environments, rng)
+            count += copies
+            began = began if count else time.perf_counter()
+            seconds = time.perf_counter() - began
+    return count / seconds
+
+
 def _random_step(environments: Environments, rng: np.random.Generator) -> Transition:
     mask = environments.observation.get(MASK)
     return environments.step(_actions(environments.interface, mask, environments.num_envs, rng))
@@ -287,5 +316,6 @@ CHECKS: Mapping[str, Callable[[Environment, int], list[Verdict]]] = {
     "precision": _precision,
     "episodes": _episodes,
     "resuming": _resuming,
+    "speed": _speed,
 }
 """All checks in order, by name; each takes the settings and a number of steps, and returns one or more verdicts."""

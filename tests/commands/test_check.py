@@ -135,6 +135,7 @@ class MaskedAtFirst(Masked):
 @pytest.fixture(autouse=True)
 def module(in_directory, monkeypatch):
     monkeypatch.syspath_prepend(in_directory)
+    monkeypatch.setattr(check, "SECONDS", 0.0)
     (in_directory / "checked_module.py").write_text(MODULE)
 
 
@@ -148,14 +149,13 @@ def test_what_is_right_passes_with_figures(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert {line.split()[0] for line in lines} == {"pass"}
     names = [re.split(r"  +", line)[1] for line in lines]
-    assert names == [
-        "interface", "spaces", "gymnasium", "precision", "episodes", "resuming",
-    ]  # fmt: skip
+    assert names == ["interface", "spaces", "gymnasium", "precision", "episodes", "resuming", "speed"]
     text = dict(zip(names, lines, strict=True))
     assert "observation (vector [2]); Discrete(2); for a2c, a3c, " in text["spaces"]
     assert " apex_dqn, " in text["spaces"]
     assert "td3" not in text["spaces"]
     assert "rewards 1 to 1; ended episodes: 12, truncated: 12" in text["episodes"]
+    assert re.search(r"steps/s with 1 copy, .* steps/s with 8 copies \(sync\)", text["speed"])
 
 
 @pytest.mark.parametrize(
@@ -175,9 +175,9 @@ def test_what_is_right_passes_with_figures(capsys):
 )
 def test_a_mistake_is_told_where_it_shows_and_nowhere_else(name, expected):
     found = {name: verdict for name, verdict in verdicts(name) if verdict.level != "pass"}
-    # Gymnasium's checks differ between its versions.
-    own = {name: verdict.level for name, verdict in found.items() if name != "gymnasium"}
-    assert own == {name: level for name, level in expected.items() if name != "gymnasium"}
+    # Gymnasium's checks differ between its versions, and speed is counted for too short here to meet every mistake.
+    own = {name: verdict.level for name, verdict in found.items() if name not in ("gymnasium", "speed")}
+    assert own == {name: level for name, level in expected.items() if name not in ("gymnasium", "speed")}
     assert found.keys() >= {"gymnasium"} & expected.keys()
 
 

@@ -90,7 +90,7 @@ class Logger:
             unit_scale=True,
             disable=not Terminal().isatty(),
         )
-        self._progress_lines = ProgressLines(self._tell, config.population.size)
+        self._progress_lines = ProgressLines(self._tell, config.population.size, estimates_only=not self._bar.disable)
         self._phase = ""
         self._recent = ""
         self._speed = ""
@@ -112,8 +112,7 @@ class Logger:
     def advance(self, steps: int, recent: RecentEpisodes | None) -> None:
         """Show `steps` more of each agent; every `INTERVAL` seconds also log means from `recent`."""
         self._move_bar(steps)
-        if self._bar.disable:
-            self._progress_lines.advance(steps, self._recent)
+        self._progress_lines.advance(steps, self._recent)
         if recent is not None and (due := self._within.advance(steps * self._config.population.size, recent)):
             step, points = due
             self._trackers.log_within(step, points)
