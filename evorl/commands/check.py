@@ -34,6 +34,7 @@ from evorl.envs.generation import longest_episode
 from evorl.envs.spaces import MASK, EnvSpec, choices, finite_bounds, wide_bounds
 from evorl.envs.suites import SeededGame
 from evorl.envs.vector import make_vector, stacked_frames, vectorization_of
+from evorl.networks import small_image_setting
 from evorl.population import check_memory
 from evorl.seeding import numpy_generator
 from evorl.system.console import aligned, compact
@@ -128,7 +129,9 @@ def _spaces(settings: Environment, steps: int) -> list[Verdict]:
         raise UserError(f"no algorithm takes it: {refusal}")
     parts = ", ".join(f"{name} ({part.kind} {list(part.shape)})" for name, part in interface.parts.items())
     masked = " with masks" if interface.masked else ""
-    verdict = Verdict("pass", f"{parts}; {interface.action}{masked}; for {', '.join(able)}")
+    setting = small_image_setting(interface.parts)
+    small = f"; small images get {setting}" if setting else ""
+    verdict = Verdict("pass", f"{parts}; {interface.action}{masked}; for {', '.join(able)}{small}")
     wide = wide_bounds(interface.action, settings.id)
     return [verdict, *([Verdict("warn", wide)] if wide else [])]
 

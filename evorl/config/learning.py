@@ -24,6 +24,19 @@ class ConvolutionalLayer(Section):
     """The stride of the convolution, in pixels."""
 
 
+DEFAULT_CONVOLUTIONS = {
+    36: (
+        ConvolutionalLayer(channels=32, kernel=8, stride=4),
+        ConvolutionalLayer(channels=64, kernel=4, stride=2),
+        ConvolutionalLayer(channels=64, kernel=3, stride=1),
+    ),
+    12: (ConvolutionalLayer(channels=16, kernel=4, stride=2), ConvolutionalLayer(channels=32, kernel=3, stride=2)),
+    3: (ConvolutionalLayer(channels=16, kernel=3, stride=1),),
+    1: (ConvolutionalLayer(channels=16, kernel=1, stride=1),),
+}
+"""The layers for images by their shortest side in pixels, at least."""
+
+
 class Network(Section):
     """The networks of initial agents; if an algorithm has several, all start with these settings."""
 
@@ -38,12 +51,9 @@ class Network(Section):
     false."""
     initialisation: Initialisation | None = None
     """Null is the algorithm's default: `orthogonal` where it learns from rollouts, `uniform` with a replay buffer."""
-    convolutions: Annotated[tuple[ConvolutionalLayer, ...], Field(min_length=1, max_length=64)] = (
-        ConvolutionalLayer(channels=32, kernel=8, stride=4),
-        ConvolutionalLayer(channels=64, kernel=4, stride=2),
-        ConvolutionalLayer(channels=64, kernel=3, stride=1),
-    )
-    """The convolutional layers of image encoders (Mnih et al. 2015)."""
+    convolutions: Annotated[tuple[ConvolutionalLayer, ...], Field(min_length=1, max_length=64)] | None = None
+    """The convolutional layers of image encoders. Null chooses by the shortest side of the images: from 36 pixels the
+    three layers of Mnih et al. (2015), from 12 two of 16 and 32 channels, below that one of 16 channels (MinAtar)."""
     bf16: bool | None = None
     """Multiply in bfloat16 in hidden layers and convolutions; parameters and the optimiser stay in float32. Null
     follows Accelerate's `mixed_precision`. Do not use it with SAC, TD3 or DDPG where
@@ -68,7 +78,7 @@ class Network(Section):
 
     @model_validator(mode="after")
     def _fits_into_memory(self) -> Self:
-        layers = pairwise(self.convolutions)
+        layers = pairwise(self.convolutions or ())
         weights = {
             "hidden_sizes": sum(before * after for before, after in pairwise(self.hidden_sizes)),
             "convolutions": sum(before.channels * after.channels * after.kernel**2 for before, after in layers),

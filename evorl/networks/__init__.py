@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from evorl.config import Network as NetworkSettings
+from evorl.config.learning import DEFAULT_CONVOLUTIONS, ConvolutionalLayer
 from evorl.envs.spaces import ObservationSpecs
 from evorl.networks.dense import ACTIVATIONS
 from evorl.networks.module import module_network
@@ -35,24 +36,47 @@ class NetworkFactory(Protocol):
 NETWORKS: Mapping[str, NetworkFactory] = {"standard": standard_network, "module": module_network}
 
 
+def convolutions_for(parts: ObservationSpecs) -> tuple[ConvolutionalLayer, ...]:
+    """Return the default convolutional layers for the smallest image among the parts; none if there is no image."""
+    sides = [min(part.image_size) for part in parts.values() if part.kind == "image"]
+    return next((layers for side, layers in DEFAULT_CONVOLUTIONS.items() if sides and min(sides) >= side), ())
+
+
+def small_image_setting(parts: ObservationSpecs) -> str | None:
+    """Return the default layers as a setting if an image is too small for those of Mnih et al. (2015), else None."""
+    layers = convolutions_for(parts)
+    if not layers or layers == next(iter(DEFAULT_CONVOLUTIONS.values())):
+        return None
+    texts = [f"{{{', '.join(f'{key}: {value}' for key, value in layer)}}}" for layer in layers]
+    return f"'network.convolutions=[{', '.join(texts)}]'"
+
+
 def initial_architecture(
     settings: NetworkSettings, parts: ObservationSpecs, branches: Branches = "shared"
 ) -> Architecture:
     """The architecture that the configuration gives to a network of these observation parts, before any mutation."""
     if settings.name == "module":
         return Architecture()
+    layers = settings.convolutions or convolutions_for(parts)
     images = any(part.kind == "image" for part in parts.values())
-    layers = [Convolution(**layer.model_dump()) for layer in settings.convolutions] if images else []
     return Architecture(
         hidden_sizes=settings.hidden_sizes,
         residual_layers=(0,) * len(settings.hidden_sizes),
         activation=settings.activation,
         layer_norm=bool(settings.layer_norm),
         branches=branches,
-        convolutions=tuple(layers),
+        convolutions=tuple(Convolution(**layer.model_dump()) for layer in layers) if images else (),
         recurrent=settings.recurrent,
         recurrent_size=settings.recurrent_size if settings.recurrent else 0,
     )
 
 
-__all__ = ["ACTIVATIONS", "CELLS", "NETWORKS", "Network", "NetworkFactory", "initial_architecture"]
+__all__ = [
+    "ACTIVATIONS",
+    "CELLS",
+    "NETWORKS",
+    "Network",
+    "NetworkFactory",
+    "initial_architecture",
+    "small_image_setting",
+]

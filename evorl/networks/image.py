@@ -45,7 +45,8 @@ class ImageEncoder:
                 raise UserError(
                     f"network.convolutions.{index}.kernel: {kernel} is more than the {size[0]}x{size[1]} that this "
                     f"layer reads of the {self.part.image_size[0]}x{self.part.image_size[1]} image "
-                    f"{self.name.removeprefix('encoder.')!r}; use at most {min(size)}, or smaller strides before it"
+                    f"{self.name.removeprefix('encoder.')!r}; use at most {min(size)}, smaller strides before it, or "
+                    "leave network.convolutions out"
                 )
             size = (size[0] - kernel) // layer.stride + 1, (size[1] - kernel) // layer.stride + 1
             sizes.append(size)

@@ -23,6 +23,7 @@ from evorl.envs.generation import GenerationPlan, generation_plan
 from evorl.evolution import Context, evolve
 from evorl.evolution.selection import begins, rank_correlation, selects
 from evorl.league import League, league_of
+from evorl.networks import small_image_setting
 from evorl.population import Learner, Policy
 from evorl.population.evaluation import Evaluator
 from evorl.replay import Experience
@@ -484,6 +485,9 @@ class Run:
         """Print the header, and open the run's files and trackers."""
         config, placement, interface = self.config, self.placement, self.algorithm.interface
         lines = header(config, placement, threads=self._threads, directory=self.path)
+        setting = small_image_setting(interface.parts)
+        if setting and config.network.name == "standard" and config.network.convolutions is None:
+            lines.append(f"layers for small images: {setting}")
         if config.run.verbose:
             lines += details(config, placement, interface, self.algorithm.pace(placement.copies), self._whole_plan)
         for line in lines:

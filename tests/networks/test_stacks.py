@@ -4,10 +4,12 @@ import itertools
 from dataclasses import replace
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 from helpers.support import agent, algorithm, batch, batch_of, fields_of, population, seen
 
+from evorl.networks import small_image_setting
 from evorl.networks.dense import ACTIVATIONS
 from evorl.networks.stack import joint, padded, plan_stacks
 from evorl.types import Architecture, Convolution
@@ -208,6 +210,22 @@ CONVOLVED = Architecture((16, 16), (0, 0), "relu", convolutions=(Convolution(8, 
 def test_agents_of_different_kinds_do_not_share_a_stack(one, other):
     stacks = plan_stacks([{"q": each} for each in (one, other, one, other)], lambda own: 1.0, CPU)
     assert sorted(sorted(members) for members, _ in stacks) == [[0, 2], [1, 3]]
+
+
+@pytest.mark.parametrize(
+    ("side", "kernels"), [(84, (8, 4, 3)), (36, (8, 4, 3)), (35, (4, 3)), (12, (4, 3)), (10, (3,)), (2, (1,))]
+)
+def test_default_convolutions_fit_the_image(side, kernels):
+    space = gym.spaces.Box(0, 255, (side, side + 3, 1), np.uint8)
+    made = algorithm(observations=space)
+    (network,) = made.networks.values()
+    assert tuple(layer.kernel for layer in network.architecture.convolutions) == kernels
+    assert network.network.specs(network.architecture)
+    setting = small_image_setting(made.interface.parts)
+    assert (setting is None) == (side >= 36)
+    if setting:
+        (network,) = algorithm(setting.strip("'"), observations=space).networks.values()
+        assert tuple(layer.kernel for layer in network.architecture.convolutions) == kernels, "the line can be pasted"
 
 
 def test_the_cost_of_convolutions_is_their_multiplications():

@@ -35,6 +35,8 @@ def test_images_take_a_share_of_the_cores(wanted, cores, ranks, count, monkeypat
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
     images = interface(gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)).parts
     assert use_threads(wanted, images, ranks) == count
+    small = interface(gym.spaces.Box(0, 255, (64, 64, 1), np.uint8)).parts
+    assert use_threads(wanted, small, ranks) == (wanted or 1), "threads of small images wait for each other"
 
 
 @pytest.mark.parametrize("value", [None, "3,1", "many"])
