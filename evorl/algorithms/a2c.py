@@ -5,7 +5,7 @@ Axes: P agents, E environments, B batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import gymnasium as gym
@@ -126,6 +126,7 @@ class A2C(Algorithm):
     """Advantage actor-critic for a stack of agents, with one update for each on-policy rollout."""
 
     Settings = A2CSettings
+    is_actor_critic = True
     metrics: tuple[str, ...] = ("policy_loss", "value_loss", "entropy", "explained_variance")
     target_rule: TargetRule | None = None
     """Update rule of the target network, for losses that need one."""
@@ -139,11 +140,20 @@ class A2C(Algorithm):
             self.distribution = self.noise = StateDependentDistribution(base, noise)
         heads = (*self.distribution.heads, Head("value", 1))
         branches: Branches = "all" if self.settings.critic == "separate" else "shared"
-        policy = self.network(interface.parts, heads, branches, self.target_rule)
+        policy = self.network(interface.parts, heads, branches, self.target_rule, unread=self._unread(heads))
         self.networks = {"policy": policy}
         self.objectives = [self.objective("policy", self.loss, self.learning_rate)]
         self._sequence = self.settings.sequence_length if policy.architecture.recurrent else 1
         self.pace(copies=1)
+
+    def _unread(self, heads: Sequence[Head]) -> dict[str, set[str]]:
+        """The parts of the observation that the policy, or the value, does not read, by head. Raises UserError."""
+        parts = self.interface.parts.keys()
+        hidden = {name: parts - self.policy_parts.keys() for name in (head.name for head in heads if head.computed)}
+        hidden["value"] = parts - self.critic_parts.keys()
+        if any(hidden.values()) and self.settings.critic == "shared":
+            raise UserError("network.critic_parts: with algorithm.critic=shared both read the same; use separate")
+        return {name: names for name, names in hidden.items() if names}
 
     def _distribution(self) -> Distribution:
         """The action distribution. Raises UserError if the action space is not supported."""

@@ -6,7 +6,7 @@ Axes: P agents, E environments, B batch.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 from evorl.config import Config, check_name
+from evorl.config.errors import nearest
 from evorl.config.fields import AlgorithmSettings
 from evorl.distributed import Placement
 from evorl.envs.spaces import EnvSpec, ObservationSpecs
 from evorl.kernels.library import usable_kernel
 from evorl.networks import CELLS, NETWORKS, initial_architecture
 from evorl.networks.stack import Architectures, NetworkSpec, Stack, TargetRule
+from evorl.networks.standard import StandardNetwork
 from evorl.replay import Experience, Pace
 from evorl.system.stopwatch import Stopwatch
 from evorl.types import (
@@ -31,6 +33,7 @@ from evorl.types import (
     Observation,
     RecurrentInput,
     Tensors,
+    UserError,
 )
 
 PerAgent = Callable[[Stack], Tensor]
@@ -108,6 +111,8 @@ class Algorithm(ABC):
     report_every: ClassVar[int] = 1
     """See `Objective`; with small networks, metrics cost a tenth of an update. A prime period samples all minibatches
     of an epoch in turn, and also the updates of agents that are due only in every second or fourth one."""
+    is_actor_critic: ClassVar[bool] = False
+    """True if the policy and its critics may read different parts of the observation."""
     networks: Mapping[str, NetworkSpec]
     """Each agent's networks by name. Parameters are drawn and laid out in memory in this order."""
     objectives: Sequence[Objective]
@@ -124,8 +129,25 @@ class Algorithm(ABC):
         self.settings = config.algorithm
         self.interface = interface
         self._plays_both_seats = config.league is not None and config.league.learn_from == "both"
+        self.policy_parts = self._read_by("policy_parts")
+        self.critic_parts = self._read_by("critic_parts")
         vectors = (name for name, part in interface.parts.items() if part.kind == "vector")
         self.normalized_parts = tuple(vectors) if self.settings.normalize_observations else ()
+
+    def _read_by(self, setting: str) -> ObservationSpecs:
+        """The parts of the observation that `network.SETTING` names. Raises UserError if there is no such part."""
+        names, parts = getattr(self.config.network, setting), self.interface.parts
+        if names is None:
+            return parts
+        if not self.is_actor_critic:
+            raise UserError(f"network.{setting}: {self.settings.name} has no critic beside its policy; leave it out")
+        for name in names:
+            if name not in parts:
+                raise UserError(
+                    f"network.{setting}: {self.interface.environment} has no part {name!r} of the observation"
+                    f"{nearest(name, list(parts))}"
+                )
+        return {name: part for name, part in parts.items() if name in names}
 
     def network(
         self,
@@ -134,10 +156,12 @@ class Algorithm(ABC):
         branches: Branches,
         target: TargetRule | None = None,
         noise: float | None = None,
+        unread: Mapping[str, Collection[str]] | None = None,
     ) -> NetworkSpec:
         """A network of the configured kind that reads these parts of the observation.
 
-        `target` updates its copy. `noise` is the initial scale of noisy layers, None for layers without noise.
+        `target` updates its copy. `noise` is the initial scale of noisy layers, None for layers without noise. `unread`
+        names the parts that some heads do not read, by the names of these heads.
         """
         settings = self.config.network
         normalized = [name for name in self.normalized_parts if name in parts]
@@ -147,6 +171,12 @@ class Algorithm(ABC):
             check_name("network.recurrent", settings.recurrent, CELLS)
         network = NETWORKS[settings.name](settings, parts, heads, normalized, noise)
         network.kernel = usable_kernel(self.config.run.kernel)
+        if unread:
+            if not isinstance(network, StandardNetwork):
+                raise UserError(
+                    "network.critic_parts: a module reads all parts; leave it out, or use network.name=standard"
+                )
+            network.hide(unread)
         return NetworkSpec(network, initial_architecture(settings, parts, branches), target)
 
     def objective(self, network: str, loss: LossFunction, rate: PerAgent, every: int = 1) -> Objective:

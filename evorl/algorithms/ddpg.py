@@ -58,6 +58,7 @@ class DDPG(OffPolicy):
     """DDPG for a stack of agents: an actor and critics, each with a target network."""
 
     Settings = DDPGSettings
+    is_actor_critic = True
     metrics = ("td_error", "q_values")
     explores_by_noise = True
     critics: ClassVar[tuple[str, ...]] = ("value",)
@@ -65,7 +66,7 @@ class DDPG(OffPolicy):
 
     def __init__(self, config: Config[Any], interface: EnvSpec) -> None:
         super().__init__(config, interface)
-        reads, shape = with_action(interface, self.settings.name), interface.action.shape or ()
+        reads, shape = with_action(interface, self.settings.name, self.critic_parts), interface.action.shape or ()
         size = math.prod(shape)
         self.bounds = ActionBounds(interface.action)
         self.stored_action = shape, torch.float32
@@ -74,7 +75,7 @@ class DDPG(OffPolicy):
         heads = [Head(name, 1) for name in self.critics]
         outputs = [Head("action", size, near_zero=True), *([] if self.noise is None else self.noise.heads)]
         self.networks = {
-            "actor": self.network(interface.parts, outputs, "shared", Polyak("tau")),
+            "actor": self.network(self.policy_parts, outputs, "shared", Polyak("tau")),
             "critics": self.network(reads, heads, "all", Polyak("tau", every=self.delay)),
         }
         self.objectives = [

@@ -88,6 +88,7 @@ class SAC(OffPolicy):
     """
 
     Settings = SACSettings
+    is_actor_critic = True
     metrics = ("td_error", "q_values", "entropy", "temperature")
 
     @classmethod
@@ -107,7 +108,7 @@ class SAC(OffPolicy):
         temperature = StandardNetwork({}, [Head("log_temperature", 1, constant=True)], (), "uniform")
         critics = [Head(name, outputs) for name in TWIN_CRITICS]
         self.networks = {
-            "actor": self.network(self.interface.parts, heads, "shared"),
+            "actor": self.network(self.policy_parts, heads, "shared"),
             "critics": self.network(reads, critics, "all", Polyak("tau")),
             "temperature": NetworkSpec(temperature, Architecture()),
         }
@@ -196,7 +197,7 @@ class ContinuousSAC(SAC):
 
     def __init__(self, config: Config[SACSettings], interface: EnvSpec) -> None:
         super().__init__(config, interface)
-        reads = with_action(interface, "sac", TAKES)
+        reads = with_action(interface, "sac", self.critic_parts, TAKES)
         self.distribution = SquashedGaussian(interface.action)
         self.bounds = self.distribution.bounds
         self.stored_action = interface.action.shape or (), torch.float32
@@ -266,7 +267,7 @@ class DiscreteSAC(SAC):
             )
         (self.actions,) = choices(interface.action)
         self.distribution = Categorical((self.actions,))
-        self.set_networks(self.distribution.heads, interface.parts, self.actions)
+        self.set_networks(self.distribution.heads, self.critic_parts, self.actions)
 
     def act(self, stack: Stack, inputs: ActInput) -> ActOutput:
         """Sample actions, or take the most likely ones if `deterministic`."""

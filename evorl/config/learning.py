@@ -62,6 +62,11 @@ class Network(Section):
     """A recurrent cell after the hidden layers: `lstm` or `gru`."""
     recurrent_size: Width = 64
     """The units of the recurrent cell."""
+    policy_parts: Annotated[tuple[Plain, ...] | None, Field(min_length=1)] = None
+    """The parts of the observation that the policy of an actor-critic reads, and all that exported agents need; null:
+    all."""
+    critic_parts: Annotated[tuple[Plain, ...] | None, Field(min_length=1)] = None
+    """The parts that the critics of an actor-critic read, such as a simulator's true state; null: all."""
     factory: Plain | None = None
     """For `name: module`: `package.module:function`, called with (inputs, outputs), returns an `nn.Module`; `inputs` is
     the width of a vector or the shape of an image."""

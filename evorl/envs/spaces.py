@@ -141,8 +141,10 @@ def wrong_actions(algorithm: str, interface: EnvSpec, takes: str) -> UserError:
     return UserError(f"algorithm.name: {algorithm} cannot act in {space} of {where}; it takes {takes}")
 
 
-def with_action(interface: EnvSpec, algorithm: str, takes: str = "a Box between bounds") -> ObservationSpecs:
-    """The inputs of a Q-function of continuous actions: the observation parts and the flattened action.
+def with_action(
+    interface: EnvSpec, algorithm: str, parts: ObservationSpecs, takes: str = "a Box between bounds"
+) -> ObservationSpecs:
+    """The inputs of a Q-function of continuous actions: these parts of the observation and the flattened action.
 
     Raises UserError if the action space is not a bounded Box (the message names the `algorithm` and the spaces that it
     `takes`), or if an observation part already has the action's name.
@@ -152,7 +154,7 @@ def with_action(interface: EnvSpec, algorithm: str, takes: str = "a Box between 
         raise wrong_actions(algorithm, interface, takes)
     if ACTION in interface.parts:
         raise UserError(f"environment.id: a part of the observation of {where} is called {ACTION!r}; rename it")
-    return {**interface.parts, ACTION: ObservationSpec("vector", (math.prod(space.shape),), torch.float32)}
+    return {**parts, ACTION: ObservationSpec("vector", (math.prod(space.shape),), torch.float32)}
 
 
 def choices(space: gym.Space[Any]) -> tuple[int, ...]:

@@ -52,7 +52,8 @@ class ActingAgent(nn.Module):
         self.algorithm = algorithm
         self.stack = unpadded(agent, algorithm)
         interface = algorithm.interface
-        self.parts: ObservationSpecs = interface.parts
+        self.parts: ObservationSpecs = algorithm.policy_parts
+        self._unread = {name: part for name, part in interface.parts.items() if name not in self.parts}
         self.masked = interface.mask_size
         shapes = [network.recurrent_shape for network in self.stack.networks.values()]
         self.state_shape = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
@@ -92,6 +93,8 @@ class ActingAgent(nn.Module):
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         given = dict(zip(self.inputs, inputs, strict=True))
         observation = {name: self._read(name, given[input_name(name)]).unsqueeze(0) for name in self.parts}
+        for name, part in self._unread.items():  # Only critics read these.
+            observation[name] = torch.zeros(1, inputs[0].shape[0], *part.shape, dtype=part.dtype)
         if self.masked:
             observation[MASK] = given[MASK].unsqueeze(0)
         recurrent = None

@@ -75,6 +75,17 @@ class StandardNetwork(Network):
         self._kernel_plans: dict[Layout, KernelPlan] = {}
         self._around_cell: dict[Layout, tuple[DensePlan, DensePlan]] = {}
         self.normalized = normalized
+        self._unread: dict[str, list[int]] = {}
+
+    def hide(self, unread: Mapping[str, Collection[str]]) -> None:
+        """Let heads not read the parts `unread`, given by head.
+
+        Their weights in the first hidden layer stay, and count as zero: nothing else depends on which heads read what.
+        """
+        names = [head.name for head in self.computed_heads]
+        for part in self.parts:
+            if hidden := [branch for branch, name in enumerate(names) if part in unread.get(name, ())]:
+                self._unread[part] = hidden
 
     def specs(self, architecture: Architecture) -> Specs:
         specs: Specs = {}
@@ -122,6 +133,8 @@ class StandardNetwork(Network):
         if not self.computed_heads:
             return self._constants(p), None
         plan, state = self._plan(layout), None
+        if self._unread:
+            p = self._with_hidden_parts(p)
         sources = [self._encoded(layout, p, name, x[name]) for name in self.parts]
         if recurrent is not None and layout.architecture.recurrent:
             layers, plan = self._plans_around_cell(layout)
@@ -137,6 +150,16 @@ class StandardNetwork(Network):
         else:
             outputs = dense(plan, p, sources)
         return dict(zip(names, outputs, strict=True)) | self._constants(p), state
+
+    def _with_hidden_parts(self, p: Weights) -> Weights:
+        """The weights, with zeros in the branches that do not read a part."""
+        seen = {}
+        for part, branches in self._unread.items():
+            name, count = f"hidden.0.weight.{part}", len(self.computed_heads)
+            reads = torch.ones(count, 1, 1, device=p[name].device)
+            reads[branches] = 0.0
+            seen[name] = (p[name].view(-1, count, *p[name].shape[1:]) * reads).view_as(p[name])
+        return p.replaced(seen)
 
     def without_layer(self, architecture: Architecture, index: int, tensors: Tensors) -> tuple[Tensors, dict[str, str]]:
         """Merge the layer and the next one into their product, a single linear map.

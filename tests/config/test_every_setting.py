@@ -145,6 +145,8 @@ ACTS = {
     "algorithm.policy_delay": Trains("td3", "1"),
     "network.name": "networks/test_stacks.py::test_a_users_module_reads_every_vector_flat",
     "network.factory": "networks/test_stacks.py::test_a_users_module_reads_every_vector_flat",
+    "network.policy_parts": "algorithms/test_parts.py::test_one_network_reads_different_parts_for_its_heads",
+    "network.critic_parts": "algorithms/test_parts.py::test_one_network_reads_different_parts_for_its_heads",
     "network.hidden_sizes": Trains("dqn", "[8]"),
     "network.activation": Trains("dqn", "tanh"),
     "network.layer_norm": Trains("dqn", "true"),

@@ -35,7 +35,7 @@ class ThreeNetworks(Algorithm):
 
     def __init__(self, config, interface, normalized=()):
         super().__init__(config, interface)
-        read = with_action(interface, "some")
+        read = with_action(interface, "some", interface.parts)
         actor = StandardNetwork(interface.parts, [Head("mean", 2), Head("log_scale", 2)], (), "uniform")
         critics = StandardNetwork(read, [Head("first", 1), Head("second", 1)], normalized, "uniform")
         temperature = StandardNetwork({}, [Head("log_temperature", 1, constant=True)], (), "uniform")
