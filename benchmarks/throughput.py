@@ -21,7 +21,7 @@ import torch
 from evorl.algorithms import make_algorithm
 from evorl.config import AnyConfig
 from evorl.distributed import Placement, Ranks
-from evorl.envs import Environments
+from evorl.envs import SteppedEnvironments, make_environments
 from evorl.population import Learner, Policy, initial_population
 from evorl.runs.launch import load_config
 from evorl.runs.output.metrics import gather_metrics
@@ -40,7 +40,7 @@ class Trainer:
         self.ranks = Ranks(config.run.timeout)
         self.placement = Placement(self.ranks, config.population.placement, config.population.size)
         self.stopwatch = Stopwatch()
-        self.environments = Environments(
+        self.environments = make_environments(
             config.environment, self.placement.local_size, config.environment.num_envs, self.ranks.device
         )
         algorithm = make_algorithm(config, self.environments.interface)
@@ -83,7 +83,7 @@ class Trainer:
             running = bool(self.ranks.gather(np.array([float(time.perf_counter() < end)]))[0, 0])
 
 
-def environments_alone(environments: Environments, seconds: float) -> float:
+def environments_alone(environments: SteppedEnvironments, seconds: float) -> float:
     """Return the steps per second of all environments together with random actions."""
     space, copies = environments.interface.action, environments.agents * environments.num_envs
     space.seed(0)

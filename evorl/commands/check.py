@@ -13,7 +13,8 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from functools import partial
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -24,15 +25,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evorl.algorithms import ALGORITHMS, SETTINGS, make_algorithm
+from evorl.commands import check_simulator
+from evorl.commands.check_simulator import COPIES, Verdict
 from evorl.config import AnyConfig, Environment, validate
 from evorl.config.errors import on_one_line
 from evorl.config.yaml import OF_ALGORITHM, assignment, configuration_file, override, read_yaml
-from evorl.envs import Environments
+from evorl.distributed import launched_device
+from evorl.envs import SteppedEnvironments, make_environments
 from evorl.envs.faults.closing import close_vector
 from evorl.envs.games import is_game
 from evorl.envs.generation import longest_episode
 from evorl.envs.spaces import MASK, EnvSpec, choices, finite_bounds, wide_bounds
 from evorl.envs.suites import SeededGame
+from evorl.envs.tensor.observations import action_converter
+from evorl.envs.tensor.simulator import Simulator
+from evorl.envs.tensor.sources import is_tensor, reserve
 from evorl.envs.vector import make_vector, stacked_frames, vectorization_of
 from evorl.networks import small_image_setting
 from evorl.population import check_memory
@@ -51,13 +58,6 @@ SLOW = 1_000
 COLOUR = re.compile("\x1b\\[[0-9;]*m(WARN: |ERROR: )?")
 NEEDED = ("interface", "spaces")
 """Checks that must pass for those after them to make sense."""
-
-
-class Verdict(NamedTuple):
-    """The outcome of a check, and what it saw or what would be right."""
-
-    level: Literal["pass", "warn", "fail"]
-    text: str
 
 
 def check(parsed: argparse.Namespace) -> None:
@@ -85,7 +85,9 @@ def verdicts(settings: Environment, steps: int) -> Iterator[tuple[str, Verdict]]
     Nothing restarts: the first error of the environment is the verdict, in the words of a run.
     """
     settings = settings.model_copy(update={"max_restarts": 0})
-    for name, examine in CHECKS.items():
+    if is_tensor(settings.id):
+        reserve(settings, COPIES, _device(settings))
+    for name, examine in (CHECKS_OF_SIMULATORS if is_tensor(settings.id) else CHECKS).items():
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -104,14 +106,14 @@ def verdicts(settings: Environment, steps: int) -> Iterator[tuple[str, Verdict]]
 
 def _interface(settings: Environment, steps: int) -> list[Verdict]:
     """A reset and a step as in training."""
-    with Environments(settings, 1, 1) as environments:
+    with make_environments(settings, 1, 1, _device(settings)) as environments:
         environments.try_step()
     return [Verdict("pass", "reset and step follow Gymnasium's interface")]
 
 
 def _spaces(settings: Environment, steps: int) -> list[Verdict]:
     """The algorithms that can act in the action space and read the observations."""
-    with Environments(settings, 1, 1) as environments:
+    with make_environments(settings, 1, 1, _device(settings)) as environments:
         interface = environments.interface
     able, refusal = [], ""
     task = assignment("environment.id", settings.id)
@@ -217,7 +219,7 @@ def _episodes(settings: Environment, steps: int) -> list[Verdict]:
     """Random episodes: a run ends where one of them has a fault. Warn if nothing would end an episode."""
     rng = numpy_generator(SEED, generation=0, rank=0, purpose="check")
     lowest, highest, ended, truncated = np.inf, -np.inf, 0, 0
-    with Environments(settings, 1, 1) as environments:
+    with make_environments(settings, 1, 1, _device(settings)) as environments:
         environments.reset(SEED)
         for _ in range(steps):
             now = _random_step(environments, rng)
@@ -241,7 +243,9 @@ def _episodes(settings: Environment, steps: int) -> list[Verdict]:
 def _resuming(settings: Environment, steps: int) -> list[Verdict]:
     """Running episodes saved and replayed by other copies, as when a run is resumed, then continued by both."""
     count = min(steps, COMPARED)
-    with Environments(settings, 1, 2) as before, Environments(settings, 1, 2) as after:
+    device = _device(settings)
+    made = (make_environments(settings, 1, 2, device) for _ in range(2))
+    with next(made) as before, next(made) as after:
         if not before.can_continue:
             return [Verdict("warn", "running episodes cannot be saved: a resumed run begins new ones")]
         before.reset(SEED)
@@ -263,17 +267,18 @@ def _resuming(settings: Environment, steps: int) -> list[Verdict]:
 
 def _speed(settings: Environment, steps: int) -> list[Verdict]:
     """Steps per second of 1 and of 8 copies, vectorised as a run would."""
-    rates = {copies: _rate(settings, copies) for copies in (1, 8)}
-    mode = vectorization_of(settings)
+    simulated = is_tensor(settings.id)
+    rates = {copies: _rate(settings, copies) for copies in ((COPIES,) if simulated else (1, 8))}
+    mode = "a simulator" if simulated else vectorization_of(settings)
     texts = (f"{compact(rate)} steps/s with {n} cop{'y' if n == 1 else 'ies'}" for n, rate in rates.items())
-    slow = rates[1] < SLOW and mode == "sync"
+    slow = mode == "sync" and rates[1] < SLOW
     more = "; environment.vectorization=async may be faster on several cores" if slow else ""
     return [Verdict("pass", f"{', '.join(texts)} ({mode}){more}")]
 
 
 def _rate(settings: Environment, copies: int) -> float:
     rng = numpy_generator(SEED, generation=0, rank=0, purpose="check")
-    with Environments(settings, 1, copies) as environments:
+    with make_environments(settings, 1, copies, _device(settings)) as environments:
         environments.reset(SEED)
         # The first step may compile or load something.
         count, began, seconds = -copies, time.perf_counter(), 0.0
@@ -285,7 +290,7 @@ def _rate(settings: Environment, copies: int) -> float:
     return count / seconds
 
 
-def _random_step(environments: Environments, rng: np.random.Generator) -> Transition:
+def _random_step(environments: SteppedEnvironments, rng: np.random.Generator) -> Transition:
     mask = environments.observation.get(MASK)
     return environments.step(_actions(environments.interface, mask, environments.num_envs, rng))
 
@@ -322,3 +327,32 @@ CHECKS: Mapping[str, Callable[[Environment, int], list[Verdict]]] = {
     "speed": _speed,
 }
 """All checks in order, by name; each takes the settings and a number of steps, and returns one or more verdicts."""
+
+
+def _device(settings: Environment) -> torch.device:
+    """The device of a simulator; other environments are checked on the CPU."""
+    return launched_device() if is_tensor(settings.id) else torch.device("cpu")
+
+
+def _of_simulator(name: str, settings: Environment, steps: int) -> list[Verdict]:
+    """A check of a simulator alone, with random actions."""
+    simulator = check_simulator.simulator_of(settings)
+    rng = numpy_generator(SEED, generation=0, rank=0, purpose="check")
+    interface = EnvSpec(settings.id, {}, simulator.action_space)
+    converted = action_converter(simulator.action_space, simulator.device)
+
+    def act(simulator: Simulator) -> Tensor:
+        return converted(_actions(interface, None, simulator.copies, rng)[0].to(simulator.device))
+
+    return check_simulator.CHECKS[name](simulator, act, steps)
+
+
+CHECKS_OF_SIMULATORS: Mapping[str, Callable[[Environment, int], list[Verdict]]] = {
+    "interface": _interface,
+    "spaces": _spaces,
+    **{name: partial(_of_simulator, name) for name in check_simulator.CHECKS},
+    "episodes": _episodes,
+    "resuming": _resuming,
+    "speed": _speed,
+}
+"""The same for simulators of tensors."""

@@ -50,6 +50,9 @@ class Tuned:
         return self._entry(id) or {}
 
     def _entry(self, id: str) -> Mapping[str, Any] | None:
+        suite = id.partition(":")[0]
+        if suite in SIMULATORS:
+            return self.tasks.get(id, self.tasks.get(f"{suite}:*"))
         id = id.rpartition(":")[2]
         return self.tasks.get(id, self.tasks.get(f"{suite_of(id)}/*"))
 

@@ -20,6 +20,7 @@ from evorl.distributed import Peer, Placement, Ranks
 from evorl.distributed.pauses import SAVE, Pauses
 from evorl.envs import SteppedEnvironments
 from evorl.envs.generation import GenerationPlan, generation_plan
+from evorl.envs.tensor.sources import is_tensor, saves
 from evorl.evolution import Context, evolve
 from evorl.evolution.selection import begins, rank_correlation, selects
 from evorl.league import League, league_of
@@ -490,6 +491,11 @@ class Run:
             lines.append(f"layers for small images: {setting}")
         if config.run.verbose:
             lines += details(config, placement, interface, self.algorithm.pace(placement.copies), self._whole_plan)
+        if is_tensor(config.environment.id) and not saves(config.environment):
+            lines.append(
+                f"the state of {config.environment.id} cannot be saved: each generation begins new episodes, and a "
+                "resumed run its generation"
+            )
         for line in lines:
             say(line)
         if shortfall := self._whole_plan.shortfall(config.evaluation.max_steps):

@@ -68,7 +68,8 @@ def needs_extra_of(id):
     """Skip a test unless the packages of this environment are installed."""
     for module in (module for suite in SUITES if suite.owns(id) for module in suite.modules):
         pytest.importorskip(module)
-    for beginning, module in (("pettingzoo:", "pettingzoo"), ("openspiel:", "pyspiel")):
+    packages = {"pettingzoo:": "pettingzoo", "openspiel:": "pyspiel", "gymnax:": "gymnax", "brax:": "brax"}
+    for beginning, module in packages.items():
         if id.startswith(beginning):
             pytest.importorskip(module)
 

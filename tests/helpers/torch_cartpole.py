@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 
+MISTAKES = {"poison": 0, "unseeded": False, "alike": False, "fake": False}
+"""A reward that is no number in this step of an episode; no seeds; copies that begin alike; false last observations."""
 LIMITS = np.array([4.8, np.inf, 24 * math.pi / 180, np.inf], np.float32)
 
 
@@ -23,14 +25,16 @@ class CartPole:
     single_observation_space = gym.spaces.Box(-LIMITS, LIMITS)
     single_action_space = gym.spaces.Discrete(2)
 
-    def __init__(self, num_envs, device="cpu", final="final_obs", mode="SameStep", limit=500, poison=0):
-        self.num_envs, self.device, self.final, self.poison = num_envs, device, final, poison
+    def __init__(self, num_envs, device="cpu", final="final_obs", mode="SameStep", limit=500, **mistakes):
+        self.num_envs, self.device, self.final, self.mistakes = num_envs, device, final, {**MISTAKES, **mistakes}
+        if unknown := mistakes.keys() - MISTAKES.keys():
+            raise TypeError(f"unexpected keyword argument {min(unknown)!r}")
         self.metadata = {"render_fps": 50} | ({} if mode is None else {"autoreset_mode": AutoresetMode(mode)})
         self.max_episode_length, self.mode = limit, mode
         self.random = torch.Generator(device=device)
 
     def reset(self, *, seed=None, options=None):
-        if seed is not None:
+        if seed is not None and not self.mistakes["unseeded"]:
             self.random.manual_seed(seed)
         self.state = self._drawn()
         self.steps = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
@@ -39,7 +43,7 @@ class CartPole:
 
     def _drawn(self):
         uniform = torch.rand(self.num_envs, 4, generator=self.random, dtype=torch.float64, device=self.device)
-        return uniform * 0.1 - 0.05
+        return (uniform[:1].expand(self.num_envs, 4) if self.mistakes["alike"] else uniform) * 0.1 - 0.05
 
     def step(self, action):
         x, speed, angle, turn = self.state.unbind(1)
@@ -53,7 +57,7 @@ class CartPole:
         terminated = (self.state[:, 0].abs() > 2.4) | (self.state[:, 2].abs() > 12 * 2 * math.pi / 360)
         truncated = self.steps >= self.max_episode_length
         reward, info = torch.ones(self.num_envs, device=self.device), {"angle": self.state[:, 2].float()}
-        if self.poison and bool((self.steps == self.poison).any()):
+        if self.mistakes["poison"] and bool((self.steps == self.mistakes["poison"]).any()):
             reward[0] = math.nan
         over = terminated | truncated
         if self.mode == "NextStep":
@@ -65,4 +69,5 @@ class CartPole:
             info |= {self.final: self.state.float()} if self.final else {}
         self.state = torch.where(resets[:, None], self._drawn(), self.state)
         self.steps = self.steps.masked_fill(resets, 0)
+        info |= {self.final: self.state.float()} if self.mistakes["fake"] else {}
         return self.state.float(), reward, terminated, truncated, info

@@ -12,15 +12,16 @@ Axes: P agents, E environments of each agent; the first P * E of a simulator's N
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from evorl.config import Environment
 from evorl.envs.episodes import Collected, Recent
-from evorl.envs.spaces import EnvSpec, choices
+from evorl.envs.spaces import EnvSpec, choices, to_zero
 from evorl.envs.stepped import SteppedEnvironments
 from evorl.envs.tensor.episodes import TensorEpisodes
 from evorl.envs.tensor.observations import TensorReader, action_converter
@@ -78,6 +79,20 @@ class TensorEnvironments(SteppedEnvironments):
         """A picture of the first copy, or None if the simulator draws none."""
         return self._shared.simulator.picture()
 
+    @property
+    def frames_per_second(self) -> int:
+        """Of pictures of the simulator."""
+        return self._shared.simulator.frames_per_second
+
+    @property
+    def shown(self) -> Any:
+        """The current observations as the simulator gave them, as arrays [N, ...], for agents outside of training."""
+        return _arrays(self._given, self._copies)
+
+    def counted_from_zero(self, action: NDArray[Any]) -> NDArray[Any]:
+        """Actions [N, ...] of the action space as agents in training choose them."""
+        return to_zero(action, self.interface.action) if choices(self.interface.action) else action
+
     def begin(self, seed: int, agents: Sequence[Agent], carry_over: bool) -> None:
         seed_global_generators(seed)
         self._episodes.hand_over([agent.id for agent in agents])
@@ -92,13 +107,14 @@ class TensorEnvironments(SteppedEnvironments):
         else:
             seeds = [number % SEEDS for number in seed] * self.agents
         observation = simulator.reset([*seeds, *seeds[-1:] * (simulator.copies - self._copies)])
+        self._given = observation
         self.observation = self._parts(observation)
         self._episodes.restart()
         self._resetting, self._started, self._has_begun = self._nowhere, self._everywhere, True
 
     def step(self, action: Tensor) -> Transition:
         simulator = self._shared.used_by(self, anew=False)
-        actions = self._converted(action.flatten(0, 1))
+        actions = self._converted(action.to(self.device).flatten(0, 1))
         if simulator.copies > self._copies:
             idle = actions[-1:].expand(simulator.copies - self._copies, *actions.shape[1:])
             actions = torch.cat((actions, idle))
@@ -108,6 +124,7 @@ class TensorEnvironments(SteppedEnvironments):
         terminated, truncated = self._mine(step.terminated), self._mine(step.truncated)
         ended = terminated | truncated
         truncated = truncated & ~terminated
+        self._given = step.observation
         seen = self._parts(step.observation)
         valid = self._everywhere if simulator.in_step else ~self._resetting
         self._info = {name: self._mine(value) for name, value in step.info.items() if value.dim() == 1}
@@ -223,3 +240,12 @@ class TensorEnvironments(SteppedEnvironments):
 
     def close(self) -> None:
         """Do nothing: the simulator stays open for its other users until the process ends."""
+
+
+def _arrays(tensors: Any, copies: int) -> Any:
+    """The first rows of nested tensors as arrays."""
+    if isinstance(tensors, Mapping):
+        return {name: _arrays(value, copies) for name, value in tensors.items()}
+    if isinstance(tensors, tuple):
+        return tuple(_arrays(value, copies) for value in tensors)
+    return tensors[:copies].numpy(force=True)

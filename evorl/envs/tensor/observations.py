@@ -30,7 +30,7 @@ class TensorReader:
     def read(self, observation: Any) -> Tensors:
         """The parts [N, ...] of observations. Raises UserError for another structure, shape or type."""
         parts = {}
-        for name, (value, space) in _leaves(self._space, observation, self._id).items():
+        for name, (value, space) in leaves(self._space, observation, self._id).items():
             part = self.parts[name]
             shape = tuple(space.shape or ())
             if tuple(value.shape[1:]) != shape:
@@ -67,21 +67,21 @@ class TensorReader:
                 )
 
 
-def _leaves(
+def leaves(
     space: gym.Space[Any], observation: Any, id: str, name: str = ""
 ) -> dict[str, tuple[Tensor, gym.Space[Any]]]:
     """The tensors of a nested observation with their spaces, by the names of its parts."""
     if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
         children = space.spaces.items() if isinstance(space, gym.spaces.Dict) else enumerate(space.spaces)
-        leaves: dict[str, tuple[Tensor, gym.Space[Any]]] = {}
+        tensors: dict[str, tuple[Tensor, gym.Space[Any]]] = {}
         for child, inner in children:
             label = f"{name}.{child}" if name else str(child)
             try:
                 value = observation[child]
             except (KeyError, IndexError, TypeError) as error:
                 raise UserError(f"environment.id: {id} gives no part {label!r} of its observation_space") from error
-            leaves |= _leaves(inner, value, id, label)
-        return leaves
+            tensors |= leaves(inner, value, id, label)
+        return tensors
     if not isinstance(observation, Tensor):
         raise UserError(
             f"environment.id: {id} gives observations as {type(observation).__name__}; a simulator gives torch tensors"

@@ -11,15 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
 
 from evorl.config import Environment
 from evorl.config.errors import shown
+from evorl.distributed import launched_device
 from evorl.envs.continuation import Vector
 from evorl.envs.environments import Resets
 from evorl.envs.faults.closing import close_vector
 from evorl.envs.faults.restarting import FAULT, PLACE
+from evorl.envs.tensor import TensorEnvironments, is_tensor
 from evorl.envs.vector import for_evaluation, make_vector, stacked_frames
 from evorl.runs.reading.loaded import LoadedAgent, load
 from evorl.seeding import numpy_generator
@@ -62,6 +65,13 @@ def play(
     The return is None until the episode ends. The frame is None in render mode `human`, which opens a window. Raises
     UserError if the environment cannot be rendered.
     """
+    if is_tensor(settings.id):
+        if mode == "human":
+            raise UserError(
+                f"watch: {settings.id} is a simulator of tensors, which has no window; use --video FILE.mp4"
+            )
+        yield from _simulated(agent, settings, seeds, most)
+        return
     if mode == "rgb_array":
         # SDL, which renders for Gymnasium, fails without a display.
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
@@ -94,6 +104,25 @@ def play(
                 yield sees(vector, observation), total if ended else None, rate
     finally:
         close_vector(vector, settings.id)
+
+
+def _simulated(
+    agent: LoadedAgent, settings: Environment, seeds: Sequence[int], most: int | None
+) -> Generator[tuple[Image | None, float | None, float]]:
+    """The same in one copy of a simulator."""
+    with TensorEnvironments(settings, 1, 1, launched_device()) as environments:
+        rate = float(environments.frames_per_second)
+        for seed in seeds:
+            environments.reset([seed])
+            state, total, steps, ended = None, 0.0, 0, False
+            yield _picture(settings.id, environments.picture), None, rate
+            while not ended:
+                action, state = agent.predict(environments.shown, state)
+                step = environments.step(torch.from_numpy(environments.counted_from_zero(action))[None])
+                total, steps = total + float(step.reward), steps + 1
+                ended = bool(step.terminated | step.truncated) or steps == most
+                # A reset within the step has replaced the last picture.
+                yield None if ended else _picture(settings.id, environments.picture), total if ended else None, rate
 
 
 def _made(settings: Environment) -> Vector:
@@ -179,10 +208,15 @@ def _rendered(id: str, vector: Vector, observation: Any) -> Image | None:
         images = vector.render()
     except Exception as error:
         raise UserError(f"environment.id: {id} raised {described(error)}") from error
-    if images is None or images[0] is None:
+    return None if images is None else _picture(id, images[0])
+
+
+def _picture(id: str, picture: Any) -> Image | None:
+    """A picture as bytes, if there is one. Raises UserError for anything else."""
+    if picture is None:
         return None
     try:
-        image = np.asarray(images[0])
+        image = np.asarray(picture)
         # Floats from 0 to 1 would be filmed black, and larger integers would wrap around.
         is_whole = image.dtype.kind in "iu" and image.size > 0 and image.min() >= 0 and image.max() <= 255
         if is_whole and image.ndim == 3 and image.shape[2] == 3 and min(image.shape) >= 2:
@@ -190,7 +224,7 @@ def _rendered(id: str, vector: Vector, observation: Any) -> Image | None:
         description = f"an array {list(image.shape)} of {image.dtype}"
         description += f" from {image.min():g} to {image.max():g}" if image.dtype.kind in "iuf" and image.size else ""
     except (TypeError, ValueError):
-        description = shown(images[0])
+        description = shown(picture)
     raise UserError(
         f"environment.id: render() of {id} gave {description}; a picture is an array [rows, columns, 3] of bytes, "
         "0 to 255, with at least 2 rows and columns"
