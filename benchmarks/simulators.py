@@ -10,6 +10,8 @@ The parts write one JSON file as they end:
 - `cost`: steps per second of all agents and milliseconds of a rollout with its updates, for 1 to 16 agents that share a
   fixed number of copies, so that only the number of agents differs.
 - `run`: one training run by the command line, with its seconds and its elite.
+- `kills` (only if asked for): a run that is killed ten times at random moments, by SIGKILL or SIGTERM, and resumed; the
+  files of its last checkpoint that differ from those of a run left alone.
 
 By default the environments are the CartPole in torch of the tests, which needs nothing but torch, and where JAX is
 installed gymnax's CartPole and Breakout, and brax's ant.
@@ -21,6 +23,8 @@ import argparse
 import importlib.util
 import json
 import os
+import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -44,7 +48,8 @@ ROOT = Path(__file__).parent.parent
 TESTS = ROOT / "tests"
 TORCH = "tensor:helpers.torch_cartpole:make"
 JAX = {"gymnax": ("gymnax:CartPole-v1", "gymnax:Breakout-MinAtar"), "brax": ("brax:ant",)}
-PARTS = ("equal", "rates", "cost", "run")
+PARTS = ("equal", "rates", "cost", "run", "kills")
+KILLS = 10
 ON_GPU = torch.cuda.is_available()
 STEPS = 200
 Row = dict[str, Any]
@@ -53,7 +58,7 @@ Row = dict[str, Any]
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("simulators.json"))
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS[:-1])
     found = [id for package, ids in JAX.items() if importlib.util.find_spec(package) for id in ids]
     parser.add_argument("--environments", nargs="+", default=[TORCH, *found])
     parser.add_argument("--copies", type=int, nargs="+", default=[64, 1024, 8192, 65536] if ON_GPU else [64, 256])
@@ -66,6 +71,8 @@ def main(arguments: Sequence[str]) -> None:
         began = time.perf_counter()
         if part == "run":
             rows = [trained(id, parsed.steps) for id in parsed.environments[:2]]
+        elif part == "kills":
+            rows = [killed(id) for id in parsed.environments]
         else:
             measures = {"equal": equal, "rates": rates, "cost": cost}
             rows = [alone(measures[part], id, parsed.copies, parsed.seconds) for id in parsed.environments]
@@ -164,6 +171,53 @@ def trained(id: str, steps: int) -> Row:
         code, output = run(command, 600)
         seconds = time.perf_counter() - began
         return {"environment": id, "exit_code": code, "seconds": round(seconds, 1), "output": output.splitlines()[-4:]}
+
+
+def killed(id: str) -> Row:
+    """A run that is killed at random moments, compared with one that is left alone."""
+    rng, beginnings = np.random.default_rng(1), 0
+    kills: list[str] = []
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(TESTS), os.environ.get("PYTHONPATH", "")])
+    with tempfile.TemporaryDirectory() as folder:
+        words = [f"environment.id={id}", "environment.num_envs=8", "population.size=4", "evolution.steps=2048"]
+        words += ["algorithm.rollout_steps=32", "algorithm.batch_size=64", "training.max_steps=40960"]
+        words += ["checkpoint.minutes=0.02", "tracking.backends=[]", f"run.directory={folder}", "run.resume=auto"]
+        command = [sys.executable, "-m", "evorl", "train", "ppo_gymnax", *words]
+        began = time.perf_counter()
+        code, output = run([*command, "run.name=alone"], 900)
+        if code:
+            return {"environment": id, "output": output.splitlines()[-4:]}
+        whole = time.perf_counter() - began
+        log = Path(folder) / "disturbed" / "metrics.jsonl"
+        while len(kills) < KILLS and beginnings < 3 * KILLS:
+            beginnings += 1
+            process = subprocess.Popen(
+                [*command, "run.name=disturbed"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
+            before = len(log.read_bytes().splitlines()) if log.is_file() else 0
+            # Wait for its first generation, so that kills do not all come while modules are imported.
+            deadline = time.monotonic() + 120
+            while process.poll() is None and time.monotonic() < deadline:
+                if log.is_file() and len(log.read_bytes().splitlines()) > before:
+                    break
+                time.sleep(0.05)
+            time.sleep(rng.uniform(0, whole / 20))
+            number = signal.SIGKILL if rng.random() < 0.5 else signal.SIGTERM
+            if process.poll() is None:
+                process.send_signal(number)
+                kills.append(number.name)
+            process.wait(120)
+        code, _ = run([*command, "run.name=disturbed"], 900)
+        newest = {name: sorted((Path(folder) / name / "checkpoints").iterdir())[-1] for name in ("alone", "disturbed")}
+        files = sorted(path.name for path in newest["alone"].glob("*.safetensors"))
+        differing = [f for f in files if (newest["alone"] / f).read_bytes() != (newest["disturbed"] / f).read_bytes()]
+        lines = {name: (Path(folder) / name / "metrics.jsonl").read_text().splitlines() for name in newest}
+        fitness = {name: [json.loads(line)["fitness"] for line in own] for name, own in lines.items()}
+        same = fitness["alone"] == fitness["disturbed"]
+        return {
+            "environment": id, "kills": kills, "exit_code": code, "files": files, "differing": differing,
+            "generations": len(fitness["alone"]), "same_fitness": same,
+        }  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def test_one_network_reads_different_parts_for_its_heads(name, more):
 
 @pytest.mark.parametrize("name", ["ddpg", "td3", "sac"])
 def test_actors_and_critics_read_their_parts(name):
-    chosen = algorithm(*ASKED, f"algorithm.name={name}", "network.layer_norm=null", observations=PARTS, actions=BOX)
+    chosen = algorithm(*ASKED, f"algorithm={{name: {name}}}", "network.layer_norm=null", observations=PARTS, actions=BOX)
     assert list(chosen.networks["actor"].network.parts) == ["policy"]
     assert sorted(chosen.networks["critics"].network.parts) == ["action", "policy", "truth"]
 
@@ -54,7 +54,7 @@ def test_actors_and_critics_read_their_parts(name):
 @pytest.mark.parametrize("name", ["ppo", "td3"])
 def test_an_exported_agent_reads_only_what_its_policy_does(name):
     actions = BOX if name == "td3" else gym.spaces.Discrete(3)
-    chosen = algorithm(*ASKED, f"algorithm.name={name}", observations=PARTS, actions=actions)
+    chosen = algorithm(*ASKED, f"algorithm={{name: {name}}}", observations=PARTS, actions=actions)
     acting = ActingAgent(agent(dqn=chosen), chosen, PARTS)
     assert acting.inputs == ("policy",)
     seen = observation()
@@ -69,9 +69,9 @@ def test_an_exported_agent_reads_only_what_its_policy_does(name):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (("algorithm.name=dqn",), "network.policy_parts: dqn has no critic beside its policy"),
+        (("algorithm={name: dqn}",), "network.policy_parts: dqn has no critic beside its policy"),
         (("algorithm={name: ppo, critic: shared}",), "network.critic_parts: with algorithm.critic=shared"),
-        (("algorithm.name=ppo", "network.critic_parts=[trooth]"), "no part 'trooth' of the observation.*truth"),
+        (("algorithm={name: ppo}", "network.critic_parts=[trooth]"), "no part 'trooth' of the observation.*truth"),
     ],
 )
 def test_refusals(overrides, words):
@@ -80,5 +80,5 @@ def test_refusals(overrides, words):
 
 
 def test_all_parts_are_read_by_default():
-    chosen = algorithm("algorithm.name=ppo", observations=PARTS)
+    chosen = algorithm("algorithm={name: ppo}", observations=PARTS)
     assert chosen.policy_parts == chosen.critic_parts == interface(PARTS).parts

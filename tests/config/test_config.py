@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers.support import ROOT, config
+from helpers.support import ROOT, config, needs_its_extra
 
 from evorl.algorithms import SETTINGS
 from evorl.config import override, read_yaml, validate
@@ -18,6 +18,7 @@ TRAINING = sorted((ROOT / "configs" / "training").glob("*.yaml"))
 
 @pytest.mark.parametrize("path", TRAINING, ids=lambda path: path.name)
 def test_every_shipped_configuration_is_valid(path):
+    needs_its_extra(path.stem)
     load_config([], path)
 
 
