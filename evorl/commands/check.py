@@ -30,7 +30,6 @@ from evorl.commands.check_simulator import COPIES, Verdict
 from evorl.config import AnyConfig, Environment, validate
 from evorl.config.errors import on_one_line
 from evorl.config.yaml import OF_ALGORITHM, assignment, configuration_file, override, read_yaml
-from evorl.distributed import launched_device
 from evorl.envs import SteppedEnvironments, make_environments
 from evorl.envs.faults.closing import close_vector
 from evorl.envs.games import is_game
@@ -39,7 +38,7 @@ from evorl.envs.spaces import MASK, EnvSpec, choices, finite_bounds, wide_bounds
 from evorl.envs.suites import SeededGame
 from evorl.envs.tensor.observations import action_converter
 from evorl.envs.tensor.simulator import Simulator
-from evorl.envs.tensor.sources import is_tensor, reserve
+from evorl.envs.tensor.sources import device_of, is_tensor, reserve
 from evorl.envs.vector import make_vector, stacked_frames, vectorization_of
 from evorl.networks import small_image_setting
 from evorl.population import check_memory
@@ -86,7 +85,7 @@ def verdicts(settings: Environment, steps: int) -> Iterator[tuple[str, Verdict]]
     """
     settings = settings.model_copy(update={"max_restarts": 0})
     if is_tensor(settings.id):
-        reserve(settings, COPIES, _device(settings))
+        reserve(settings, COPIES, device_of(settings))
     for name, examine in (CHECKS_OF_SIMULATORS if is_tensor(settings.id) else CHECKS).items():
         try:
             with warnings.catch_warnings():
@@ -106,14 +105,14 @@ def verdicts(settings: Environment, steps: int) -> Iterator[tuple[str, Verdict]]
 
 def _interface(settings: Environment, steps: int) -> list[Verdict]:
     """A reset and a step as in training."""
-    with make_environments(settings, 1, 1, _device(settings)) as environments:
+    with make_environments(settings, 1, 1, device_of(settings)) as environments:
         environments.try_step()
     return [Verdict("pass", "reset and step follow Gymnasium's interface")]
 
 
 def _spaces(settings: Environment, steps: int) -> list[Verdict]:
     """The algorithms that can act in the action space and read the observations."""
-    with make_environments(settings, 1, 1, _device(settings)) as environments:
+    with make_environments(settings, 1, 1, device_of(settings)) as environments:
         interface = environments.interface
     able, refusal = [], ""
     task = assignment("environment.id", settings.id)
@@ -219,7 +218,7 @@ def _episodes(settings: Environment, steps: int) -> list[Verdict]:
     """Random episodes: a run ends where one of them has a fault. Warn if nothing would end an episode."""
     rng = numpy_generator(SEED, generation=0, rank=0, purpose="check")
     lowest, highest, ended, truncated = np.inf, -np.inf, 0, 0
-    with make_environments(settings, 1, 1, _device(settings)) as environments:
+    with make_environments(settings, 1, 1, device_of(settings)) as environments:
         environments.reset(SEED)
         for _ in range(steps):
             now = _random_step(environments, rng)
@@ -243,7 +242,7 @@ def _episodes(settings: Environment, steps: int) -> list[Verdict]:
 def _resuming(settings: Environment, steps: int) -> list[Verdict]:
     """Running episodes saved and replayed by other copies, as when a run is resumed, then continued by both."""
     count = min(steps, COMPARED)
-    device = _device(settings)
+    device = device_of(settings)
     made = (make_environments(settings, 1, 2, device) for _ in range(2))
     with next(made) as before, next(made) as after:
         if not before.can_continue:
@@ -278,7 +277,7 @@ def _speed(settings: Environment, steps: int) -> list[Verdict]:
 
 def _rate(settings: Environment, copies: int) -> float:
     rng = numpy_generator(SEED, generation=0, rank=0, purpose="check")
-    with make_environments(settings, 1, copies, _device(settings)) as environments:
+    with make_environments(settings, 1, copies, device_of(settings)) as environments:
         environments.reset(SEED)
         # The first step may compile or load something.
         count, began, seconds = -copies, time.perf_counter(), 0.0
@@ -327,11 +326,6 @@ CHECKS: Mapping[str, Callable[[Environment, int], list[Verdict]]] = {
     "speed": _speed,
 }
 """All checks in order, by name; each takes the settings and a number of steps, and returns one or more verdicts."""
-
-
-def _device(settings: Environment) -> torch.device:
-    """The device of a simulator; other environments are checked on the CPU."""
-    return launched_device() if is_tensor(settings.id) else torch.device("cpu")
 
 
 def _of_simulator(name: str, settings: Environment, steps: int) -> list[Verdict]:

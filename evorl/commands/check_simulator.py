@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from evorl.config import Environment
-from evorl.distributed import launched_device
 from evorl.envs.tensor.observations import leaves
 from evorl.envs.tensor.simulator import Simulator, Step
-from evorl.envs.tensor.sources import reserve, shared_simulator
+from evorl.envs.tensor.sources import device_of, shared_simulator
 
 COPIES = 64
 """Copies of a simulator that is checked."""
@@ -32,8 +31,7 @@ Act = Callable[[Simulator], Tensor]
 
 def simulator_of(settings: Environment) -> Simulator:
     """The simulator that all checks share."""
-    reserve(settings, COPIES, launched_device())
-    return shared_simulator(settings, COPIES, launched_device()).simulator
+    return shared_simulator(settings, COPIES, device_of(settings)).simulator
 
 
 def resets(simulator: Simulator, act: Act, steps: int) -> list[Verdict]:

@@ -15,6 +15,7 @@ from evorl.config.errors import on_one_line
 from evorl.config.fields import BENCHMARK, RETURN
 from evorl.envs import make_environments
 from evorl.envs.games import is_game
+from evorl.envs.tensor.sources import device_of, reserve
 from evorl.envs.vector import for_evaluation
 from evorl.population import Policy, check_agents
 from evorl.population.evaluation import MAX_COPIES, EpisodeResults, evaluate, reported_keys
@@ -63,6 +64,7 @@ def _evaluated(run: Path, episodes: int, seed: int, allow_code: bool) -> dict[st
     data, agent = load_elite(run)
     config = saved_config(data)
     refuse_code(config, allow_code)
+    reserve(config.environment, min(episodes, MAX_COPIES), device_of(config.environment))
     check(config, trains=False)
     results = _played(run, config, agent, episodes, seed, allow_code)
     repeats = bool(results.repeat_each_other(MAX_COPIES))
@@ -91,8 +93,8 @@ def _played(
     run: Path, config: AnyConfig, agent: Agent, episodes: int, seed: int, allow_code: bool, copies: int = MAX_COPIES
 ) -> EpisodeResults:
     """The results of fresh episodes of an agent, in at most this many copies of its environment."""
-    width = min(episodes, copies)
-    with make_environments(for_evaluation(config.environment), 1, width, whole_games=True) as environments:
+    width, device = min(episodes, copies), device_of(config.environment)
+    with make_environments(for_evaluation(config.environment), 1, width, device, whole_games=True) as environments:
         if is_game(config.environment.id):
             task = Task(config.environment, environments.interface)
             benchmark = opponent_of(benchmark_of(config), BENCHMARK, task, allow_code)
@@ -100,7 +102,7 @@ def _played(
         algorithm = make_algorithm(config, environments.interface)
         check_agents([agent], algorithm, str(run / "elite"))
         use_threads(config.run.threads, environments.interface.parts, ranks=1)
-        policy = Policy([agent], algorithm, torch_generator(seed, generation=0, rank=0, purpose=PURPOSE))
+        policy = Policy([agent], algorithm, torch_generator(seed, generation=0, rank=0, purpose=PURPOSE, device=device))
         keys = reported_keys(config.evolution.fitness)
         return evaluate(policy, environments, seeds_of(seed, episodes), config.evaluation.max_steps, keys)
 

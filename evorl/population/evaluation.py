@@ -25,6 +25,7 @@ from evorl.envs.vector import for_evaluation
 from evorl.population import Policy
 from evorl.seeding import numpy_generator
 from evorl.system.closing import Closeable
+from evorl.system.devices import is_host
 from evorl.system.signals import raise_if_signalled
 from evorl.types import Agent, EvorlWarning, Observation
 
@@ -131,7 +132,7 @@ def _one_episode_each(
     They are computed on the device of the environments. A GPU is asked only now and then whether any episode goes on.
     """
     device, shape = environments.device, (environments.agents, environments.num_envs)
-    on_host = device.type == "cpu"
+    on_host = is_host(device)
     returns, steps, weighted_rewards = torch.zeros(3, *shape, dtype=torch.float64, device=device)
     reports = torch.zeros(len(keys), *shape, dtype=torch.float64, device=device)
     playing = torch.ones(shape, dtype=torch.bool, device=device)

@@ -59,13 +59,13 @@ class ObservationStatistics:
 
     def merge(self, observation: Tensors, valid: Tensor) -> None:
         """Merge the `valid` [P, T, E] ones of observations [P, T, E, ...]."""
-        weight, agents = valid.flatten(1).double().cpu().numpy(), np.arange(len(valid))
+        weight, agents = valid.flatten(1), np.arange(len(valid))
         if self._shared:
             weight, agents = weight.reshape(1, -1), np.zeros(len(valid), np.intp)
         for name, part in self._parts.items():
-            values = as_numbers(observation[name], part).double().cpu().numpy()
+            values = as_numbers(observation[name], part)
             with self._stopwatch("communication"):
-                moments = Moments.over_ranks(values.reshape(*weight.shape, -1), weight, self._gather)
+                moments = Moments.over_ranks(values.reshape(*weight.shape, -1), weight.to(values.device), self._gather)
             self._policy.update_observation_stats(name, moments.part(agents))
 
     def state_dict(self) -> Tensors:

@@ -192,6 +192,8 @@ class RolloutExperience(Experience):
         """All that is stored of the steps [T, P, E, ...]."""
         self._resumed: Tensors | None = None
         self._step = 0
+        self._all_valid = False
+        """All steps of the rollout so far are known to be transitions."""
         # Mask [P] of agents still learning from this rollout; None until one stops early.
         self._left: Tensor | None = None
         self._minibatches: Minibatches
@@ -231,7 +233,9 @@ class RolloutExperience(Experience):
             state = output.next_state if recurrent else None
             columns["next_value"] = self._policy.value(transition.next_observation, state)
         if step == 0 or self._resumed is not None:
+            self._all_valid = step == 0
             self._allocate({"next_value": columns["reward"]} | columns)
+        self._all_valid &= transition.all_valid
         for name, values in columns.items():
             self._rollout[name][step] = values
         self._step += 1
@@ -309,7 +313,11 @@ class RolloutExperience(Experience):
 
     def _count_steps(self) -> NDArray[np.float64]:
         """Each agent's valid transitions [P] in the rollout, summed over its ranks."""
-        steps = self._rollout["valid"].sum((0, 2)).cpu().numpy().astype(np.float64)
+        if self._all_valid:
+            agents, environments = self._rollout["valid"].shape[1:]
+            steps = np.full(agents, float(self.period * environments))
+        else:
+            steps = self._rollout["valid"].sum((0, 2)).cpu().numpy().astype(np.float64)
         with self._stopwatch("communication"):
             return np.asarray(self._gather(steps).sum(0))
 

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from evorl.system.devices import is_host
 from evorl.system.formats import load_like
 from evorl.system.stopwatch import Stopwatch
 from evorl.types import Agent, RewardStats, Tensors, UserError
@@ -39,9 +40,21 @@ class Moments(NamedTuple):
         return cls(count, mean, ((samples - mean[:, None]) ** 2 * shares).sum(1))
 
     @classmethod
-    def over_ranks(cls, samples: Array, weight: Array, gather: Callable[[Array], Array]) -> Moments:
+    def of_tensors(cls, samples: Tensor, weight: Tensor) -> Moments:
+        """The same of tensors, computed where they are, so that only the moments leave a GPU."""
+        samples, weight = samples.double(), weight.double()
+        if is_host(samples.device):
+            return cls.of(samples.numpy(), weight.numpy())
+        count = weight.sum(1)
+        shares = (weight / count.clamp(min=1)[:, None])[..., None]
+        mean = (samples * shares).sum(1)
+        variance = ((samples - mean[:, None]).square() * shares).sum(1)
+        return cls.unpacked(torch.cat([count[:, None], mean, variance], 1).cpu().numpy())
+
+    @classmethod
+    def over_ranks(cls, samples: Tensor, weight: Tensor, gather: Callable[[Array], Array]) -> Moments:
         """Moments of such samples over all ranks reached by `gather`."""
-        first, *others = (cls.unpacked(packed) for packed in gather(cls.of(samples, weight).packed()))
+        first, *others = (cls.unpacked(packed) for packed in gather(cls.of_tensors(samples, weight).packed()))
         for other in others:
             first = first.merged(other)
         return first
@@ -140,7 +153,7 @@ class RolloutStatistics:
 
     def moments(self, samples: Tensor, valid: Tensor) -> Moments:
         """Moments of samples [T, P, E, D] over the `valid` [T, P, E] steps of all ranks."""
-        values, weight = (x.transpose(0, 1).flatten(1, 2).double().cpu().numpy() for x in (samples, valid))
+        values, weight = (x.transpose(0, 1).flatten(1, 2) for x in (samples, valid))
         with self._stopwatch("communication"):
             return Moments.over_ranks(values, weight, self._gather)
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from evorl.envs.spaces import ObservationSpec
+from evorl.system.devices import is_host
 from evorl.system.formats import check_tensors, numbers_to_tensors
 from evorl.types import Tensors, Transition, UserError
 
@@ -148,23 +149,25 @@ class Storage:
         valid: Tensor,
         started: Tensor,
         ended: Tensor,
+        whole: bool = False,
     ) -> None:
-        """Append one step of every lane, [N, ...] each.
+        """Append one step of every lane, [N, ...] each; `whole` says that all are known to be valid.
 
         `started` marks lanes where `observation` begins an episode; elsewhere it must equal the previous
         `next_observation`. `ended` marks terminated or truncated steps. Steps that are not `valid` are never drawn.
-        Columns that are left out keep their old contents. `valid` and `started` are read on the host: passing them on
-        the CPU avoids a GPU synchronisation.
+        Columns that are left out keep their old contents. `valid` and `started` are read on the host, unless they are
+        on a GPU and the step is `whole`: then nothing waits for it.
         """
-        valid, started = valid.cpu(), started.cpu()
-        whole, begins = bool(valid.all()), bool(started.any())
+        unread = whole and not is_host(started.device)
+        valid, started = (valid, started) if unread else (valid.cpu(), started.cpu())
+        whole, begins = whole or bool(valid.all()), unread or bool(started.any())
         # The last next observation is already in this row, and is the current observation unless an episode begins.
         fresh = self.broken or begins
         if self.broken:
             self._begin(observation, started)
         else:
             if begins:
-                self._keep_final(started & self._was_valid)
+                self._keep_final(started if unread else started & self._was_valid)
             if begins or not whole:
                 self.flags["boundary"][self.newest_row] |= (started | ~valid).to(self.device)
         row, ahead = self.written % self.ring, (self.written + 1) % self.ring
@@ -192,6 +195,7 @@ class Storage:
             valid=transition.valid.flatten(),
             started=transition.started.flatten(),
             ended=(transition.terminated | transition.truncated).flatten(),
+            whole=transition.all_valid,
         )
 
     def break_lanes(self) -> None:
@@ -210,7 +214,7 @@ class Storage:
     def _begin(self, observation: Mapping[str, Tensor], started: Tensor) -> None:
         """Write the older frames of stacks whose episodes began before the storage did, as rows without valid steps."""
         stacks = {name: part.frames for name, part in self.parts.items() if part.frames}
-        for earlier in range(self.depth - 1, 0, -1) if not started.all() else ():
+        for earlier in range(self.depth - 1, 0, -1) if self.depth > 1 and not started.all() else ():
             for name, frames in stacks.items():
                 self.seen[name][self.written % self.ring] = observation[name][:, -1 - min(earlier, frames - 1)]
             self._write_nothing(self.depth - 1 - earlier)
@@ -235,16 +239,27 @@ class Storage:
 
     def _keep_final(self, lanes: Tensor) -> None:
         """Copy the last observations of `lanes` [N] to the second ring, before they are overwritten."""
+        if not is_host(lanes.device):
+            # Those of other lanes are copied too, and are not read: finding out how many there are would take longer.
+            self._give_finals_room()
+            for name, data in self._data.items():
+                finals = data[self.size + 1 :].view_as(self.seen[name])
+                finals[self.newest_row] = self.seen[name][self.written % self.ring]
+            self.flags["final"][self.newest_row] = lanes
+            return
         lane = lanes.nonzero()[:, 0].to(self.device)
         if not len(lane):
             return
-        if not self._has_finals:
-            self._has_finals = True
-            self._allocate()
+        self._give_finals_room()
         index = self.newest_row * self.lanes + lane
         for name, data in self._data.items():
             data[self.size + 1 + index] = self.seen[name][self.written % self.ring][lane]
         self._flat["final"][index] = True
+
+    def _give_finals_room(self) -> None:
+        if not self._has_finals:
+            self._has_finals = True
+            self._allocate()
 
     def gather(self, index: Tensor) -> Transitions:
         """The transitions at `index` [...], with all columns."""

@@ -21,11 +21,10 @@ from evorl.config.fields import BENCHMARK, ENVIRONMENT, RATING, RETURN, as_confi
 from evorl.config.learning import Network
 from evorl.config.run import LeagueSettings
 from evorl.config.yaml import VERBOSE, is_for_another_task, plain_assignments, read_settings, source
-from evorl.distributed import launched_device
 from evorl.envs import Environments, make_environments
 from evorl.envs.games import is_game
 from evorl.envs.spaces import ObservationSpecs, wide_bounds
-from evorl.envs.tensor.sources import is_tensor, reserve
+from evorl.envs.tensor.sources import device_of, is_tensor, reserve
 from evorl.envs.vector import for_evaluation, reward_threshold
 from evorl.evolution import MUTATIONS, SELECTIONS
 from evorl.league.rating import MATCHMAKING
@@ -270,7 +269,7 @@ def _check_training(config: AnyConfig, ranks: int) -> None:
 def _try_environment(config: AnyConfig, trains: bool, ranks: int) -> None:
     """Raise UserError unless the algorithm fits the environment, whose first step is tried."""
     copies = 1 if config.population.placement == "sharded" else ranks
-    device = launched_device() if is_tensor(config.environment.id) else torch.device("cpu")
+    device = device_of(config.environment)
     if trains:
         agents = config.population.size // (1 if copies == ranks else ranks)
         reserve(config.environment, agents * config.environment.num_envs, device)

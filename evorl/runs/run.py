@@ -493,8 +493,8 @@ class Run:
             lines += details(config, placement, interface, self.algorithm.pace(placement.copies), self._whole_plan)
         if is_tensor(config.environment.id) and not saves(config.environment):
             lines.append(
-                f"the state of {config.environment.id} cannot be saved: each generation begins new episodes, and a "
-                "resumed run its generation"
+                f"{config.environment.id}: its state cannot be saved, so each generation begins new episodes, and a "
+                "resumed run repeats the generation that was broken off"
             )
         for line in lines:
             say(line)

@@ -46,7 +46,9 @@ def test_one_network_reads_different_parts_for_its_heads(name, more):
 
 @pytest.mark.parametrize("name", ["ddpg", "td3", "sac"])
 def test_actors_and_critics_read_their_parts(name):
-    chosen = algorithm(*ASKED, f"algorithm={{name: {name}}}", "network.layer_norm=null", observations=PARTS, actions=BOX)
+    chosen = algorithm(
+        *ASKED, f"algorithm={{name: {name}}}", "network.layer_norm=null", observations=PARTS, actions=BOX
+    )
     assert list(chosen.networks["actor"].network.parts) == ["policy"]
     assert sorted(chosen.networks["critics"].network.parts) == ["action", "policy", "truth"]
 

@@ -4,13 +4,21 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from helpers.support import agent, config, lines, train_below
+from helpers.support import agent, config, launch, lines, train_below
 from helpers.torch_cartpole import CartPole
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from evorl.algorithms import make_algorithm
 from evorl.commands.evaluate import evaluate_elite
+from evorl.distributed import Placement, Ranks
 from evorl.envs import make_environments
 from evorl.envs.episodes import Episodes
+from evorl.envs.tensor import environments as environments_module
 from evorl.envs.tensor.episodes import TensorEpisodes
+from evorl.population import Policy
+from evorl.replay import statistics as statistics_module
+from evorl.replay import storage as storage_module
+from evorl.system.stopwatch import Stopwatch
 from evorl.types import EvorlWarning, UserError
 
 CARTPOLE = "tensor:helpers.torch_cartpole:make"
@@ -192,6 +200,44 @@ def test_numbers_that_are_not_finite_end_the_generation():
         tensors.pop_collected()
 
 
+class NothingIsRead(TorchDispatchMode):
+    """Raises where the host would wait for a device: for a tensor's number, or for how many entries are true."""
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        assert not any(name in str(function) for name in ("_local_scalar_dense", "nonzero", "masked_select")), function
+        return function(*arguments, **(keywords or {}))
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
+def test_the_host_reads_nothing_while_a_gpu_steps(monkeypatch, name):
+    """As on a GPU, whose flags stay there: `Device.type` is another than `cpu` for all that decides whether to read."""
+    monkeypatch.setattr(storage_module, "is_host", lambda device: False)
+    monkeypatch.setattr(environments_module, "is_host", lambda device: False)
+    monkeypatch.setattr(statistics_module, "is_host", lambda device: False)
+    words = {"ppo": ["algorithm={name: ppo, rollout_steps: 64, batch_size: 32}", "replay={}"], "dqn": []}[name]
+    settings = config(f"environment.id={CARTPOLE}", "environment.kwargs.limit=20", *words)
+    tensors = make_environments(settings.environment, 2, 2)
+    chosen = make_algorithm(settings, tensors.interface)
+    policy = Policy([agent(id=id, dqn=chosen) for id in range(2)], chosen, torch.Generator())
+    experience = chosen.experience(Placement(Ranks(), "replicated", 2), tensors.always_valid, Stopwatch())
+    experience.begin(policy, 1)
+    tensors.begin(1, policy.agents, carry_over=False)
+    outputs, transitions = [], []
+    with NothingIsRead():
+        for _ in range(64):
+            outputs.append(policy.explore(tensors.observation, tensors.started))
+            transitions.append(tensors.step(outputs[-1].action))
+            experience.add(transitions[-1], outputs[-1])
+        batches = list(experience.take_batches()) if name == "ppo" else []
+    assert sum(int(each.terminated.sum() + each.truncated.sum()) for each in transitions) > 4
+    assert bool(batches) == (name == "ppo")
+    if name == "dqn":
+        storage = experience.storage
+        index = torch.arange(64 * 4)
+        truth = torch.cat([each.next_observation["observation"].flatten(0, 1) for each in transitions])
+        assert torch.equal(storage.gather(index).next_observation["observation"], truth)
+
+
 def test_a_population_trains_and_is_evaluated_in_one_simulator(tmp_path):
     """The whole loop, by the demo: PPO, then its best agent evaluated by the command."""
     ppo = "algorithm={name: ppo, rollout_steps: 10, batch_size: 20}"
@@ -201,3 +247,16 @@ def test_a_population_trains_and_is_evaluated_in_one_simulator(tmp_path):
     assert all(row["evaluation_steps"] > 0 and None not in row["fitness"] for row in rows)
     once, again = (evaluate_elite(run, 7, seed=1, allow_code=True)["returns"] for _ in range(2))
     assert once == again
+
+
+@pytest.mark.two_process
+@pytest.mark.parametrize("placement", ["replicated", "sharded"])
+def test_each_rank_has_a_simulator_of_its_own(tmp_path, placement):
+    ppo = "algorithm={name: ppo, rollout_steps: 10, batch_size: 20}"
+    words = [f"environment.id={CARTPOLE}", ppo, f"population.placement={placement}", "run.name=a"]
+    launched = launch(tmp_path, *words)
+    assert launched.returncode == 0, launched.stderr
+    assert "its state cannot be saved" in launched.stderr
+    rows = lines(tmp_path / "runs" / "a" / "metrics.jsonl")
+    assert len(rows) == 3
+    assert None not in rows[-1]["fitness"]

@@ -28,6 +28,7 @@ from evorl.envs.tensor.observations import TensorReader, action_converter
 from evorl.envs.tensor.simulator import Step
 from evorl.envs.tensor.sources import shared_simulator
 from evorl.seeding import seed_global_generators
+from evorl.system.devices import is_host
 from evorl.system.formats import check_tensors, part_of, with_prefix
 from evorl.system.signals import raise_if_signalled
 from evorl.types import Agent, EvorlWarning, Tensors, Transition, UserError
@@ -138,7 +139,7 @@ class TensorEnvironments(SteppedEnvironments):
             valid=valid,
             all_valid=simulator.in_step,
             # Reading a flag takes no time on a CPU; a GPU would wait for it, and computes values instead.
-            any_truncated=self.device.type != "cpu" or bool(truncated.any()),
+            any_truncated=not is_host(self.device) or bool(truncated.any()),
         )
         self._episodes.step(reward, ended)
         self._steps += valid.sum(1)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from evorl.config import Environment
+from evorl.distributed import launched_device
 from evorl.envs.faults.closing import close_in_time
 from evorl.envs.tensor.simulator import SharedSimulator, Simulator
 from evorl.system.extras import extra_of, install_command
@@ -63,6 +64,11 @@ SOURCES: Mapping[str, Make] = {"gymnax:": _gymnax, "brax:": _brax, "playground:"
 def is_tensor(id: str) -> bool:
     """True for the id of an environment that is made by a simulator. `tensor:NAME` is a Gymnasium id of a module."""
     return any(id.startswith(beginning) for beginning in SOURCES) and (not id.startswith(OWN) or id.count(":") == 2)
+
+
+def device_of(settings: Environment) -> torch.device:
+    """The device of an environment before ranks have met: that of this process for simulators, else the CPU."""
+    return launched_device() if is_tensor(settings.id) else torch.device("cpu")
 
 
 _open: dict[str, SharedSimulator] = {}

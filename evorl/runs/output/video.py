@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from evorl.config import Environment
 from evorl.config.errors import shown
-from evorl.distributed import launched_device
 from evorl.envs.continuation import Vector
 from evorl.envs.environments import Resets
 from evorl.envs.faults.closing import close_vector
 from evorl.envs.faults.restarting import FAULT, PLACE
 from evorl.envs.tensor import TensorEnvironments, is_tensor
+from evorl.envs.tensor.sources import device_of
 from evorl.envs.vector import for_evaluation, make_vector, stacked_frames
 from evorl.runs.reading.loaded import LoadedAgent, load
 from evorl.seeding import numpy_generator
@@ -110,7 +110,7 @@ def _simulated(
     agent: LoadedAgent, settings: Environment, seeds: Sequence[int], most: int | None
 ) -> Generator[tuple[Image | None, float | None, float]]:
     """The same in one copy of a simulator."""
-    with TensorEnvironments(settings, 1, 1, launched_device()) as environments:
+    with TensorEnvironments(settings, 1, 1, device_of(settings)) as environments:
         rate = float(environments.frames_per_second)
         for seed in seeds:
             environments.reset([seed])

@@ -19,6 +19,7 @@ from evorl.envs import make_environments
 from evorl.envs.json_spaces import interface_from_json, interface_to_json
 from evorl.envs.reading import ObservationReader, action_reader, flat_mask
 from evorl.envs.spaces import MASK, EnvSpec, allows_each_choice, choices
+from evorl.envs.tensor.sources import device_of
 from evorl.population import Policy, check_agents
 from evorl.runs.reading.hub import local_run
 from evorl.runs.reading.trust import refuse_code
@@ -185,7 +186,7 @@ def _interface(run: Path, config: AnyConfig, allow_code: bool) -> tuple[EnvSpec,
     file = run / INTERFACE
     if not file.is_file():
         refuse_code(config, allow_code)
-        with make_environments(config.environment, 1, 1) as environments:
+        with make_environments(config.environment, 1, 1, device_of(config.environment)) as environments:
             data: Mapping[str, Any] = interface_to_json(environments.interface)
         return interface_from_json(data, config.environment, str(file))
     try:
