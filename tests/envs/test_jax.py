@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from evorl.runs.directory import AGENTS, ENVIRONMENTS, part_file
 from helpers.support import config, train_below
 from helpers.torch_cartpole import CartPole
 
 from evorl.envs import make_environments
+from evorl.runs.storage.checkpoint_files import AGENTS, part_file
 from evorl.types import UserError
 
 pytest.importorskip("jax")
@@ -126,6 +126,6 @@ def test_a_resumed_run_is_bit_identical_within_episodes(tmp_path, algorithm):
     for steps in (40, 80, 120):
         parts = train_below(tmp_path / "parts", *settings, f"training.max_steps={steps}", "run.resume=auto")
     newest = sorted((whole / "checkpoints").iterdir())[-1].name
-    for file in (AGENTS, part_file(ENVIRONMENTS, 0)):
+    for file in (AGENTS, part_file("environments", 0)):
         one, two = ((run / "checkpoints" / newest / file).read_bytes() for run in (whole, parts))
         assert one == two, file
