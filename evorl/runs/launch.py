@@ -139,14 +139,20 @@ def load_config(arguments: Sequence[str], default: Path, asynchronous: bool | No
         raise UserError(f"algorithm.name: {config.algorithm.name} is trained by {other}")
     if is_first_rank():
         say(f"settings: {source(parsed.config, parsed.overrides)}")
-        for warning in _without_effect(config):
+        for warning in _doubts(config):
             warnings.warn(warning, EvorlWarning, stacklevel=2)
     return config
 
 
-def _without_effect(config: AnyConfig) -> Iterator[str]:
-    """Warnings about settings that change nothing in this configuration."""
-    name = config.algorithm.name
+def _doubts(config: AnyConfig) -> Iterator[str]:
+    """Warnings about settings that change nothing in this configuration, and about a target that is out of reach."""
+    name, target = config.algorithm.name, config.training.target_fitness
+    threshold = reward_threshold(config.environment) if config.evolution.fitness == {RETURN: 1.0} else None
+    if target is not None and threshold is not None and target - threshold > abs(threshold) / 2:
+        yield (
+            f"training.target_fitness: {target:g}, but {config.environment.id} counts as solved at {threshold:g}; if "
+            f"it is the target of another environment, use training.target_fitness={threshold:g}, or null for none"
+        )
     if config.evolution.initial == "sampled" and config.population.from_ is not None:
         yield "evolution.initial: sampled has no effect together with population.from, whose agents keep their settings"
     if config.population.from_ is None and config.population.from_agents == "population":

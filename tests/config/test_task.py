@@ -1,5 +1,7 @@
 """A file, then overrides; a shipped file of another task gives its algorithm's settings alone."""
 
+from contextlib import nullcontext
+
 import pytest
 import yaml
 from helpers.support import SMALL
@@ -15,6 +17,7 @@ from evorl.runs import launch
 from evorl.runs import train as in_python
 from evorl.runs.launch import load_config, read_config
 from evorl.runs.program import run_program
+from evorl.types import EvorlWarning
 
 SAC = configuration_file("sac")
 GYMNASIUM = {"CartPole-v1": 475.0, "Pendulum-v1": None}
@@ -84,6 +87,16 @@ def test_a_file_of_ones_own_is_taken_as_it_is_written(tmp_path):
     data["environment"]["id"] = "CartPole-v1"
     assert by_override == data, "the same as editing the file"
     assert source(path, ["environment.id=CartPole-v1"]) == "own.yaml"
+
+
+def test_a_target_far_above_the_threshold_of_the_environment_is_doubted(tmp_path):
+    """A shipped file was copied, and only its environment was changed."""
+    path = tmp_path / "own.yaml"
+    line = "training.target_fitness: 210, but Acrobot-v1 counts as solved at -100; .*=-100, or null"
+    for id, warns in (("Acrobot-v1", pytest.warns(EvorlWarning, match=line)), ("LunarLander-v3", nullcontext())):
+        path.write_text(yaml.safe_dump({**read_settings(configuration_file("ppo"), []), "environment": {"id": id}}))
+        with warns:
+            load_config(["--config", str(path)], SMALL)
 
 
 def test_a_threshold_is_none_of_another_fitness():
