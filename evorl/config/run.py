@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from evorl.config.errors import shown
-from evorl.config.fields import Count, Finite, Plain, Seconds, Section, Size, Text, UserPath, from_home
+from evorl.config.fields import Count, Finite, Plain, Seconds, Section, Size, Text, UserPath, Weight, from_home
 
 
 class RunSettings(Section):
@@ -176,6 +176,9 @@ class Checkpoint(Section):
 
     keep: Size = 2
     """The number of newest checkpoints that stay; that of the generation with the best agent stays too."""
+    max_replay_mb: Weight = 1024.0
+    """Replays larger than this many MB, over all ranks, are not saved, and a resumed run is then not bit-exact. A
+    million frames of Atari take 7,100."""
     minutes: Annotated[float, Field(gt=0, le=1e6)] | None = None
     """Also save within a generation, at this interval; null saves there only when a signal ends the run. Not with
     actors."""

@@ -221,6 +221,7 @@ ACTS = {
     "league.benchmark": "league/test_league.py::test_the_score_of_the_elite_is_against_the_benchmark",
     "league.games": "league/test_league.py::test_all_pairs_play_the_same_seeds_from_both_seats",
     "checkpoint.minutes": "runs/test_interim.py::test_interim_checkpoints_change_no_result",
+    "checkpoint.max_replay_mb": "runs/test_faults.py::test_a_replay_above_the_limit_is_not_kept_and_both_ends_say_so",
     "checkpoint.keep": "runs/test_run.py::test_checkpoints_appear_whole_and_old_ones_are_pruned",
 }
 """How each setting is shown to act; `FILE::TEST` below `tests/` names a test that shows it."""

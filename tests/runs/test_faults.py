@@ -194,14 +194,14 @@ def test_half_written_line_is_removed_on_a_full_disk(tmp_path):
     assert lines(log.path) == rows
 
 
-def test_a_replay_above_the_limit_is_not_kept_and_both_ends_say_so(in_directory, monkeypatch):
-    monkeypatch.setattr("evorl.runs.storage.checkpoint.MAX_REPLAY_MB", 0.001)
-    with pytest.warns(EvorlWarning, match=r"MB, and at most 0.001 are saved; a resumed run will not be bit-exact"):
-        assert train("run.name=a") == 0
+def test_a_replay_above_the_limit_is_not_kept_and_both_ends_say_so(in_directory):
+    small = "checkpoint.max_replay_mb=0.001"
+    with pytest.warns(EvorlWarning, match="checkpoint.max_replay_mb 0.001, and is not kept; a resumed run"):
+        assert train("run.name=a", small) == 0
     assert not list((in_directory / "runs" / "a" / "checkpoints").rglob("replay*"))
     exact = "this resume is not bit-exact: the replay was too large to be kept"
-    with pytest.warns(EvorlWarning, match="are saved"), pytest.warns(EvorlWarning, match=exact):
-        assert train("run.name=a", "run.resume=auto", "training.max_steps=200") == 0
+    with pytest.warns(EvorlWarning, match="is not kept"), pytest.warns(EvorlWarning, match=exact):
+        assert train("run.name=a", small, "run.resume=auto", "training.max_steps=200") == 0
 
 
 def test_resume_with_annealing_refuses_other_max_steps(in_directory, capsys):

@@ -42,8 +42,6 @@ from evorl.system.files import file_errors, json_bytes
 from evorl.system.formats import decode_agents, decode_tensors, encode_tensors
 from evorl.types import Agent, Tensors, UserError
 
-MAX_REPLAY_MB = 1024
-"""Replays larger than this, over all ranks, are not saved, and a resumed run is then not bit-exact."""
 OTHERS = "the other ranks' running episodes"
 Loaded = TypeVar("Loaded")
 
@@ -111,11 +109,10 @@ class CheckpointManager:
         generation = progress.generation
         progress.note_setup(self._config, self._placement)
         state = self._experience.state_dict()
-        size = self._total(state)
-        progress.replay = size <= MAX_REPLAY_MB
-        if not progress.replay:
-            what = f"the replay takes {size:.0f} MB, and at most {MAX_REPLAY_MB:,} are saved"
-            self._warn_once("replay", f"{what}; a resumed run will not be bit-exact")
+        too_large = self._too_large(state)
+        progress.replay = not too_large
+        if too_large:
+            self._warn_once("replay", f"{too_large}, and is not kept; a resumed run will not be bit-exact")
         states = {EXPERIENCE: state} if progress.replay else {}
         environments = self._environments if self._carries_over else None
         if environments is not None and (episodes := environments.state_dict()):
@@ -156,8 +153,8 @@ class CheckpointManager:
         if problem := ranks.first_problem(problem, OTHERS):
             return problem
         states |= {name: part.state_dict() for name, part in zip(PARTS, parts, strict=True)}
-        if (size := self._total(states[EXPERIENCE])) > MAX_REPLAY_MB:
-            return f"the experience takes {size:.0f} MB, and at most {MAX_REPLAY_MB:,} are saved"
+        if too_large := self._too_large(states[EXPERIENCE]):
+            return too_large
         steps = [int(reply) for reply in ranks.gather_bytes(str(done).encode(), "the other ranks' steps")]
         within = replace(progress, replay=True, position=replace(position, steps=steps))
         within.archive = progress.archive
@@ -180,11 +177,12 @@ class CheckpointManager:
                 files[ARCHIVE] = progress.archive
         return self._directory.write_checkpoint(self._ranks, checkpoints, number, files)
 
-    def _total(self, experience: Tensors) -> float:
-        """The size of all ranks' experience in MB."""
+    def _too_large(self, experience: Tensors) -> str:
+        """Why all ranks' experience together is not saved, or ""."""
         size = sum(value.nbytes for value in experience.values())
         replies = self._ranks.gather_bytes(str(size).encode(), "the sizes of the replay")
-        return sum(map(int, replies)) / 1e6
+        total, limit = sum(map(int, replies)) / 1e6, self._config.checkpoint.max_replay_mb
+        return f"the replay takes {total:.0f} MB, more than checkpoint.max_replay_mb {limit:g}" if total > limit else ""
 
     def _prune(self, checkpoints: Checkpoints, best: int | None = None) -> None:
         """Remove older checkpoints, except that of generation `best`; warn if that fails."""
