@@ -46,7 +46,8 @@ class Selection(Section):
     """The selection of agents for the next generation."""
 
     name: Text = "tournament"
-    """`tournament`, `truncation`, or `none`, which keeps every agent as it is: a pool that learns side by side."""
+    """`tournament`, `truncation`, or `none`, which keeps every agent as it is: a pool that learns side by side, without
+    mutation. `evolution=false` is short for it."""
     size: Size = 2
     """Agents that meet in one tournament."""
     replace: Rate = 0.25
@@ -123,9 +124,10 @@ class Evolution(Section):
     mutation: Mutation = Mutation()
     hyperparameters: Annotated[dict[str, HyperparameterRange] | None, BeforeValidator(with_dotted_names)] = None
     """Ranges of the hyperparameters that mutations perturb. Null uses the algorithm's own ranges; otherwise only those
-    that are named here are perturbed, `{}` means none. One may be a number in `environment.kwargs`, as
-    `environment.kwargs.gravity`: each agent then trains in environments with its own value, and evaluation keeps the
-    configured one."""
+    that are named here are perturbed, `{}` means none. Null for one of them keeps it as it is: with
+    `{learning_rate: null}` alone, evolution perturbs all others of the algorithm. One may be a number in
+    `environment.kwargs`, as `environment.kwargs.gravity`: each agent then trains in environments with its own value,
+    and evaluation keeps the configured one."""
     architecture: ArchitectureLimits = ArchitectureLimits()
     fitness: FitnessTerms = Field(default={RETURN: 1.0})
     """The quantity that selection, the elite and `training.target_fitness` use: the mean over evaluation episodes of

@@ -5,6 +5,7 @@ Every default is in this package or in an algorithm's settings.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Generic, Self, TypeVar
@@ -13,7 +14,7 @@ import yaml
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from evorl.config.errors import explain, nearest, shown
-from evorl.config.evolution import Evolution, PopulationSettings
+from evorl.config.evolution import Evolution, PopulationSettings, with_dotted_names
 from evorl.config.fields import (
     DEFAULT_ALGORITHM,
     ENVIRONMENT,
@@ -75,6 +76,28 @@ class Config(Section, Generic[Settings]):
             environment = environment.model_copy(update={"vectorization": "sync"})
         update = {"network": network, "actors": actors, "evolution": evolution, "environment": environment}
         return self.model_copy(update=update)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_frozen(cls, data: Any) -> Any:
+        """Leave out the ranges of hyperparameters whose range is null; of nothing else, take the algorithm's ranges."""
+        evolution = data.get("evolution") if isinstance(data, dict) else None
+        ranges = with_dotted_names(evolution.get("hyperparameters")) if isinstance(evolution, dict) else None
+        if not isinstance(ranges, dict) or None not in ranges.values():
+            return data
+        frozen = {name for name, ends in ranges.items() if ends is None}
+        settings = cls.model_fields["algorithm"].annotation
+        assert isinstance(settings, type)
+        assert issubclass(settings, AlgorithmSettings)
+        if others := [name for name in sorted(frozen) if name not in settings.hyperparameters and "." not in name]:
+            reason = f"evolution.hyperparameters.{others[0]}: there is no hyperparameter of this name"
+            raise ValueError(reason + nearest(others[0], settings.hyperparameters))
+        left = {name: ends for name, ends in ranges.items() if name not in frozen}
+        if not left:
+            with contextlib.suppress(ValidationError):  # Reported with those of all other settings.
+                algorithm = settings.model_validate(data["algorithm"])
+                left = {name: ends for name, ends in algorithm.default_ranges().items() if name not in frozen}
+        return {**data, "evolution": {**data["evolution"], "hyperparameters": left}}
 
     @field_validator("actors")
     @classmethod

@@ -24,6 +24,8 @@ MAX_BYTES = 2**17
 DEFAULT_ID: str = Environment.model_fields["id"].default
 SHORT = {"environment": "id", "algorithm": "name"}
 """The key that a bare string in place of a section sets, as in `environment: CartPole-v1`."""
+OFF = {"evolution": "selection.name"}
+"""The key that `false` in place of a section sets to `none`, as in `evolution: false`."""
 VERBOSE = "run.verbose=true"
 """What `--verbose` is short for."""
 
@@ -98,7 +100,9 @@ def parse_settings(payload: bytes, where: str) -> dict[str, Any]:
         return {}
     if not isinstance(data, dict):
         raise UserError(f"{where}: the configuration must be a mapping of sections, not a {type(data).__name__}")
-    return data | {key: {name: data[key]} for key, name in SHORT.items() if isinstance(data.get(key), str)}
+    data |= {key: {name: data[key]} for key, name in SHORT.items() if isinstance(data.get(key), str)}
+    off = {key: _with_value({}, path.split("."), "none", key) for key, path in OFF.items() if data.get(key) is False}
+    return data | off
 
 
 def plain_assignments(arguments: Sequence[str], *names: str) -> list[str]:
@@ -106,7 +110,7 @@ def plain_assignments(arguments: Sequence[str], *names: str) -> list[str]:
 
     This also applies to `names`, and to sections that a bare string may set, which have no dot.
     """
-    dashed = re.compile(rf"--(\w+(\.\w+)+|{'|'.join([*SHORT, *names])})=")
+    dashed = re.compile(rf"--(\w+(\.\w+)+|{'|'.join([*SHORT, *OFF, *names])})=")
     return [argument[2:] if dashed.match(argument) else argument for argument in arguments]
 
 
@@ -131,6 +135,8 @@ def override(data: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]
             raise UserError(f"{where}: {shown(text)} has a comment, which begins at the #; quote a text that has one")
         if path in SHORT and isinstance(value, str):
             keys.append(SHORT[path])
+        if path in OFF and value is False:
+            keys, value = [path, *OFF[path].split(".")], "none"
         data = _with_value(data, keys, value, where)
     return data
 

@@ -27,6 +27,7 @@ from evorl.envs.spaces import ObservationSpecs, wide_bounds
 from evorl.envs.tensor.sources import device_of, is_tensor, reserve
 from evorl.envs.vector import for_evaluation, reward_threshold
 from evorl.evolution import MUTATIONS, SELECTIONS
+from evorl.evolution.selection import selects
 from evorl.league.rating import MATCHMAKING
 from evorl.networks import ACTIVATIONS, CELLS, NETWORKS
 from evorl.population import check_memory
@@ -159,7 +160,7 @@ def _doubts(config: AnyConfig) -> Iterator[str]:
         yield "population.from_agents: changes nothing without population.from, which names the run to take them from"
     weights = config.evolution.mutation.weights()
     share = weights["hyperparameters"] / sum(weights.values())
-    if share > 0 and config.population.size > 1 and not config.evolution.hyperparameters:
+    if share > 0 and selects(config.evolution, config.population.size) and not config.evolution.hyperparameters:
         yield (
             f"evolution.hyperparameters: there are no ranges, so that {share:.0%} of all mutations change nothing; "
             f"leave it out to get the ranges of {name}, or set evolution.mutation.hyperparameters=0"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 from pydantic import BaseModel
@@ -112,7 +112,7 @@ def train(
     actors: ActorSettings | Mapping[str, Any] | None = None,
     replay: Replay | Mapping[str, Any] | None = None,
     population: PopulationSettings | Mapping[str, Any] | None = None,
-    evolution: Evolution | Mapping[str, Any] | None = None,
+    evolution: Evolution | Mapping[str, Any] | Literal[False] | None = None,
     league: LeagueSettings | Mapping[str, Any] | None = None,
     evaluation: Evaluation | Mapping[str, Any] | None = None,
     training: Training | Mapping[str, Any] | None = None,

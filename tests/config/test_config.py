@@ -9,6 +9,7 @@ from helpers.support import ROOT, config, needs_its_extra
 from evorl.algorithms import SETTINGS
 from evorl.config import override, read_yaml, validate
 from evorl.config.yaml import configuration_file
+from evorl.evolution.selection import selects
 from evorl.runs.launch import check, load_config
 from evorl.types import EvorlWarning, UserError
 
@@ -50,6 +51,32 @@ def test_a_single_range_changes_that_of_the_file():
     assert list(ranges) == ["clip"]
     with pytest.raises(UserError, match=r"^evolution.hyperparameters.tau.min: this key is required"):
         load_config(["evolution.hyperparameters.tau.max=1e-2"], DQN)
+
+
+def test_null_keeps_a_hyperparameter_as_it_is_and_leaves_the_others_ranges(tmp_path):
+    ppo = next(path for path in TRAINING if path.name == "ppo.yaml")
+    null = "evolution.hyperparameters.learning_rate=null"
+    others = load_config([], ppo).evolution.hyperparameters
+    assert load_config([null], ppo).evolution.hyperparameters == {
+        name: ends for name, ends in others.items() if name != "learning_rate"
+    }
+    assert "learning_rate" in others
+    ranges = config("algorithm=dqn").evolution.hyperparameters
+    assert config("algorithm=dqn", null).evolution.hyperparameters == {
+        name: ends for name, ends in ranges.items() if name != "learning_rate"
+    }
+    with pytest.raises(UserError, match=r"hyperparameters.lerning_rate: .* did you mean 'learning_rate'"):
+        config("evolution.hyperparameters.lerning_rate=null")
+    with pytest.raises(UserError, match=r"^algorithm.gamma: 2"):
+        config(null, "algorithm.gamma=2")
+
+
+def test_false_turns_evolution_off_and_keeps_the_rest_of_the_section(tmp_path):
+    assert not selects(config("evolution.steps=77", "evolution=false").evolution, 4)
+    assert config("evolution.steps=77", "evolution=false").evolution.steps == 77
+    path = tmp_path / "own.yaml"
+    path.write_text("evolution: false")
+    assert not selects(load_config([], path).evolution, 4)
 
 
 SEVERAL = """

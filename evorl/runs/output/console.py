@@ -18,7 +18,7 @@ from evorl.config.run import LeagueSettings
 from evorl.distributed import Placement, Ranks
 from evorl.envs.generation import GenerationPlan
 from evorl.envs.spaces import EnvSpec
-from evorl.evolution.selection import TRUSTED_CORRELATION
+from evorl.evolution.selection import TRUSTED_CORRELATION, selects
 from evorl.kernels.library import executor
 from evorl.population.evaluation import RANDOM
 from evorl.replay import Pace
@@ -55,7 +55,7 @@ def announce(config: AnyConfig, ranks: Ranks) -> None:
 
 def announcement(config: AnyConfig) -> list[str]:
     size = config.population.size
-    alone = ", without selection and mutation" if size == 1 else ""
+    alone = "" if selects(config.evolution, size) else ", without selection and mutation"
     return [
         f"{config.algorithm.name} on {config.environment.id}: {_counted(size, 'agent')} x "
         f"{_counted(config.environment.num_envs, 'environment')}{alone}",
