@@ -18,6 +18,8 @@ from evorl.envs.tensor.episodes import TensorEpisodes
 from evorl.population import Policy
 from evorl.replay import statistics as statistics_module
 from evorl.replay import storage as storage_module
+from evorl.runs.output.video import play
+from evorl.runs.reading.loaded import load
 from evorl.system.stopwatch import Stopwatch
 from evorl.types import EvorlWarning, UserError
 
@@ -238,15 +240,32 @@ def test_the_host_reads_nothing_while_a_gpu_steps(monkeypatch, name):
         assert torch.equal(storage.gather(index).next_observation["observation"], truth)
 
 
-def test_a_population_trains_and_is_evaluated_in_one_simulator(tmp_path):
-    """The whole loop, by the demo: PPO, then its best agent evaluated by the command."""
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The whole loop, by the demo: PPO."""
     ppo = "algorithm={name: ppo, rollout_steps: 10, batch_size: 20}"
-    run = train_below(tmp_path, f"environment.id={CARTPOLE}", ppo, "replay={}")
+    return train_below(tmp_path_factory.mktemp("trained"), f"environment.id={CARTPOLE}", ppo, "replay={}")
+
+
+def test_a_population_trains_and_is_evaluated_in_one_simulator(run):
     rows = lines(run / "metrics.jsonl")
     assert [row["agent_steps"] for row in rows] == [40, 80, 120]
     assert all(row["evaluation_steps"] > 0 and None not in row["fitness"] for row in rows)
     once, again = (evaluate_elite(run, 7, seed=1, allow_code=True)["returns"] for _ in range(2))
     assert once == again
+
+
+def test_the_best_agent_is_shown_where_the_simulator_draws(run):
+    best = load(run, allow_code=True)
+    seen = list(play(best, best.config.environment, [1, 2], 20, "rgb_array"))
+    returns = [total for _, total, _ in seen if total is not None]
+    assert len(returns) == 2
+    assert len(seen) == sum(returns) + 2
+    assert all(rate == 50 for _, _, rate in seen)
+    assert all((image is None) == (total is not None) for image, total, _ in seen)
+    assert seen[0][0].shape == (8, 16, 3)
+    with pytest.raises(UserError, match="has no window"):
+        next(play(best, best.config.environment, [1], 20, "human"))
 
 
 @pytest.mark.two_process

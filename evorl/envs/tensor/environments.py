@@ -30,6 +30,7 @@ from evorl.envs.tensor.sources import shared_simulator
 from evorl.seeding import seed_global_generators
 from evorl.system.devices import is_host
 from evorl.system.formats import check_tensors, part_of, with_prefix
+from evorl.system.plugins import described
 from evorl.system.signals import raise_if_signalled
 from evorl.types import Agent, EvorlWarning, Tensors, Transition, UserError
 
@@ -77,8 +78,11 @@ class TensorEnvironments(SteppedEnvironments):
 
     @property
     def picture(self) -> Any:
-        """A picture of the first copy, or None if the simulator draws none."""
-        return self._shared.simulator.picture()
+        """A picture of the first copy, or None if the simulator draws none. Raises UserError if that fails."""
+        try:
+            return self._shared.simulator.picture()
+        except Exception as error:  # MuJoCo raises errors of its own where it finds no OpenGL.
+            raise UserError(f"environment.id: a picture of {self._id} raised {described(error)}") from error
 
     @property
     def frames_per_second(self) -> int:

@@ -14,7 +14,7 @@ from evorl.config import Environment
 from evorl.config.errors import shown
 from evorl.envs.faults.checks import check_spaces
 from evorl.envs.tensor.simulator import Simulator, Step
-from evorl.system.plugins import described, imported
+from evorl.system.plugins import imported
 from evorl.types import UserError
 
 FINAL = ("final_obs", "final_observation")
@@ -82,10 +82,7 @@ class VectorSimulator(Simulator):
         )
 
     def picture(self) -> Any:
-        try:
-            picture = self.env.render()
-        except Exception as error:
-            raise UserError(f"environment.id: {self._id} raised {described(error)}") from error
+        picture = self.env.render()
         picture = picture[0] if isinstance(picture, list | tuple) else picture
         if isinstance(picture, Tensor):
             picture = picture.numpy(force=True)
