@@ -193,6 +193,13 @@ def test_refused_settings(override, words):
         environments(2, 3, override)
 
 
+def test_an_error_of_the_simulator_is_one_line_with_its_place():
+    tensors = environments(fails=True)
+    tensors.reset(0)
+    with pytest.raises(UserError, match=r"the step of .* raised AttributeError: .*torch_cartpole.py:\d+ in step"):
+        tensors.step(torch.zeros(2, 3, dtype=torch.int64))
+
+
 def test_numbers_that_are_not_finite_end_the_generation():
     rng, tensors = np.random.default_rng(0), environments(poison=3)
     tensors.reset(0)

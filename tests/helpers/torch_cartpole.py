@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 
-MISTAKES = {"poison": 0, "unseeded": False, "alike": False, "fake": False}
-"""A reward that is no number in this step of an episode; no seeds; copies that begin alike; false last observations."""
+MISTAKES = {"poison": 0, "fails": False, "unseeded": False, "alike": False, "fake": False}
+"""A reward that is no number in this step of an episode; an error in each step; no seeds; copies that begin alike; last
+observations that are the first of the next episode."""
 LIMITS = np.array([4.8, np.inf, 24 * math.pi / 180, np.inf], np.float32)
 
 
@@ -52,6 +53,8 @@ class CartPole:
         return (uniform[:1].expand(self.num_envs, 4) if self.mistakes["alike"] else uniform) * 0.1 - 0.05
 
     def step(self, action):
+        if self.mistakes["fails"]:
+            return self.stats["no such key"]
         x, speed, angle, turn = self.state.unbind(1)
         force = torch.where(action == 1, 10.0, -10.0).double()
         cosine, sine = angle.cos(), angle.sin()
