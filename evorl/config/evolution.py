@@ -151,6 +151,9 @@ class PopulationSettings(Section):
     weights, optimisers and hyperparameters; null begins with new agents."""
     from_agents: Literal["elite", "population"] = "elite"
     """With `from`: all agents begin as copies of its elite, or as the agents of its newest checkpoint."""
+    hyperparameters: tuple[Text, ...] = ()
+    """With `from`: the names of hyperparameters that agents take from `algorithm` in place of their own. Those that the
+    command line or `evorl.train` sets, as in `algorithm.learning_rate=1e-4`, are added."""
 
     @model_serializer(mode="wrap")
     def _by_their_keys(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:

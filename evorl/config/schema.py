@@ -121,6 +121,12 @@ class Config(Section, Generic[Settings]):
     def _check_population(self) -> None:
         """Raise ValueError if selection, checkpoints or environments do not suit the population."""
         selection, size = self.evolution.selection, self.population.size
+        for name in self.population.hyperparameters:
+            if name not in self.algorithm.first_hyperparameters():
+                raise ValueError(
+                    f"population.hyperparameters: agents of {self.algorithm.name} have no hyperparameter {shown(name)}"
+                    + nearest(name, self.algorithm.first_hyperparameters())
+                )
         if selection.name == "tournament" and selection.size > size > 1:
             raise ValueError(
                 f"evolution.selection.size: a tournament of {selection.size} needs at least as many agents, "

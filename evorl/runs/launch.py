@@ -17,10 +17,10 @@ import torch
 
 from evorl.algorithms import SETTINGS, Algorithm, make_algorithm
 from evorl.config import AnyConfig, check_name, validate
-from evorl.config.fields import BENCHMARK, ENVIRONMENT, RATING, RETURN, as_configured
+from evorl.config.fields import BENCHMARK, ENVIRONMENT, RATING, RETURN, as_configured, leaves
 from evorl.config.learning import Network
 from evorl.config.run import LeagueSettings
-from evorl.config.yaml import VERBOSE, is_for_another_task, plain_assignments, read_settings, source
+from evorl.config.yaml import VERBOSE, is_for_another_task, override, plain_assignments, read_settings, source
 from evorl.envs import Environments, make_environments
 from evorl.envs.games import is_game
 from evorl.envs.spaces import ObservationSpecs, wide_bounds
@@ -134,7 +134,7 @@ def load_config(arguments: Sequence[str], default: Path, asynchronous: bool | No
     )
     parsed = parse(parser, plain_assignments(arguments, "seed"))
     given = read_config(parsed.config, [*parsed.overrides, *([VERBOSE] if parsed.verbose else [])])
-    config = check(launched(given, asked_for_bf16()))
+    config = check(launched(_with_named(given, parsed.overrides), asked_for_bf16()))
     if asynchronous not in (None, config.actors is not None):
         other = "demos/asynchronous.py" if config.actors else "demos/online.py"
         raise UserError(f"algorithm.name: {config.algorithm.name} is trained by {other}")
@@ -143,6 +143,15 @@ def load_config(arguments: Sequence[str], default: Path, asynchronous: bool | No
         for warning in _doubts(config):
             warnings.warn(warning, EvorlWarning, stacklevel=2)
     return config
+
+
+def _with_named(config: AnyConfig, overrides: Sequence[str]) -> AnyConfig:
+    """Return the configuration in which agents of another run take the hyperparameters that the overrides name."""
+    population, names = config.population, leaves(override({}, overrides).get("algorithm", {}))
+    if population.from_ is None:
+        return config
+    named = [name for name in config.algorithm.first_hyperparameters() if name in (*names, *population.hyperparameters)]
+    return config.model_copy(update={"population": population.model_copy(update={"hyperparameters": (*named,)})})
 
 
 def _doubts(config: AnyConfig) -> Iterator[str]:

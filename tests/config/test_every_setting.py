@@ -174,6 +174,9 @@ ACTS = {
     "population.size": Trains("dqn", "3"),
     "population.placement": "distributed/test_ranks.py::test_sharded_ranks_train_their_own_agents_and_evolve_together",
     "population.from": "runs/test_transfer.py::test_population_from_begins_with_the_elite",
+    "population.hyperparameters": (
+        "runs/test_transfer.py::test_agents_of_another_run_take_the_hyperparameters_that_are_named"
+    ),
     "population.from_agents": ("runs/test_transfer.py::test_population_from_repeats_agents_where_there_are_too_few"),
     "evolution.steps": "envs/test_generation.py::test_episodes_begin_anew_only_where_a_generation_is_twice_as_long",
     "evolution.burn_in": "evolution/test_evolution.py::test_selection_begins_when_it_is_due_or_ranks_can_be_trusted",

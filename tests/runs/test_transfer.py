@@ -51,6 +51,20 @@ def test_population_from_begins_with_the_elite(source):
     same_tensors(second, elite)
 
 
+def test_agents_of_another_run_take_the_hyperparameters_that_are_named(source, capsys):
+    _, elite = load_elite(source)
+    (agent,) = taken(
+        source, "population.size=1", "algorithm.learning_rate=0.25", "population.hyperparameters=[learning_rate]"
+    )
+    same_tensors(agent, elite)
+    assert agent.hyperparameters == elite.hyperparameters | {"learning_rate": 0.25}
+    assert train("run.name=b", f"population.from={source}", "algorithm.learning_rate=0.25", "evolution=false") == 0
+    assert load_elite(source.parent / "b")[1].hyperparameters == elite.hyperparameters | {"learning_rate": 0.25}
+    capsys.readouterr()
+    assert train(f"population.from={source}", "population.hyperparameters=[lerning_rate]") == 2
+    assert "no hyperparameter 'lerning_rate'; did you mean 'learning_rate'?" in error_line(capsys)
+
+
 def test_population_from_repeats_agents_where_there_are_too_few(source):
     newest = sorted((source / "checkpoints").iterdir())[-1]
     there = decode_agents((newest / "agents.safetensors").read_bytes(), "there")

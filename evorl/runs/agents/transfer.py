@@ -34,8 +34,8 @@ def first_agents(config: AnyConfig, algorithm: Algorithm, ranks: Ranks) -> list[
 def _trained(config: AnyConfig, algorithm: Algorithm, run: Path) -> list[Agent]:
     """Agents of a run as an initial population: in order, repeated cyclically if there are too few.
 
-    They keep their weights, optimiser states, hyperparameters and counters such as those of exploration, except
-    those that count towards the end of a run.
+    They keep their weights, optimiser states, hyperparameters, but for those in `population.hyperparameters`, and
+    counters such as those of exploration, except those that count towards the end of a run.
     """
     where = f"population.from: {run}"
     try:
@@ -57,7 +57,7 @@ def _trained(config: AnyConfig, algorithm: Algorithm, run: Path) -> list[Agent]:
         raise UserError(
             f"{where}: was trained in environment.id {shown(there)}, but this run is in {shown(here)}: {reason}"
         ) from error
-    agents = []
+    agents, configured = [], algorithm.settings.first_hyperparameters()
     for id in range(config.population.size):
         origin = found[id % len(found)]
         hyperparameters = {
@@ -67,7 +67,8 @@ def _trained(config: AnyConfig, algorithm: Algorithm, run: Path) -> list[Agent]:
             agent = algorithm.adopt(replace(origin.child(id), parent=None, fault=None, ranks=()), theirs.algorithm)
         except UserError as error:
             raise UserError(f"{where}: {error}") from error
-        agent.hyperparameters = hyperparameters | config.first_environment_hyperparameters()
+        named = {name: configured[name] for name in config.population.hyperparameters}
+        agent.hyperparameters = hyperparameters | named | config.first_environment_hyperparameters()
         agent.mutation = replace(INITIAL, target=f"agent {origin.id} of {run.name}")
         agents.append(agent)
     return agents

@@ -106,6 +106,7 @@ FREE_TO_CHANGE = (
     "tracking.",
     "checkpoint.",
     "population.placement",
+    "population.hyperparameters",
     "environment.max_restarts",
     "environment.vectorization",
     "evaluation.max_steps",
