@@ -93,8 +93,10 @@ def _played(
     run: Path, config: AnyConfig, agent: Agent, episodes: int, seed: int, allow_code: bool, copies: int = MAX_COPIES
 ) -> EpisodeResults:
     """The results of fresh episodes of an agent, in at most this many copies of its environment."""
-    width, device = min(episodes, copies), device_of(config.environment)
-    with make_environments(for_evaluation(config.environment), 1, width, device, whole_games=True) as environments:
+    width, device = min(episodes, copies), device_of(config.evaluation_environment)
+    with make_environments(
+        for_evaluation(config.evaluation_environment), 1, width, device, whole_games=True
+    ) as environments:
         if is_game(config.environment.id):
             task = Task(config.environment, environments.interface)
             benchmark = opponent_of(benchmark_of(config), BENCHMARK, task, allow_code)

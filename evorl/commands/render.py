@@ -42,7 +42,7 @@ def watch(parsed: argparse.Namespace) -> None:
     refuse_code(agent.config, parsed.allow_code)
     if is_game(agent.config.environment.id):
         raise UserError(f"watch: {agent.config.environment.id} is a game, which is not shown; use `evorl play`")
-    if parsed.video is None and stacked_frames(for_evaluation(agent.config.environment)):
+    if parsed.video is None and stacked_frames(for_evaluation(agent.config.evaluation_environment)):
         raise UserError(f"watch: {agent.config.environment.id} has no window; use --video FILE.mp4")
     seeds, most = seeds_of(parsed.seed, parsed.episodes), agent.config.evaluation.max_steps
     returns: list[float] = []
@@ -55,7 +55,7 @@ def watch(parsed: argparse.Namespace) -> None:
                 yield image, rate
 
     mode = "human" if parsed.video is None else "rgb_array"
-    with closing(play(agent, agent.config.environment, seeds, most, mode)) as playing:
+    with closing(play(agent, agent.config.evaluation_environment, seeds, most, mode)) as playing:
         if parsed.video is None:
             for _ in images():
                 pass

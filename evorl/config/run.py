@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from evorl.config.errors import shown
 from evorl.config.fields import Count, Finite, Plain, Seconds, Section, Size, Text, UserPath, Weight, from_home
@@ -71,6 +71,19 @@ class Environment(Section):
     allows, or `actors.lockstep` is set."""
 
 
+def _with_id(value: Any) -> Any:
+    return {"id": value} if isinstance(value, str) else value
+
+
+class EvaluationEnvironment(Section):
+    """What of `environment` differs in evaluation, where rewards are shaped in training only, say."""
+
+    id: Plain | None = None
+    """Another environment with the same observations and actions; null is that of training."""
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments; those of training that are not named here stay, unless `id` is another environment."""
+
+
 class Evaluation(Section):
     """The evaluation of agents, in episodes without exploration."""
 
@@ -80,6 +93,9 @@ class Evaluation(Section):
     are evaluated. Not in games."""
     episodes: Size = 10
     """Episodes that make an agent's fitness, over all ranks; the same ones for all agents of a generation."""
+    environment: Annotated[EvaluationEnvironment | None, BeforeValidator(_with_id)] = None
+    """The environment of evaluation episodes, also of videos and `evorl evaluate`, where it is not that of training.
+    An id alone is short for a section with it. Not in games."""
     max_steps: Count | None = None
     """Truncate evaluation episodes after this many steps, and matches after this many moves of both seats together;
     without it the environment decides."""

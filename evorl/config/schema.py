@@ -179,6 +179,11 @@ class Config(Section, Generic[Settings]):
 
     def _check_training_fitness(self, environments: Collection[str]) -> None:
         """Raise ValueError if training episodes cannot measure an agent's fitness."""
+        if self.evaluation.environment is not None:
+            raise ValueError(
+                "evaluation.environment: with evaluation.fitness=training, fitness is the return in the environment of "
+                "training; use evaluation.fitness=evaluation"
+            )
         if self.evolution.fitness != {RETURN: 1.0}:
             terms = " + ".join(f"{name} x {weight:g}" for name, weight in self.evolution.fitness.items())
             raise ValueError(
@@ -212,6 +217,16 @@ class Config(Section, Generic[Settings]):
                 f"evolution.hyperparameters has {next(iter(first))}; use sync or async"
             )
         return first
+
+    @property
+    def evaluation_environment(self) -> Environment:
+        """The environment of evaluation episodes."""
+        environment, other = self.environment, self.evaluation.environment
+        if other is None:
+            return environment
+        id = other.id or environment.id
+        kwargs = {**(environment.kwargs if id == environment.id else {}), **other.kwargs}
+        return environment.model_copy(update={"id": id, "kwargs": kwargs})
 
     def effective_value(self, name: str, value: float) -> float:
         """Return a hyperparameter's value as used in training, the form in which it is displayed."""

@@ -190,7 +190,7 @@ class Evaluator(Closeable):
         self._config = config
         self._placement = placement
         self.algorithm = algorithm
-        self._settings = for_evaluation(config.environment)
+        self._settings = for_evaluation(config.evaluation_environment)
         copy = placement.copy
         self._mine = slice(copy, None, placement.copies)
         self._environments: dict[tuple[int, int], SteppedEnvironments] = {}

@@ -23,7 +23,7 @@ from evorl.config.run import LeagueSettings
 from evorl.config.yaml import VERBOSE, is_for_another_task, override, plain_assignments, read_settings, source
 from evorl.envs import Environments, make_environments
 from evorl.envs.games import is_game
-from evorl.envs.spaces import ObservationSpecs, wide_bounds
+from evorl.envs.spaces import EnvSpec, ObservationSpecs, wide_bounds
 from evorl.envs.tensor.sources import device_of, is_tensor, reserve
 from evorl.envs.vector import for_evaluation, reward_threshold
 from evorl.evolution import MUTATIONS, SELECTIONS
@@ -157,10 +157,11 @@ def _with_named(config: AnyConfig, overrides: Sequence[str]) -> AnyConfig:
 def _doubts(config: AnyConfig) -> Iterator[str]:
     """Warnings about settings that change nothing in this configuration, and about a target that is out of reach."""
     name, target = config.algorithm.name, config.training.target_fitness
-    threshold = reward_threshold(config.environment) if config.evolution.fitness == {RETURN: 1.0} else None
+    environment = config.evaluation_environment
+    threshold = reward_threshold(environment) if config.evolution.fitness == {RETURN: 1.0} else None
     if target is not None and threshold is not None and target - threshold > abs(threshold) / 2:
         yield (
-            f"training.target_fitness: {target:g}, but {config.environment.id} counts as solved at {threshold:g}; if "
+            f"training.target_fitness: {target:g}, but {environment.id} counts as solved at {threshold:g}; if "
             f"it is the target of another environment, use training.target_fitness={threshold:g}, or null for none"
         )
     if config.evolution.initial == "sampled" and config.population.from_ is not None:
@@ -300,8 +301,27 @@ def _try_environment(config: AnyConfig, trains: bool, ranks: int) -> None:
                 if config.league.learn_from == "both":
                     one.play_both_seats()
         one.try_step()
+        if config.evaluation.environment is not None:
+            _try_evaluation(config, one.interface, device)
         if (wide := wide_bounds(one.interface.action, config.environment.id)) and is_first_rank():
             warnings.warn(f"environment.id: {wide}", EvorlWarning, stacklevel=3)
+
+
+def _try_evaluation(config: AnyConfig, interface: EnvSpec, device: torch.device) -> None:
+    """Raise UserError unless agents can act in the environment of evaluation, whose first step is tried."""
+    settings = config.evaluation_environment
+    try:
+        with make_environments(for_evaluation(settings), 1, 1, device, whole_games=True) as one:
+            one.try_step()
+            other = one.interface
+    except UserError as error:
+        raise UserError(f"evaluation.{error}") from error
+    same = ((other.parts, interface.parts), (other.action, interface.action), (other.masked, interface.masked))
+    for what, (there, here) in zip(("observations", "actions", "action masks"), same, strict=True):
+        if there != here:
+            raise UserError(
+                f"evaluation.environment: {settings.id} has other {what} than {config.environment.id} of training"
+            )
 
 
 def _check_ranges(config: AnyConfig, algorithm: Algorithm) -> None:
@@ -349,6 +369,8 @@ def _check_game(config: AnyConfig, trains: bool) -> None:
         )
     if trains and RATING in config.evolution.fitness:
         _check_ratings(league, config.training.target_fitness)
+    if config.evaluation.environment is not None:
+        raise UserError(f"evaluation.environment: {id} is a game, measured against league.benchmark; leave it out")
     if config.tracking.video:
         raise UserError(f"tracking.video: {config.environment.id} is a game, and games are not recorded; leave it out")
     if config.actors is not None:

@@ -174,6 +174,10 @@ ACTS = {
     "population.size": Trains("dqn", "3"),
     "population.placement": "distributed/test_ranks.py::test_sharded_ranks_train_their_own_agents_and_evolve_together",
     "population.from": "runs/test_transfer.py::test_population_from_begins_with_the_elite",
+    "evaluation.environment.id": "runs/test_fitness.py::test_an_environment_of_evaluation_fits_that_of_training",
+    "evaluation.environment.kwargs": (
+        "runs/test_fitness.py::test_evaluation_has_an_environment_of_its_own_whose_rewards_are_not_those_of_training"
+    ),
     "population.hyperparameters": (
         "runs/test_transfer.py::test_agents_of_another_run_take_the_hyperparameters_that_are_named"
     ),

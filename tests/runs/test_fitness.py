@@ -1,9 +1,12 @@
 """Fitness by what the environment reports: what selection sees, what files have, and what people are shown."""
 
+import json
+import re
+
 import numpy as np
 import pytest
 import torch
-from helpers.support import config, lines, output_of, train
+from helpers.support import config, error_line, lines, output_of, train
 
 from evorl.commands.command import run_command
 from evorl.config import Environment
@@ -117,3 +120,34 @@ def test_two_ranks_put_their_reports_together(tmp_path, forked_launch):
         # The elite plays too; each episode has four steps.
         assert row["evaluation_steps"] % 4 == 0
         assert row["evaluation_steps"] >= 4 * 4 * 3
+
+
+def test_evaluation_has_an_environment_of_its_own_whose_rewards_are_not_those_of_training(in_directory, capsys):
+    """CartPole with Sutton and Barto's reward: -1 in the last step, where training has 1 in each step."""
+    assert train("run.name=a", "evaluation.environment.kwargs={sutton_barto_reward: true}") == 0
+    rows = lines(in_directory / "runs" / "a" / "metrics.jsonl")
+    assert all(-1 <= fitness <= 0 for row in rows for fitness in row["fitness"])
+    returns = [value for row in rows for value in row["train_return"] if value is not None]
+    assert max(returns) > 1
+    capsys.readouterr()
+    assert run_program(run_command, ["evaluate", "runs/a", "--episodes", "2", "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)["returns"]) <= {0.0, -1.0}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            ["evaluation.environment=Acrobot-v1"],
+            "evaluation.environment: Acrobot-v1 has other observations than CartPole",
+        ),
+        (["evaluation.environment.kwargs.nonsense=1"], "evaluation.environment.kwargs: .*nonsense"),
+        (
+            ["evaluation.environment=CartPole-v0", "evaluation.fitness=training"],
+            "evaluation.environment: with evaluation.f",
+        ),
+    ],
+)
+def test_an_environment_of_evaluation_fits_that_of_training(settings, message, capsys):
+    assert train(*settings) == 2
+    assert re.search(message, error_line(capsys))

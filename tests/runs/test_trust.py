@@ -136,3 +136,12 @@ def test_no_command_asks_for_trained_code_and_each_for_other_code(in_directory, 
     with pytest.raises(UserError, match=REFUSAL):
         resume_command(Path("runs/b"), (), None, 1)
     assert run_program(run_command, ["evaluate", "runs/b", "--episodes", "2", "--allow-code"]) == 0
+
+
+def test_the_environment_of_evaluation_is_code_too(trained):
+    other = config("evaluation.environment={id: 'walks:Walk', kwargs: {length: 5}}")
+    with pytest.raises(UserError, match=r"evaluation.environment.id: 'walks:Walk' names custom code"):
+        refuse_code(other, False)
+    note_trained(other)
+    refuse_code(other, False)
+    assert not is_trained(config("evaluation.environment={id: 'walks:Walk', kwargs: {length: 6}}"))

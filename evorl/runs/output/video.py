@@ -184,7 +184,7 @@ def film_elite(run: Path, generation: int) -> Path:
     make_subdirectory(path.parent)
     seed = int(numpy_generator(agent.config.seed, generation=generation, rank=0, purpose="film").integers(2**31))
     most = min(agent.config.evaluation.max_steps or FILM_STEPS, FILM_STEPS)
-    with contextlib.closing(play(agent, agent.config.environment, [seed], most, "rgb_array")) as seen:
+    with contextlib.closing(play(agent, agent.config.evaluation_environment, [seed], most, "rgb_array")) as seen:
         write_video(path, ((image, rate) for image, _, rate in seen if image is not None))
     return path
 

@@ -28,11 +28,20 @@ def custom_code(config: AnyConfig) -> dict[str, str]:
     """The settings that name code to import, by their paths."""
     names = {
         "environment.id": config.environment.id,
+        "evaluation.environment.id": config.evaluation_environment.id if config.evaluation.environment else "",
         "network.factory": config.network.factory or "",
         BENCHMARK: "" if config.league is None or not is_function(config.league.benchmark) else config.league.benchmark,
     }
-    is_package = names["environment.id"].rpartition(":")[0] in (*GAMES, *SIMULATORS)
-    return {key: name for key, name in names.items() if ":" in name and not (is_package and key == "environment.id")}
+    packages = (*GAMES, *SIMULATORS)
+    return {
+        key: name
+        for key, name in names.items()
+        if ":" in name and not (_is_environment(key) and name.rpartition(":")[0] in packages)
+    }
+
+
+def _is_environment(key: str) -> bool:
+    return key.endswith("environment.id")
 
 
 def is_function(name: str) -> bool:
@@ -43,7 +52,7 @@ def is_function(name: str) -> bool:
 def code_to_allow(config: AnyConfig) -> dict[str, str]:
     """The part of `custom_code` that needs the user's leave."""
     names = {
-        key: path for key, path in custom_code(config).items() if not _is_installed_class(path, key == "environment.id")
+        key: path for key, path in custom_code(config).items() if not _is_installed_class(path, _is_environment(key))
     }
     return {} if not names or is_trained(config) else names
 
@@ -93,8 +102,9 @@ def note_trained(config: AnyConfig) -> None:
 
 def _digest(config: AnyConfig) -> bytes:
     """The digest of the code that a configuration names, its arguments and the working directory. Raises OSError."""
-    environment = config.model_dump(mode="json", include={"environment"})["environment"]
-    content = [str(Path.cwd()), custom_code(config), environment["id"], environment["kwargs"]]
+    environments = [config.environment, config.evaluation_environment]
+    used = [environment.model_dump(mode="json", include={"id", "kwargs"}) for environment in environments]
+    content = [str(Path.cwd()), custom_code(config), used]
     return digest(json.dumps(content, sort_keys=True).encode()).encode()
 
 
