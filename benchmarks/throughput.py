@@ -92,6 +92,7 @@ def environments_alone(environments: SteppedEnvironments, seconds: float) -> flo
     shape = environments.agents, environments.num_envs
     actions = [torch.from_numpy(values).view(*shape, *values.shape[1:]) for values in drawn]
     environments.reset(0)
+    environments.step(actions[-1])  # A simulator compiles its first step.
     steps, started = 0, time.perf_counter()
     while time.perf_counter() - started < seconds:
         environments.step(actions[steps % len(actions)])
