@@ -289,7 +289,8 @@ def _try_environment(config: AnyConfig, trains: bool, ranks: int) -> None:
     device = device_of(config.environment)
     if trains:
         agents = config.population.size // (1 if copies == ranks else ranks)
-        reserve(config.environment, agents * config.environment.num_envs, device)
+        # The elite and its challenger play in as many copies at once as there are, and in two at least.
+        reserve(config.environment, max(2, agents * config.environment.num_envs), device)
     with make_environments(config.environment, 1, 1, device) as one:
         algorithm = make_algorithm(config, one.interface)
         algorithm.pace(copies)
