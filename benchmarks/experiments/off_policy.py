@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 
 HERE = Path(__file__).parent
+BENCHMARKS = HERE.parent
 AGENTS, UNITS, BATCH = 8, 256, 256
 OBSERVATION, ACTION = 3, 1
 ACTOR = OBSERVATION * UNITS + UNITS * UNITS
@@ -70,8 +71,8 @@ def main() -> None:
     torch.set_num_threads(1)
     seconds = ["--seconds", str(parsed.seconds)]
     for algorithm in parsed.algorithms:
-        config = HERE.parent / "configs" / "training" / f"{algorithm}.yaml"
-        own = [sys.executable, str(HERE / "throughput.py"), "--config", str(config), *seconds, *SETTINGS]
+        config = BENCHMARKS.parent / "configs" / "training" / f"{algorithm}.yaml"
+        own = [sys.executable, str(BENCHMARKS / "throughput.py"), "--config", str(config), *seconds, *SETTINGS]
         peer = [parsed.peer, str(HERE / "baselines" / "sb3_off_policy.py"), "--algorithm", algorithm, *seconds]
         systems = {
             "sb3": (peer, None),
