@@ -205,7 +205,7 @@ def train_seeds(parsed: argparse.Namespace) -> None:
     left = [number for number, path in runs if not _is_over(path, config)]
     commands = [(number, [*program, f"seed={number}", called[number], "run.resume=auto"]) for number in left]
     jobs = min(parsed.jobs or 1, max(1, len(left)))
-    codes = train_each(commands, jobs, divided(visible_gpus() if jobs > 1 else [], jobs, parsed.processes))
+    codes = train_each(commands, jobs, divided(visible_gpus() if jobs > 1 else [], jobs, parsed.processes), name)
     print("\n".join(summary_lines([(number, path) for number, path in runs if (path / CONFIG).is_file()])))
     if failed := [str(number) for number, code in codes.items() if code]:
         raise RunFailed(f"seed {', '.join(failed)} did not finish; repeat the command to resume")
@@ -264,6 +264,7 @@ class Processes:
     """
 
     devices: list[str] = field(default_factory=list)
+    group: str = ""
     running: set[subprocess.Popen[str]] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
     over: bool = False
@@ -276,7 +277,7 @@ class Processes:
             # The package comes first on the path, so that no other `evorl` is imported instead.
             path = os.pathsep.join(filter(None, (str(PACKAGE.parent), os.environ.get("PYTHONPATH"))))
             device_variables = {"CUDA_VISIBLE_DEVICES": self.devices.pop(0)} if self.devices else {}
-            environment = {**os.environ, "PYTHONPATH": path, **device_variables}
+            environment = {"WANDB_RUN_GROUP": self.group, **os.environ, "PYTHONPATH": path, **device_variables}
             process = subprocess.Popen(
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT, text=True, errors="replace",
@@ -300,9 +301,14 @@ class Processes:
                 process.terminate()
 
 
-def train_each(commands: Sequence[tuple[int, Sequence[str]]], jobs: int, devices: Sequence[str] = ()) -> dict[int, int]:
-    """Run each seed's command, `jobs` at a time, each with one of `devices`; return the exit codes by seed."""
-    processes = Processes([*devices])
+def train_each(
+    commands: Sequence[tuple[int, Sequence[str]]], jobs: int, devices: Sequence[str] = (), group: str = ""
+) -> dict[int, int]:
+    """Run each seed's command, `jobs` at a time, each with one of `devices`; return the exit codes by seed.
+
+    W&B shows the runs as this group, unless WANDB_RUN_GROUP is set.
+    """
+    processes = Processes([*devices], group)
     with ThreadPoolExecutor(jobs) as pool:
         try:
             begun = {number: pool.submit(processes.train, number, command) for number, command in commands}

@@ -53,6 +53,15 @@ def test_a_line_is_told_with_its_seed_and_codes_are_given_back(capsys):
     assert capsys.readouterr().err == "seed 1 | one\n"
 
 
+def test_seeds_are_a_group_of_wandb_unless_the_user_names_one(capsys, monkeypatch):
+    tell = [sys.executable, "-c", "import os; print(os.environ['WANDB_RUN_GROUP'])"]
+    for variable, group in ((None, "wide"), ("mine", "mine")):
+        if variable:
+            monkeypatch.setenv("WANDB_RUN_GROUP", variable)
+        assert train.train_each([(1, tell)], 1, group="wide") == {1: 0}
+        assert capsys.readouterr().err == f"seed 1 | {group}\n"
+
+
 def test_interrupted_seeds_end_all_and_begin_no_other(tmp_path):
     """A launcher's SIGTERM reaches this process alone."""
     waits = [sys.executable, "-c", f"import time; open({str(tmp_path / 'waiting')!r}, 'w'); time.sleep(60)"]
@@ -78,7 +87,7 @@ def test_interrupted_seeds_end_all_and_begin_no_other(tmp_path):
 
 def commands_of(monkeypatch, *words):
     given = []
-    monkeypatch.setattr(train, "train_each", lambda commands, jobs, devices: given.append((commands, jobs)) or {})
+    monkeypatch.setattr(train, "train_each", lambda commands, jobs, *rest: given.append((commands, jobs)) or {})
     monkeypatch.setattr(train, "summary_lines", lambda runs: [])
     assert run_program(run_command, ["train", str(SMALL), *words]) == 0
     return given[0]

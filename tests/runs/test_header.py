@@ -53,6 +53,12 @@ def test_header_names_agents_environments_and_ranks(overrides, ranks, lines):
     assert [what, where] == lines
 
 
+def test_header_says_that_a_gpu_of_apple_is_not_used(monkeypatch):
+    assert not any("mps" in line for line in header_of())
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert header_of()[-1].startswith("Apple's GPU (device mps) is not used")
+
+
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [

@@ -45,7 +45,7 @@ def test_wandb_opens_few_charts_and_no_more_of_more_agents(in_directory):
     rows = lines(run / "metrics.jsonl")
 
     (directory,) = (run / "wandb").glob("offline-run-*")
-    assert panels(directory).total() == 20, "they were 105 when each number of each of 4 agents had one"
+    assert panels(directory).total() == 21, "they were 105 when each number of each of 4 agents had one"
     numbers = {key for items in history for key in items if not key.startswith("_")} - hidden
     assert {"charts/episodic_return", "charts/episodic_length", "charts/SPS", "fitness/best"} <= numbers
     assert not any("agent" in key for key in numbers)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import torch
 
 from evorl.config import AnyConfig
 from evorl.config.errors import on_one_line
@@ -39,6 +40,7 @@ LINE_SECONDS = 30.0
 """Seconds between two progress lines."""
 FIRST_LOOK = 20.0
 """Seconds after which the length of the first generation is estimated."""
+APPLE = "Apple's GPU (device mps) is not used: evorl trains on CPUs and on GPUs of CUDA"
 LONG = 300.0
 """Seconds of a generation above which the estimate is printed."""
 
@@ -76,6 +78,7 @@ def header(config: AnyConfig, placement: Placement, *, threads: int, directory: 
     return [
         f"{where} ({compute}), in {from_here(directory)}",
         *([_unused(unused, ranks)] if (unused := placement.ranks.unused_gpus) else []),
+        *([APPLE] if torch.backends.mps.is_available() else []),
     ]
 
 

@@ -143,6 +143,12 @@ def perturbed(config: AnyConfig) -> frozenset[str]:
     return frozenset(names)
 
 
+def _spread(fitness: Sequence[float | None]) -> float | None:
+    """The sample standard deviation over agents, or None for fewer than two."""
+    values = [value for value in fitness if value is not None]
+    return float(np.std(values, ddof=1)) if len(values) > 1 else None
+
+
 def record_of(row: Mapping[str, Any], varying: frozenset[str], use: Use) -> Record:
     """Convert a line of `metrics.jsonl` to a tracker record with the hyperparameters in `varying` only."""
     indices = range(len(row["agents"]))
@@ -155,6 +161,7 @@ def record_of(row: Mapping[str, Any], varying: frozenset[str], use: Use) -> Reco
         "charts/SPS": row["env_steps_per_second"],
         "fitness/best": row["best_fitness"],
         "fitness/mean": row["mean_fitness"],
+        "fitness/std": _spread(row["fitness"]),
         "fitness/elite": row["elite_fitness"],
         "fitness/rank_correlation": row.get("rank_correlation"),
         "time/updates_per_second": row["updates_per_second"],
