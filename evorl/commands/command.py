@@ -212,8 +212,19 @@ def _train(parser: argparse.ArgumentParser) -> None:
     _verbose(parser)
 
 
-def _launch(parser: argparse.ArgumentParser) -> None:
+def _branch(parser: argparse.ArgumentParser) -> None:
     _run(parser)
+    parser.add_argument("new", metavar="NEW", help="the new run: its name beside RUN, or a path")
+    parser.add_argument("--generation", type=count, metavar="N", help="the checkpoint's generation (default: newest)")
+    _continuation(parser)
+
+
+def _resume(parser: argparse.ArgumentParser) -> None:
+    _run(parser)
+    _continuation(parser)
+
+
+def _continuation(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(OVERRIDES, nargs="*", metavar="key.path=value", help="settings to change")
     parser.add_argument("--processes", type=count, help="number of processes (default: as many as trained the agent)")
     parser.add_argument("--program", type=Path, metavar="FILE", help="the program that trained the run, if your own")
@@ -351,8 +362,17 @@ COMMANDS: Mapping[str, Command] = {
     "resume": Command(
         "resume a run from its newest checkpoint, optionally with a larger budget",
         "train:resume",
-        _launch,
+        _resume,
         ("evorl resume runs/my-run", "evorl resume runs/my-run training.max_steps=2000000 --processes 4"),
+    ),
+    "branch": Command(
+        "begin a new run that goes on from a checkpoint of another, with other settings",
+        "branch:branch",
+        _branch,
+        (
+            "evorl branch runs/my-run slower algorithm.learning_rate=1e-4",
+            "evorl branch runs/my-run annealed --generation 40 algorithm.annealing=true training.max_steps=2000000",
+        ),
     ),
     "evaluate": Command(
         "evaluate the best agent on fresh episodes",

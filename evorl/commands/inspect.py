@@ -101,6 +101,8 @@ def state_of(run: RunOverview) -> str:
 
 def origin_of(run: RunOverview) -> str:
     """The run that its agents are from; empty for a plain new run."""
+    if (begun := _setting(run, "run", "branch_of")) not in ("None", "?"):
+        return f"branch of {begun}"
     source = _setting(run, "population", "from")
     if source in ("None", "?"):
         return ""
@@ -121,6 +123,8 @@ def lineage(parsed: argparse.Namespace) -> None:
     from evorl.runs.storage.directory import load_elite
 
     stages, use = ancestry(parsed.run), reader_of(load_elite(parsed.run)[0])
+    if origin := origin_of(read_overview(parsed.run)):
+        print(on_one_line(origin))
     print("\n".join(table(stages, use) if parsed.settings else lineage_table(stages, use)))
 
 

@@ -52,14 +52,14 @@ def train(parsed: argparse.Namespace) -> None:
         return
     if parsed.jobs is not None:
         raise UserError("--jobs: sets how many seeds train at a time; give the seeds, such as --seeds 1 2 3")
-    arguments = program_arguments([*parsed.words, *_verbosity(parsed)], parsed.seed, parsed.name)
+    arguments = program_arguments([*parsed.words, *verbosity(parsed)], parsed.seed, parsed.name)
     program = program_for(read_settings(Path(arguments[1]), arguments[2:]))
     if parsed.processes == 1:
         main_of(program)(arguments, ())
         return
     # Check first: otherwise every process would find the same error, and the launcher would add a traceback for each.
     check(read_config(Path(arguments[1]), arguments[2:]), ranks=parsed.processes)
-    _become(launch_command([str(program), *arguments], parsed.processes))
+    become(launch_command([str(program), *arguments], parsed.processes))
 
 
 def _refuse_settings_given_twice(parsed: argparse.Namespace) -> None:
@@ -88,7 +88,7 @@ def _given(words: Sequence[str]) -> set[str]:
     return keys
 
 
-def _verbosity(parsed: argparse.Namespace) -> list[str]:
+def verbosity(parsed: argparse.Namespace) -> list[str]:
     return [VERBOSE] if parsed.verbose else []
 
 
@@ -102,8 +102,8 @@ def program_arguments(words: Sequence[str], seed: int | None, name: str | None) 
 
 def resume(parsed: argparse.Namespace) -> None:
     """`evorl resume`: the training program replaces this process."""
-    given = [*parsed.overrides, *_verbosity(parsed)]
-    _become(resume_command(parsed.run, given, parsed.program, parsed.processes, parsed.allow_code))
+    given = [*parsed.overrides, *verbosity(parsed)]
+    become(resume_command(parsed.run, given, parsed.program, parsed.processes, parsed.allow_code))
 
 
 def resume_command(
@@ -127,10 +127,15 @@ def resume_command(
     refuse_code(saved_config(read_yaml(run / CONFIG)), allow_code)
     ranks = processes_for(run, processes)
     check_same_run(run, check(config, ranks=ranks))
+    return launch_command([str(program_of(config, program)), "--config", str(run / CONFIG), *given], ranks)
+
+
+def program_of(config: AnyConfig, program: Path | None) -> Path:
+    """Return the program of one's own, or else the one that trains this configuration. Raises UserError."""
     program = program or (ONLINE if config.actors is None else ASYNCHRONOUS)
     if not program.is_file():
         raise UserError(f"--program: there is no file {program}; name the program that trained the run")
-    return launch_command([str(program), "--config", str(run / CONFIG), *given], ranks)
+    return program
 
 
 def launch_command(arguments: Sequence[str], processes: int) -> list[str]:
@@ -169,7 +174,7 @@ def _ranks_of(run: Path) -> int:
     return 1
 
 
-def _become(command: Sequence[str]) -> None:
+def become(command: Sequence[str]) -> None:
     """Replace this process by a command, so that signals and the exit code are the command's."""
     os.execv(command[0], list(command))
 
@@ -189,7 +194,7 @@ def train_seeds(parsed: argparse.Namespace) -> None:
     if len(seeds) > 1 and os.environ.get("WANDB_SWEEP_ID") and not parsed.no_track:
         raise UserError("--seeds: a run of a W&B sweep is one training run; make `seed` a parameter of the sweep")
     file, given = file_and_assignments(
-        [*parsed.words, *_verbosity(parsed), *(each for each in parsed.seeds if isinstance(each, str))]
+        [*parsed.words, *verbosity(parsed), *(each for each in parsed.seeds if isinstance(each, str))]
     )
     config = check(read_config(file, given), ranks=parsed.processes)
     name = parsed.name or config.run.name or plain_name(config)

@@ -21,6 +21,8 @@ class RunSettings(Section):
     """The folder of runs."""
     resume: Literal["never", "auto"] = "never"
     """`auto` resumes from the newest intact checkpoint, if there is one."""
+    branch_of: Plain | None = None
+    """The run and the generation that a run goes on from, as `evorl branch` notes them."""
     timeout: Seconds = 300.0
     """Seconds that a rank waits for the others before it gives up."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None

@@ -50,7 +50,7 @@ def run_facts(run: Drawn) -> list[Fact]:
         ("environment", "environment.id"), ("algorithm", "algorithm.name"), ("agents", "population.size"),
         ("environments of each agent", "environment.num_envs"), ("seed", "seed"),
         ("steps of a generation", "evolution.steps"), ("selection", "evolution.selection.name"),
-        ("evaluation episodes", "evaluation.episodes"),
+        ("evaluation episodes", "evaluation.episodes"), ("branch of", "run.branch_of"),
     )  # fmt: skip
     facts = [(words, str(value)[:80]) for words, path in names if (value := run.setting(path)) is not None]
     return [*facts, ("ranks", f"{last.ranks} ({last.placement})"), ("ended", state(run))]
@@ -123,13 +123,19 @@ def compared(groups: Sequence[Group]) -> list[dict[str, Any]]:
                 "seeds": ", ".join(str(run.setting("seed")) for run in group.runs),
                 "best": "–" if mean is None else digits(mean.mean),
                 "interval": "–" if mean is None else ends(mean),
-                "names": ", ".join(run.name for run in group.runs),
+                "names": ", ".join(map(_with_branch, group.runs)),
                 "each": ", ".join("–" if value is None else digits(value) for value in best),
                 "steps": ", ".join(compact(run.generations[-1].agent_steps) for run in group.runs),
                 "solved": f"{solved} of {len(group.runs)}" if aims else "no target",
             }
         )
     return rows
+
+
+def _with_branch(run: Drawn) -> str:
+    """A run's name, and where it began if it is a branch."""
+    begun = run.setting("run.branch_of")
+    return run.name if begun is None else f"{run.name} (branch of {str(begun)[:80]})"
 
 
 def change(value: float) -> str:

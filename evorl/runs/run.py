@@ -144,6 +144,9 @@ class Run:
             self._benchmark = load_benchmark(config, self.ranks, task)
         restored = self._checkpoints.restore()
         if restored is None:
+            # The settings may be those of a branch, but this run begins anew.
+            run = config.run.model_copy(update={"branch_of": None})
+            self.config = config = config.model_copy(update={"run": run})
             self.progress = Progress(next_id=config.population.size)
             self.agents = first_agents(config, algorithm, self.ranks)
         else:

@@ -82,6 +82,7 @@ ACTS = {
     "run.name": "runs/test_run.py::test_a_run_leaves_what_the_readme_promises",
     "run.directory": "runs/test_faults.py::test_a_resumed_run_may_have_a_name_that_yaml_reads_otherwise",
     "run.resume": "runs/test_run.py::test_resumed_run_ends_as_undisturbed",
+    "run.branch_of": "commands/test_branch.py::test_list_lineage_and_reports_say_where_a_branch_began",
     "run.timeout": "distributed/test_ranks.py::test_ranks_that_do_not_find_each_other_are_an_error",
     "run.verbose": "runs/test_header.py::test_on_request_it_says_how_agents_learn_and_in_which_generations",
     "run.threads": "runs/test_threads.py::test_a_run_and_its_evaluation_compute_with_the_threads_of_the_configuration",

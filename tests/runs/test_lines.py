@@ -1,6 +1,7 @@
 """What a run prints: a line for each generation, and how it ended."""
 
 import json
+import re
 import shlex
 import signal
 from dataclasses import asdict
@@ -29,12 +30,13 @@ def born(id, *mutation):
     return {"id": id, "mutation": asdict(Mutation(*mutation))}
 
 
-def test_a_longer_run_is_not_suggested_where_it_is_refused(tmp_path):
+def test_a_branch_is_suggested_where_a_longer_run_is_refused(tmp_path):
     """Where the learning rate falls to 0 over `training.max_steps`, a run cannot go on with more of them."""
     summary = {**SUMMARY, "best_fitness": None}
     told = closing_lines(summary, config("algorithm={name: a2c, annealing: true}"), tmp_path, has_elite=True)
     assert "evorl evaluate" in told[-1]
-    assert "to train longer" not in told[-1]
+    assert "resume" not in told[-1]
+    assert re.search(r"`evorl branch \S+ NEW training.max_steps=\d+` to train longer", told[-1])
 
 
 def test_generation_line_of_the_console():

@@ -246,8 +246,8 @@ def closing_lines(summary: Row, config: AnyConfig, directory: Path, *, has_elite
         how = f"trained for {done:,} steps" + ("" if target is None else f"; {_missed(summary, config, target)}")
         # `training.max_steps` may be below the steps already taken if it was lowered for a resume.
         longer = 2 * max(steps, round(done, -3))
-        if STEPS not in config.algorithm.frozen_on_resume:
-            next_steps.append(f"`evorl resume {where} {STEPS}={longer}` to train longer")
+        command = f"branch {where} NEW" if STEPS in config.algorithm.frozen_on_resume else f"resume {where}"
+        next_steps.append(f"`evorl {command} {STEPS}={longer}` to train longer")
     lines = [f"{how}; best: {_best(summary, config)}"]
     if config.environment.id.startswith(SCRIPT):
         # No command can import an environment that a script defines.

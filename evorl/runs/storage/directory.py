@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import json
 import os
+import shlex
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -113,6 +114,31 @@ FREE_TO_CHANGE = (
     "network.bf16",
 )
 """Settings, or prefixes of settings, that may change on resume."""
+FREE_IN_A_BRANCH = (
+    *FREE_TO_CHANGE,
+    "seed",
+    "actors.",
+    "evaluation.",
+    "evolution.",
+    *(
+        f"algorithm.{name}"
+        for name in (
+            "reward_clip", "split_batches", "adam_epsilon", "annealing", "rollout_steps", "normalize_advantage",
+            "normalize_rewards", "entropy_scales", "grad_sync_steps", "double", "policy_delay", "exploration.",
+        )
+    ),
+)  # fmt: skip
+"""Settings, or prefixes of settings, that may change in a branch, together with the algorithm's hyperparameters."""
+FIXED_IN_A_BRANCH = (
+    "evolution.fitness",
+    "evolution.initial",
+    "evolution.hyperparameters.environment.",
+    "algorithm.exploration.noise",
+    "algorithm.exploration.start",
+)
+"""Exceptions: the elite's score is a fitness, and agents have their environments' settings and are past the start."""
+BUILT_IN = ("algorithm.", "network.", "population.from", "evolution.initial")
+"""Settings, or prefixes of settings, by which agents are made: those of a run do not go on with others."""
 NOT_SET = "not set"
 """Shown for a setting that one of two configurations lacks."""
 CANNOT_WRITE = "run.directory: cannot write to "
@@ -398,9 +424,29 @@ def load_elite(path: Path) -> tuple[dict[str, Any], Agent]:
 
 def check_same_run(path: Path, config: AnyConfig) -> None:
     """Raise UserError if `config` differs from that of the run in `path` in a setting that may not change on resume."""
-    begun = saved_config(read_yaml(path / CONFIG))
-    if difference := _first_difference(begun, config):
-        raise UserError(f"run.resume: {path} was started with another configuration: {difference}")
+    for key, was, now in differences(saved_config(read_yaml(path / CONFIG)), config):
+        if key in config.algorithm.frozen_on_resume or not key.startswith(FREE_TO_CHANGE):
+            raise UserError(
+                f"run.resume: {path} was started with another configuration: {key} was {was} and is now {now}; "
+                f"{way_to_change(path, key, now, config)}"
+            )
+
+
+def may_change_in_branch(key: str, config: AnyConfig) -> bool:
+    """True if the agents of a checkpoint can go on with another value of this setting."""
+    is_hyperparameter = key.removeprefix("algorithm.") in config.algorithm.hyperparameters
+    return not key.startswith(FIXED_IN_A_BRANCH) and (is_hyperparameter or key.startswith(FREE_IN_A_BRANCH))
+
+
+def way_to_change(run: Path, key: str, value: Any, config: AnyConfig) -> str:
+    """The command that begins a new run with another value of a setting, and with the run's agents if they fit."""
+    where, changed = shlex.quote(from_here(run)), shlex.quote(f"{key}={json.dumps(value)}")
+    if may_change_in_branch(key, config):
+        return f"`evorl branch {where} NEW {changed}` goes on with it in a new run"
+    agents, which = f" population.from={where}", " from its best agent"
+    if key.startswith(BUILT_IN):
+        agents = which = ""
+    return f"`evorl train {where}/{CONFIG} {changed}{agents} --name NEW` begins a new run with it{which}"
 
 
 def _directory(config: AnyConfig, owner: Owner) -> Path:
@@ -427,8 +473,8 @@ def _directory(config: AnyConfig, owner: Owner) -> Path:
     raise AssertionError("itertools.count ended")
 
 
-def _first_difference(old: AnyConfig, new: AnyConfig) -> str | None:
-    """The first difference in a setting that may not change on resume, or None."""
+def differences(old: AnyConfig, new: AnyConfig) -> Iterator[tuple[str, Any, Any]]:
+    """Yield (key, old value, new value) of each setting that differs, by key."""
     before, after = (leaves(config.model_dump(mode="json")) for config in (old, new))
     keys = before.keys() | after.keys()
     sections = {key[:place] for key in keys for place, letter in enumerate(key) if letter == "."}
@@ -437,7 +483,5 @@ def _first_difference(old: AnyConfig, new: AnyConfig) -> str | None:
         if key in sections and all(value in (None, {}, NOT_SET) for value in (was, now)):
             continue  # A section that one of them lacks differs in its settings, which say more.
         # NaN differs from itself.
-        differs = was != now and (type(was) is not type(now) or str(was) != str(now))
-        if differs and (key in new.algorithm.frozen_on_resume or not key.startswith(FREE_TO_CHANGE)):
-            return f"{key} was {was} and is now {now}"
-    return None
+        if was != now and (type(was) is not type(now) or str(was) != str(now)):
+            yield key, was, now

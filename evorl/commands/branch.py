@@ -1,0 +1,238 @@
+"""`evorl branch`: a new run that goes on from a checkpoint of another, with other settings.
+
+A branch is a copy of what that checkpoint needs, with a changed configuration, which is then resumed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from evorl.commands.train import become, launch_command, processes_for, program_of, verbosity
+from evorl.config import AnyConfig, override, read_yaml
+from evorl.config.fields import leaves
+from evorl.config.yaml import assignment
+from evorl.envs.generation import MIN_SHARE
+from evorl.runs.launch import check, read_config
+from evorl.runs.reading.trust import refuse_code
+from evorl.runs.storage.checkpoint_files import AGENTS, ELITE, STATE, Checkpoints
+from evorl.runs.storage.directory import (
+    CONFIG,
+    LINEAGE,
+    METRICS,
+    RunDirectory,
+    check_run,
+    differences,
+    from_here,
+    may_change_in_branch,
+    saved_config,
+    way_to_change,
+)
+from evorl.runs.storage.progress import Progress, progress_of
+from evorl.system.console import say
+from evorl.system.files import (
+    CHECKPOINTS,
+    LOCK,
+    Lock,
+    file_errors,
+    json_bytes,
+    make_directory,
+    read_lines,
+    refuse_links,
+    remove,
+    sync_directory,
+    write_atomically,
+)
+from evorl.system.formats import decode_agents, encode_agents
+from evorl.types import Agent, EvorlWarning, UserError
+
+LOCATION = ("run", "run.name", "run.directory", "run.resume", "run.branch_of")
+"""Settings that say where a run is and where it began."""
+
+
+def branch(parsed: argparse.Namespace) -> None:
+    """`evorl branch`: copies a checkpoint to a new run; the training program, which resumes it, replaces this process.
+
+    Raises UserError if the settings do not suit the agents; nothing is then written.
+    """
+    run, new = parsed.run, new_directory(parsed.run, parsed.new)
+    begun = saved_config(read_yaml(run / CONFIG))
+    refuse_code(begun, parsed.allow_code)
+    config, names = branched(run, new, begun, parsed.overrides)
+    program, ranks = program_of(config, parsed.program), processes_for(run, parsed.processes)
+    check(config, ranks=ranks)
+    generation, files = checkpoint_of(run, parsed.generation, config)
+    origin = f"{run.resolve().name}, generation {generation}"
+    config = config.model_copy(update={"run": config.run.model_copy(update={"branch_of": origin})})
+    before = decode_agents(files[AGENTS], AGENTS)
+    copy(run, new, config, generation, files | with_hyperparameters(files, names, config))
+    say(f"{from_here(new)}: branch of {from_here(run)}, generation {generation}")
+    for key, was, now in differences(begun, config):
+        if key not in LOCATION and key.removeprefix("algorithm.") not in names:
+            say(f"{key}: is now {now}, and was {was}")
+    for name in names:
+        say(_change(name, before, begun, config))
+    become(launch_command([str(program), "--config", str(new / CONFIG), *verbosity(parsed)], ranks))
+
+
+def new_directory(run: Path, name: str) -> Path:
+    """The directory of the new run: beside `run` by name, or a path. Raises UserError if it cannot be one."""
+    check_run(run)
+    if "=" in name:
+        raise UserError(f"NEW: {name} is a setting; first name the new run, as in `evorl branch {run} NEW {name}`")
+    new = Path(name).absolute() if "/" in name else run.resolve().parent / name
+    with file_errors(new):
+        if os.path.lexists(new):
+            raise UserError(f"NEW: {from_here(new)} exists already; choose another name")
+        for outer in new.parents:
+            if (outer / CONFIG).is_file() and (outer / LOCK).is_file():
+                raise UserError(f"NEW: {from_here(new)} would lie in the directory of the run {from_here(outer)}")
+    return new
+
+
+def branched(run: Path, new: Path, begun: AnyConfig, overrides: Sequence[str]) -> tuple[AnyConfig, list[str]]:
+    """The configuration of the branch of a run with the configuration `begun`, and the hyperparameters to set.
+
+    These are also those that the overrides set to the configured value, which evolution may have changed. Raises
+    UserError for a setting that agents of a checkpoint cannot go on with.
+    """
+
+    def refuse_unless_free(key: str, was: object, now: object, config: AnyConfig) -> None:
+        if not may_change_in_branch(key, config):
+            raise UserError(
+                f"{key}: was {was} and is now {now}, with which the agents of a checkpoint cannot go on; "
+                f"{way_to_change(run, key, now, config)}"
+            )
+
+    given = leaves(override({}, overrides))
+    for key in LOCATION:
+        if key in given:
+            raise UserError(f"{key}: NEW says where the new run is; leave it out")
+    if given.get("algorithm.name", begun.algorithm.name) != begun.algorithm.name:
+        # Another algorithm has other settings, so that the run's would be refused instead.
+        refuse_unless_free("algorithm.name", begun.algorithm.name, given["algorithm.name"], begun)
+    location = [assignment("run.directory", str(new.parent)), assignment("run.name", new.name), "run.resume=auto"]
+    ranges, has_own = "evolution.hyperparameters", begun.evolution.hyperparameters != begun.algorithm.default_ranges()
+    if not has_own and not any(key.startswith(ranges) for key in given):
+        location.append(f"{ranges}=null")  # Default ranges contain the configured value, which may change.
+    config = read_config(run / CONFIG, [*overrides, *location])
+    changes = list(differences(begun, config))
+    for change in changes:
+        refuse_unless_free(*change, config)
+    keys = {*given, *(key for key, _, _ in changes)}
+    return config, [name for name in config.algorithm.hyperparameters if f"algorithm.{name}" in keys]
+
+
+def checkpoint_of(run: Path, wanted: int | None, config: AnyConfig) -> tuple[int, dict[str, bytes]]:
+    """Read the checkpoint of generation `wanted`, or the newest that is intact, of a run that may be training.
+
+    Returns the generation, and its files of agents and progress by name. As on resume, a generation that a smaller
+    `training.max_steps` cut short is trained again if the checkpoint before it is there. Raises UserError if there is
+    no checkpoint, or if a branch would end at once.
+    """
+    checkpoints, where, damaged = Checkpoints(run / CHECKPOINTS, keep=1), from_here(run), set[int]()
+    if wanted is not None and wanted not in checkpoints.generations():
+        there = ", ".join(map(str, checkpoints.generations())) or "none"
+        raise UserError(f"--generation: {where} has no checkpoint of generation {wanted}; there are: {there}")
+    while numbers := [number for number in checkpoints.generations() if number not in damaged]:
+        number = wanted or numbers[-1]
+        try:
+            listed = checkpoints.verify(number).keys()
+            if missing := {AGENTS, STATE} - listed:
+                raise UserError(f"{checkpoints.path(number)}: lacks {min(missing)}")
+            files = {name: checkpoints.read(number, name) for name in listed & {AGENTS, ELITE, STATE}}
+            progress = progress_of(files[STATE], str(checkpoints.path(number) / STATE))
+        except UserError as error:
+            if wanted is not None:
+                raise
+            warnings.warn(f"{error}; looking at the other checkpoints", EvorlWarning, stacklevel=2)
+            damaged.add(number)
+            continue
+        _refuse_an_end(where, progress, config)
+        if progress.shortened_by is not None and config.training.max_steps > progress.shortened_by:
+            if wanted is None and number - 1 in numbers:
+                wanted = number - 1
+                continue
+            progress.shortened_by = None  # Else resuming would look for the checkpoint before it.
+            files[STATE] = json_bytes(asdict(progress))
+        return number, files
+    raise UserError(f"{where}: has no intact checkpoint to go on from; `evorl train` begins a new run")
+
+
+def _refuse_an_end(where: str, progress: Progress, config: AnyConfig) -> None:
+    """Raise UserError if a branch would end at once."""
+    most, steps, way = config.training.max_steps, progress.agent_steps, "raise it, or take an earlier --generation"
+    if progress.is_solved(config):
+        raise UserError(f"training.target_fitness: {where} has reached {config.training.target_fitness:g} there; {way}")
+    if most - steps <= MIN_SHARE * config.evolution.steps:
+        raise UserError(
+            f"training.max_steps: {where} has trained {steps:,} of {most:,} steps of each agent, so that too few are "
+            f"left; {way}"
+        )
+
+
+def with_hyperparameters(files: Mapping[str, bytes], names: Sequence[str], config: AnyConfig) -> dict[str, bytes]:
+    """The files of agents, in which the hyperparameters of these names have the configured values.
+
+    Those of the elite have them, too: it may become a parent.
+    """
+    values = config.algorithm.first_hyperparameters()
+
+    def changed(agent: Agent) -> Agent:
+        hyperparameters = agent.hyperparameters | {name: values.get(name) for name in names}
+        return replace(
+            agent, hyperparameters={name: each for name, each in hyperparameters.items() if each is not None}
+        )
+
+    agents = {file: decode_agents(files[file], file) for file in (AGENTS, ELITE) if file in files and names}
+    return {file: encode_agents([changed(agent) for agent in members]) for file, members in agents.items()}
+
+
+def _change(name: str, agents: Sequence[Agent], begun: AnyConfig, config: AnyConfig) -> str:
+    """A line on a hyperparameter that all `agents` get, also where evolution had changed it."""
+    first, now = (each.algorithm.first_hyperparameters().get(name) for each in (begun, config))
+    values = dict.fromkeys(agent.hyperparameters.get(name) for agent in agents)
+    shown = ["null" if value is None else f"{value:.6g}" for value in (now, *values)]
+    evolved = ", as evolution had changed it" if {*values} != {first} else ""
+    return f"algorithm.{name}: is now {shown[0]} in every agent, and was {', '.join(shown[1:])}{evolved}"
+
+
+def copy(run: Path, new: Path, config: AnyConfig, generation: int, files: Mapping[str, bytes]) -> None:
+    """Write the new run beside its place and rename it, so that it is there as a whole or not at all.
+
+    It has these `files` in place of the checkpoint's; of those, one is in memory at a time. Raises UserError if another
+    process makes a run of this name, or if the disk fails.
+    """
+    source, partial = Checkpoints(run / CHECKPOINTS, keep=1), new.with_name(f".{new.name}.partial")
+    with file_errors(new, "NEW: cannot write to "):
+        refuse_links(partial)
+        make_directory(partial)
+        lock = Lock(partial, wait=1.0)
+        try:
+            for rest in partial.iterdir():  # Of a process that was killed.
+                if rest.name != LOCK:
+                    remove(rest)
+            directory = RunDirectory(partial, config.checkpoint.keep)
+            for name in (METRICS, LINEAGE):
+                if (run / name).exists():
+                    write_atomically(partial / name, read_lines(run / name))
+            directory.cut_back(generation, files.get(ELITE, b""))
+            entries = {
+                name: directory.checkpoints.write(generation, name, files.get(name) or source.read(generation, name))
+                for name in source.files(generation)
+            }
+            directory.checkpoints.complete(generation, entries)
+            write_atomically(partial / CONFIG, config.to_yaml().encode())
+            if os.path.lexists(new):
+                raise UserError(f"NEW: {from_here(new)} exists already; choose another name")
+            partial.rename(new)
+            sync_directory(new.parent)
+        except BaseException:
+            remove(partial)
+            raise
+        finally:
+            lock.release()

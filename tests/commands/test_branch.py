@@ -1,0 +1,231 @@
+"""`evorl branch`: new runs that go on from a checkpoint of another."""
+
+import errno
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.support import ROOT, demo, error_line, lines, train
+from robustness.comparison import differences
+from robustness.systems import CASES
+
+from evorl.commands.command import run_command
+from evorl.config.yaml import read_yaml
+from evorl.report import data
+from evorl.report.facts import compared, run_facts
+from evorl.report.statistics import groups
+from evorl.runs.program import run_program
+from evorl.runs.storage.checkpoint_files import AGENTS, ELITE, Checkpoints
+from evorl.system.files import LOCK, Lock
+from evorl.system.formats import encode_agents
+from evorl.types import EvorlWarning
+
+
+@pytest.fixture
+def branch(in_directory, monkeypatch):
+    """A function that branches `runs/a` as the command does, and trains the branch in this process unless told."""
+    begun = []
+    monkeypatch.setattr("os.execv", lambda path, command: begun.append(command))
+
+    def run(*words, trains=True):
+        begun.clear()
+        code = run_program(run_command, ["branch", "runs/a", *words])
+        if code or not trains:
+            return code
+        ((*_, program, option, file),) = begun
+        assert (program, option) == (str(ROOT / "demos" / "online.py"), "--config")
+        return run_program(demo(), [option, file])
+
+    return run
+
+
+@pytest.fixture
+def copied_run(trained_run, in_directory):
+    """The run `runs/a`, of three generations of which the last two have checkpoints."""
+    return shutil.copytree(trained_run, in_directory / "runs" / "a")
+
+
+def contents(run):
+    return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def names(directory):
+    return sorted(path.name for path in Path(directory).iterdir())
+
+
+def agents(run, generation, file=AGENTS):
+    return Checkpoints(run / "checkpoints", keep=1).agents(generation, file)
+
+
+@pytest.mark.filterwarnings("ignore:no episode ended")
+@pytest.mark.parametrize("case", ["dqn-prioritised", "ppo-recurrent", "dqn-recurrent-running"])
+def test_a_branch_without_changes_ends_as_the_run_that_went_on(case, branch):
+    assert run_program(demo(), [*CASES[case], "run.name=a", "checkpoint.keep=9"]) == 0
+    before = contents(Path("runs/a"))
+    assert branch("b", "--generation", "2") == 0
+    assert contents(Path("runs/a")) == before
+    earlier = re.compile(r"checkpoints/generation-000001/")
+    assert [name for name in differences(Path("runs/a"), Path("runs/b")) if not earlier.match(name)] == []
+    assert read_yaml(Path("runs/b/config.yaml"))["run"]["branch_of"] == "a, generation 2"
+
+
+@pytest.mark.two_process
+def test_a_branch_of_two_ranks_ends_as_the_run_that_went_on(tmp_path, forked_launch):
+    settings = (*CASES["dqn-prioritised"], "checkpoint.keep=9", "run.name=a")
+    done = forked_launch(tmp_path, *settings)
+    assert done.returncode == 0, done.stderr[-3000:]
+    command = [sys.executable, "-m", "evorl", "branch", "runs/a", "b", "--generation", "2"]
+    variables = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=variables, timeout=240, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    files = differences(tmp_path / "runs" / "a", tmp_path / "runs" / "b")
+    assert [name for name in files if not name.startswith("checkpoints/generation-000001")] == []
+    assert {row["ranks"] for row in lines(tmp_path / "runs" / "b" / "metrics.jsonl")} == {2}
+
+
+def test_a_named_hyperparameter_is_set_in_every_agent_also_where_evolution_changed_it(copied_run, branch, capsys):
+    checkpoints = Checkpoints(copied_run / "checkpoints", keep=1)
+    files = {name: checkpoints.read(2, name) for name in checkpoints.files(2)}
+    evolved = agents(copied_run, 2)
+    evolved[1].hyperparameters["gamma"] = 0.9
+    files[AGENTS] = encode_agents(evolved)
+    checkpoints.complete(2, {name: checkpoints.write(2, name, payload) for name, payload in files.items()})
+    words = ("--generation", "2", "algorithm.learning_rate=1e-4", "algorithm.gamma=0.99", "algorithm.max_grad_norm=5")
+    assert branch("b", *words, "evolution.selection.name=none", "training.max_steps=160", trains=False) == 0
+    assert capsys.readouterr().err.splitlines() == [
+        "runs/b: branch of runs/a, generation 2",
+        "evolution.hyperparameters.learning_rate.min: is now 0.0001, and was 0.0002",
+        "evolution.selection.name: is now none, and was tournament",
+        "training.max_steps: is now 160, and was 116",
+        "algorithm.learning_rate: is now 0.0001 in every agent, and was 0.001",
+        "algorithm.gamma: is now 0.99 in every agent, and was 0.99, 0.9, as evolution had changed it",
+        "algorithm.max_grad_norm: is now 5 in every agent, and was null",
+    ]
+    values = {"learning_rate": 1e-4, "gamma": 0.99, "max_grad_norm": 5.0}
+    for file in (AGENTS, ELITE):
+        for before, after in zip(agents(copied_run, 2, file), agents(Path("runs/b"), 2, file), strict=True):
+            assert after.hyperparameters == before.hyperparameters | values
+            before.hyperparameters, after.hyperparameters = {}, {}
+            assert encode_agents([before]) == encode_agents([after])
+    assert run_program(demo(), ["--config", "runs/b/config.yaml"]) == 0
+    after = [row for row in lines(Path("runs/b/lineage.jsonl")) if row["generation"] > 2]
+    assert {row["generation"] for row in after} >= {3, 4}
+    assert all(row["hyperparameters"].items() >= values.items() for row in after)
+
+
+def test_more_steps_under_annealing_make_a_branch_and_not_a_resumed_run(branch, capsys):
+    settings = ("algorithm={name: ppo, rollout_steps: 10, batch_size: 10, annealing: true}", "run.name=a")
+    assert train(*settings, "training.max_steps=80") == 0
+    rates = [each.state.acting["steps"] for each in agents(Path("runs/a"), 2)]
+    capsys.readouterr()
+    assert run_program(run_command, ["resume", "runs/a", "training.max_steps=160"]) == 2
+    advised = re.search(r"`evorl branch (runs/a) NEW (training\.max_steps=160)` goes on", error_line(capsys))
+    assert branch("b", advised[2]) == 0
+    steps = [each.state.acting["steps"] for each in agents(Path("runs/b"), 4)]
+    assert min(rates) > 40
+    assert min(steps) > max(rates), "the schedule goes on and does not begin anew"
+    assert lines(Path("runs/b/metrics.jsonl"))[-1]["agent_steps"] > 120
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["b", "environment.num_envs=4"], r"environment.num_envs: was 2 and is now 4, .* population.from=runs/a --n"),
+        (["b", "population.size=5"], r"population.size: was 4 and is now 5, .* population.from=runs/a --name NEW`"),
+        (["b", "algorithm=ppo"], r"algorithm.name: was dqn .* `evorl train runs/a/config.yaml \S+ --name NEW` begins"),
+        (["b", "algorithm.dueling=true"], r"algorithm.dueling: was False .*config.yaml algorithm.dueling=true --name"),
+        (["b", "network.hidden_sizes=[32]"], r"network.hidden_sizes: .*config.yaml 'network.hidden_sizes=\[32\]' --n"),
+        (["b", "replay.capacity=400"], r"replay.capacity: was 500 and is now 400, .* population.from=runs/a --name"),
+        (["b", "evolution.fitness=info.x"], r"evolution.fitness"),
+        (["b", "algorithm.learning_rate=7"], r"algorithm.learning_rate: 7 is out of range"),
+        (["b", "run.name=c"], r"run.name: NEW says where the new run is; leave it out"),
+        (["seed=2"], r"NEW: seed=2 is a setting; first name the new run, as in `evorl branch runs/a NEW seed=2`"),
+        (["a"], r"NEW: runs/a exists already; choose another name"),
+        (["runs/a/b"], r"NEW: runs/a/b would lie in the directory of the run runs/a"),
+        (["b"], r"training.max_steps: runs/a has trained 114 of 116 .*; raise it, or take an earlier --g"),
+        (["b", "training.max_steps=200", "--generation", "1"], r"no checkpoint of generation 1; there are: 2, 3"),
+        (["b", "training.max_steps=200", "--program", "no.py"], r"--program: there is no file no.py"),
+    ],
+)  # fmt: skip
+def test_what_agents_cannot_go_on_with_is_refused_and_nothing_written(words, reason, copied_run, branch, capsys):
+    before = contents(Path("runs"))
+    assert branch(*words) == 2
+    assert re.search(reason, error_line(capsys))
+    assert contents(Path("runs")) == before
+    assert names("runs") == ["a"]
+
+
+def test_a_run_that_trains_is_copied_and_a_path_may_lie_elsewhere(copied_run, branch):
+    (copied_run / "tracking.json").write_text('{"wandb": "abc"}')
+    lock, before = Lock(copied_run, wait=0.0), contents(copied_run)
+    try:
+        assert branch("elsewhere/b", "training.max_steps=160") == 0
+    finally:
+        lock.release()
+    assert contents(copied_run) == before
+    new = Path("elsewhere/b")
+    assert [row["generation"] for row in lines(new / "metrics.jsonl")] == [1, 2, 3, 4, 5]
+    assert not (new / "tracking.json").exists(), "a tracker's run is not continued by another"
+
+
+def test_checkpoints_that_are_damaged_or_cut_short_are_passed_over(copied_run, branch):
+    (copied_run / "checkpoints" / "generation-000003" / AGENTS).write_bytes(b"")
+    with pytest.warns(EvorlWarning, match=r"generation-000003.* damaged.*; looking at the other checkpoints"):
+        assert branch("b", "training.max_steps=160", trains=False) == 0
+    assert agents(Path("runs/b"), 2)
+    assert train("run.name=c", "training.max_steps=60") == 0
+    shutil.rmtree("runs/a")
+    Path("runs/c").rename("runs/a")
+    assert [row["shortened_by"] for row in lines(Path("runs/a/metrics.jsonl"))] == [None, 60]
+    assert branch("d", "training.max_steps=116") == 0
+    assert branch("e", "training.max_steps=116", "--generation", "2") == 0
+    whole, shortened = ([row["agent_steps"] for row in lines(Path(f"runs/{name}/metrics.jsonl"))] for name in "de")
+    assert whole[1] == lines(Path("runs/b/metrics.jsonl"))[1]["agent_steps"]
+    assert shortened[1] < whole[1], "the generation that was asked for is not trained again"
+
+
+def test_a_failing_copy_leaves_nothing_and_what_a_killed_one_left_is_removed(copied_run, branch, monkeypatch, capsys):
+    def fail(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "complete", fail)
+        assert branch("b", "training.max_steps=160") == 2
+    assert "NEW: cannot write to runs/b: No space left" in error_line(capsys).replace(f"{Path.cwd()}/", "")
+    assert names("runs") == ["a"]
+    (Path("runs/.b.partial") / "checkpoints").mkdir(parents=True)
+    (Path("runs/.b.partial") / "junk").touch()
+    assert branch("b", "training.max_steps=160", trains=False) == 0
+    assert names("runs") == ["a", "b"]
+    assert names("runs/b") == [LOCK, "checkpoints", "config.yaml", "elite", "lineage.jsonl", "metrics.jsonl"]
+    capsys.readouterr()
+    Path("outside").mkdir()
+    Path("runs/.c.partial").symlink_to(Path("outside").absolute())
+    assert branch("c", "training.max_steps=160") == 2
+    assert "is a symbolic link" in error_line(capsys)
+    assert names("outside") == []
+
+
+def test_list_lineage_and_reports_say_where_a_branch_began(copied_run, branch, capsys):
+    assert branch("b", "training.max_steps=160", "seed=7") == 0
+    capsys.readouterr()
+    assert run_program(run_command, ["list"]) == 0
+    assert re.search(r"\nb .*  branch of a, generation 3\n", capsys.readouterr().out)
+    assert run_program(run_command, ["lineage", "runs/b"]) == 0
+    assert capsys.readouterr().out.startswith("branch of a, generation 3\n")
+    runs = [data.load(copied_run), data.load(Path("runs/b"))]
+    assert ("branch of", "a, generation 3") in run_facts(runs[1])
+    assert "branch of" not in dict(run_facts(runs[0]))
+    assert [row["names"] for row in compared(groups(runs))] == ["a", "b (branch of a, generation 3)"]
+
+
+def test_a_new_run_with_the_settings_of_a_branch_is_none(copied_run, branch):
+    assert branch("b", "training.max_steps=160", trains=False) == 0
+    assert run_program(demo(), ["--config", "runs/b/config.yaml", "run.name=c", "training.max_steps=40"]) == 0
+    assert read_yaml(Path("runs/c/config.yaml"))["run"]["branch_of"] is None
