@@ -35,9 +35,11 @@ def on_files(files: Files, config: Any) -> None:
     pages |= {"settings.md": settings_page(SETTINGS), "commands.md": _commands(), "reference.md": _reference()}
     texts |= {f"docs/{file.src_uri}": file.content_string for file in files if file.src_uri.endswith(".md")}
     for name in sorted({_target(name, link) for name, text in texts.items() for link in LINK.findall(text)}):
-        if (path := ROOT / name).suffix in (".py", ".yaml"):
+        if not (path := ROOT / name).is_file() or name in texts or name.startswith("docs/"):
+            continue  # The site has it, or nothing, which is then a broken link.
+        if path.suffix in (".py", ".yaml"):
             pages[_on_site(name)] = f"# {name}\n\n``````{path.suffix[1:]}\n{path.read_text()}``````\n"
-        elif path.is_file() and name not in texts and not name.startswith("docs/"):
+        else:
             files.append(File.generated(config, _on_site(name), abs_src_path=str(path)))
     for name, text in (pages | {"extra.css": CSS}).items():
         files.append(File.generated(config, name, content=text))
