@@ -122,6 +122,8 @@ def _spaces(settings: Environment, steps: int) -> list[Verdict]:
             sections = {section: shipped[section] for section in ("network", *OF_ALGORITHM) if section in shipped}
             environment = settings.model_dump(mode="json", exclude_unset=True)
             config = validate({**sections, "environment": environment}, SETTINGS)
+            if is_tensor(settings.id) and config.actors is not None:
+                continue  # Actor processes step environments of their own.
             check_memory(config, make_algorithm(config, interface))
             able.append(name)
         except UserError as error:
