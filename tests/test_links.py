@@ -39,3 +39,8 @@ def test_each_source_file_that_is_named_exists(page):
     ends = {file[place:] for file in files for place in [0, *(m.end() for m in re.finditer("/", file))]}
     named = re.findall(r"`([\w/]+\.py)`", page.read_text())
     assert [name for name in named if name not in ends] == []
+
+
+def test_the_site_has_each_page():
+    nav = set(re.findall(r"[\w/]+\.md", (ROOT / ".ci/site/mkdocs.yml").read_text()))
+    assert {str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md")} <= nav
