@@ -24,6 +24,12 @@ WORDS = "words"
 OVERRIDES = "overrides"
 """Name of the positional arguments that are all `key.path=value`."""
 
+MAY_CHANGE = (
+    "those of run, training, tracking and checkpoint, population.placement, environment.max_restarts, "
+    "environment.vectorization, evaluation.max_steps and network.bf16; `evorl branch` begins a new run with others"
+)
+"""What `evorl resume` may change, in words."""
+
 
 @dataclass(frozen=True)
 class Command:
@@ -221,11 +227,11 @@ def _branch(parser: argparse.ArgumentParser) -> None:
 
 def _resume(parser: argparse.ArgumentParser) -> None:
     _run(parser)
-    _continuation(parser)
+    _continuation(parser, f"settings to change: {MAY_CHANGE}")
 
 
-def _continuation(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(OVERRIDES, nargs="*", metavar="key.path=value", help="settings to change")
+def _continuation(parser: argparse.ArgumentParser, settings: str = "settings to change") -> None:
+    parser.add_argument(OVERRIDES, nargs="*", metavar="key.path=value", help=settings)
     parser.add_argument("--processes", type=count, help="number of processes (default: as many as trained the agent)")
     parser.add_argument("--program", type=Path, metavar="FILE", help="the program that trained the run, if your own")
     _verbose(parser)

@@ -168,14 +168,14 @@ def config(parsed: argparse.Namespace) -> None:
         others = [
             name
             for name, settings in SETTINGS.items()
-            if any(each.path == parsed.explain for each in settings_of(model_of(settings)))
+            if any(f".{each.path}".endswith(f".{parsed.explain}") for each in settings_of(model_of(settings)))
         ]
         if others and complete.algorithm.name not in others:
             raise UserError(
                 f"--explain: {complete.algorithm.name} has no {parsed.explain}, which is a setting of "
                 f"{', '.join(others)}: evorl config {others[0]} --explain {parsed.explain}"
             )
-        print("\n".join(explained(known, parsed.explain)))
+        print("\n".join(explained(known, parsed.explain, complete)))
         return
     print(commented(complete.model_dump(mode="json"), known), end="")
 

@@ -16,12 +16,14 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from evorl.config.errors import bounds_of, nearest, section_in
-from evorl.config.fields import AlgorithmSettings
-from evorl.config.schema import as_yaml, model_of
+from evorl.config.fields import AlgorithmSettings, leaves
+from evorl.config.schema import AnyConfig, as_yaml, model_of
 from evorl.types import UserError
 
 WORDS: Mapping[Any, str] = {int: "whole number", float: "number", bool: "true or false", str: "text", Path: "path"}
 MARGIN = " " * 4
+NO_VALUE = object()
+"""In place of the value of a section, whose keys have values of their own."""
 
 
 @dataclass(frozen=True)
@@ -56,17 +58,42 @@ def settings_of(model: type[BaseModel], prefix: str = "", defaults: BaseModel | 
     return collected
 
 
-def explained(settings: Sequence[Setting], key: str) -> list[str]:
-    """Return the help lines for a key and all keys below it. Raises UserError if there is no such key."""
-    matching = [setting for setting in settings if setting.path == key or setting.path.startswith(f"{key}.")]
-    if not matching:
-        raise UserError(f"--explain: there is no key {key!r}" + nearest(key, [setting.path for setting in settings]))
+def explained(settings: Sequence[Setting], key: str, config: AnyConfig) -> list[str]:
+    """Return the help lines for a key and all keys below it, with the values and ranges of `config`.
+
+    A key may be given by its last part; what is no key is looked for in the descriptions. Raises UserError if it is
+    nowhere.
+    """
+    values, ranges = leaves(config.model_dump(mode="json")), config.evolution.hyperparameters or {}
     lines: list[str] = []
-    for setting in matching:
+    for setting in _matching(settings, key):
         default = f" (default: {setting.default})" if setting.default else ""
-        lines.append(f"{setting.path}: {setting.kind}{default}")
+        value = values.get(setting.path, NO_VALUE)
+        here = f"; here: {_as_yaml(value)}" if value is not NO_VALUE else ""
+        lines.append(f"{setting.path}: {setting.kind}{default}{here}")
         lines += textwrap.wrap(setting.sentence, 110, initial_indent=MARGIN, subsequent_indent=MARGIN)
+        name = setting.path.removeprefix("algorithm.")
+        if name in ranges and config.evolution.mutation.hyperparameters > 0:
+            lines.append(f"{MARGIN}Evolution changes it between {ranges[name].min:g} and {ranges[name].max:g}.")
+        elif name in config.algorithm.hyperparameters and name != setting.path:
+            range = f"evolution.hyperparameters.{name}"
+            lines.append(f"{MARGIN}Evolution does not change it here; it could, by a range {range}.")
     return lines
+
+
+def _matching(settings: Sequence[Setting], key: str) -> list[Setting]:
+    """The key and those below it; else the only one of this last part; else those whose descriptions have the word."""
+    exact = [setting for setting in settings if setting.path == key or setting.path.startswith(f"{key}.")]
+    named = [setting for setting in settings if setting.path.endswith(f".{key}")]
+    if exact or len(named) == 1:
+        return exact or named
+    if len(named) > 1:
+        raise UserError(f"--explain: {key!r} is one of {', '.join(setting.path for setting in named)}")
+    word = key.lower()
+    described = [setting for setting in settings if word in f"{setting.path} {setting.sentence}".lower()]
+    if described and "." not in key:
+        return described
+    raise UserError(f"--explain: there is no key {key!r}" + nearest(key, [setting.path for setting in settings]))
 
 
 def sentence_of(model: type[BaseModel], name: str) -> str:

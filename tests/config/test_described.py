@@ -72,6 +72,23 @@ def test_a_key_is_explained(key, told, capsys):
     assert all(line.startswith((key, "    ")) for line in shown.splitlines())
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ["ppo", "--explain", "learning_rate"],
+            ["(default: 0.0003); here: 0.002", "Evolution changes it between 0.0001"],
+        ),
+        (["ppo", "--explain", "algorithm.gamma"], ["; here: 0.995", "Evolution does not change it here; it could, by"]),
+        (["--explain", "bfloat16"], ["network.bf16: true or false"]),
+    ],
+)
+def test_a_key_is_explained_with_its_value_its_range_and_by_a_word_of_its_description(words, told, capsys):
+    run_command(["config", *words])
+    shown = capsys.readouterr().out
+    assert all(text in shown for text in told)
+
+
 def test_the_command_shows_what_a_command_line_stands_for(capsys):
     run_command(["config", "ppo", "population.size=2", "training.max_steps=7"])
     shown = yaml.safe_load(capsys.readouterr().out)
@@ -86,6 +103,8 @@ def test_a_key_that_is_not_there_is_a_mistake(capsys):
     assert "dqn has no algorithm.clip, which is a setting of appo, ppo: evorl config appo --explain" in error_line(
         capsys
     )
+    assert run_program(run_command, ["config", "--explain", "name"]) == 2
+    assert "--explain: 'name' is one of run.name, algorithm.name, " in error_line(capsys)
     assert run_program(run_command, ["config", "ppo", "algorithm.clip=-1"]) == 2
     assert "algorithm.clip: -1 is out of range" in error_line(capsys)
 
