@@ -109,7 +109,7 @@ def test_a_signal_while_the_next_elite_is_measured_tells_of_what_is_on_disk(
         return test(*given, **named)
 
     monkeypatch.setattr(Elite, "reaches", interrupted)
-    train("run.name=a", "training.target_fitness=1e9", "evaluation.confirmation_episodes=3")
+    train("run.name=a", "training.target_fitness=475", "evaluation.confirmation_episodes=3")
     summary = json.loads((in_directory / "runs" / "a" / "summary.json").read_text())
     said = "\n".join(capsys.readouterr().err.splitlines()[-2:])
     metrics = in_directory / "runs" / "a" / "metrics.jsonl"
