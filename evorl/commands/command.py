@@ -286,7 +286,11 @@ def _plot(parser: argparse.ArgumentParser) -> None:
 
     _runs(parser, "a run's directory; several runs are compared")
     parser.add_argument(
-        "--output", "-o", type=Path, default=Path("plot.png"), metavar="FILE", help="a .png, .svg or .pdf file"
+        "--output",
+        "-o",
+        type=Path,
+        metavar="FILE",
+        help="a .png, .svg or .pdf file (default: plot.png in the run's directory or, for several runs, in this one)",
     )
     parser.add_argument("--measure", choices=tuple(MEASURES), help="what to compare several runs by (default: best)")
     parser.add_argument("--hyperparameter", metavar="NAME", help="with one run: a hyperparameter to plot as well")

@@ -86,9 +86,11 @@ def plot(parsed: argparse.Namespace) -> None:
     from evorl.report.data import load_several
     from evorl.report.picture import check_output, draw
 
-    check_output(parsed.output)
-    draw(load_several(parsed.runs), parsed.output, parsed.measure, parsed.hyperparameter)
-    print(parsed.output)
+    output = parsed.output or (parsed.runs[0] / "plot.png" if len(parsed.runs) == 1 else Path("plot.png"))
+    check_output(output)
+    replaced = " (replaces the one before)" if output.exists() else ""
+    draw(load_several(parsed.runs), output, parsed.measure, parsed.hyperparameter)
+    print(f"{output}{replaced}")
 
 
 def export(parsed: argparse.Namespace) -> None:

@@ -59,6 +59,8 @@ def train(parsed: argparse.Namespace) -> None:
         return
     # Check first: otherwise every process would find the same error, and the launcher would add a traceback for each.
     check(read_config(Path(arguments[1]), arguments[2:]), ranks=parsed.processes)
+    if parsed.processes > (cores := usable_cores()):
+        say(f"warning: --processes: {parsed.processes} processes share {cores} cores and wait for each other")
     become(launch_command([str(program), *arguments], parsed.processes))
 
 

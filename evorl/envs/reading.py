@@ -281,7 +281,9 @@ def _specs(settings: Environment, space: gym.Space[Any], frames: int) -> Observa
     """The observation specs of a space, whose `frames` and first axes are channels where the environment says so."""
     parts = observation_specs(space)
     if MASK in parts:
-        raise UserError(f"environment.id: {settings.id} has an observation part named {MASK!r}")
+        raise UserError(
+            f"environment.id: {settings.id} has an observation part named {MASK!r}; return it in info[{MASK!r}]"
+        )
     if frames:
         return {name: replace(part, frames=frames, channels_last=False) for name, part in parts.items()}
     if not settings.id.startswith(CHANNELS_FIRST):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import signal
 import sys
 import warnings
@@ -113,6 +114,8 @@ WANTED = (
 def _why_unknown(id: str, error: Exception) -> str:
     """The reason why no environment is registered or defined under an id, where Gymnasium raised `error`."""
     path, _, name = id.rpartition(":")
+    if old := re.fullmatch(r"(\w+?)(-ram)?(NoFrameskip|Deterministic)-v[04]", name):
+        return f"Atari's old names are gone; did you mean 'ALE/{old[1]}-v5'?"
     if (extra := extra_of(error)) is not None:
         return f"it needs the extra {extra}: {install_command(extra)}"
     if path in sys.modules and isinstance(error, gym.error.UnregisteredEnv):

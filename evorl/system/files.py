@@ -148,7 +148,8 @@ def settle(*directories: Path) -> None:
 
 def reason(error: OSError, path: Path) -> str:
     """The path and the reason of an OSError; lock errors do not name the path themselves."""
-    return f"{error.filename or path}: {error.strerror or error}"
+    more = "; raise the limit with `ulimit -n 65536`" if error.errno == errno.EMFILE else ""
+    return f"{error.filename or path}: {error.strerror or error}{more}"
 
 
 @contextlib.contextmanager

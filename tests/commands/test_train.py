@@ -12,6 +12,7 @@ from evorl.commands.train import program_arguments
 from evorl.config.yaml import configuration_file, read_settings, shipped_names
 from evorl.runs.program import run_program
 from evorl.runs.train import ASYNCHRONOUS, ONLINE, main_of, program_for
+from evorl.system.processes import usable_cores
 from evorl.types import UserError
 
 
@@ -42,6 +43,10 @@ def test_several_processes_are_started_by_the_launcher_after_a_check(in_director
     assert command[command.index(str(ASYNCHRONOUS)) + 1 :] == [
         "--config", str(ROOT / "configs" / "training" / "impala.yaml"), 'run.name="a"',
     ]  # fmt: skip
+    capsys.readouterr()
+    assert run_program(run_command, ["train", "ppo", "--processes", "64"]) == 0
+    assert ("64 processes share" in capsys.readouterr().err) == (usable_cores() < 64)
+    del begun[1:]
     assert run_program(run_command, ["train", "ppo", "--processes", "2", "algorithm.clip=-1"]) == 2
     assert "algorithm.clip: -1 is out of range" in error_line(capsys)
     assert len(begun) == 1

@@ -152,6 +152,11 @@ def test_nothing_is_written_through_a_link(output, run, tmp_path, monkeypatch, c
     (tmp_path / output).unlink()
     assert run_program(run_command, commands[output]) == 0
     assert (tmp_path / output).stat().st_size > 1000
+    capsys.readouterr()
+    for replaced in (False, True):
+        assert run_program(run_command, commands[output][:2]) == 0
+        assert (run / output).stat().st_size > 1000, "by default it is in the run"
+        assert ("replaces the one before" in capsys.readouterr().out) == (replaced and output == "plot.png")
 
 
 def test_links_that_wandb_makes_are_no_reason_to_refuse_a_run(run, tmp_path):

@@ -1,12 +1,13 @@
 """Files are written whole or not at all, whoever else writes them."""
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
 from evorl.runs.storage.checkpoint_files import Checkpoints
-from evorl.system.files import make_directory, make_subdirectory, replacing, write_atomically
+from evorl.system.files import make_directory, make_subdirectory, reason, replacing, write_atomically
 
 
 def test_two_writers_of_one_file_do_not_disturb_each_other(tmp_path):
@@ -65,3 +66,8 @@ def test_new_directories_are_synced_in_their_parents(tmp_path, disk_calls):
     assert {*disk_calls} == {f"sync {name}" for name in (tmp_path.name, "runs", "a")}
     with pytest.raises(FileExistsError):
         make_directory(tmp_path / "runs", fresh=True)
+
+
+def test_too_many_open_files_name_the_limit():
+    error = OSError(errno.EMFILE, "Too many open files")
+    assert reason(error, Path("runs/a")) == "runs/a: Too many open files; raise the limit with `ulimit -n 65536`"
