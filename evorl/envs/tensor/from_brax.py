@@ -47,7 +47,8 @@ def playground_simulator(settings: Environment, name: str, copies: int, device: 
     if name not in known:
         raise UserError(f"environment.id: playground has no environment {name!r}{nearest(name, known)}")
     config = registry.get_default_config(name)
-    kwargs = dict(settings.kwargs)
+    # MJX in Warp, its default, keeps arrays outside of a copy's state, which cannot be stepped so (playground 0.2).
+    kwargs = {**({"impl": "jax"} if "impl" in config else {}), **settings.kwargs}
     limit = int(kwargs.pop("episode_length", config.episode_length))
     env = registry.load(name, config=config, config_overrides=kwargs or None)
     return JaxSimulator(PhysicsTask(env, limit, "data"), copies, device)
