@@ -49,7 +49,9 @@ from evorl.population import Learner, Policy, initial_population
 from evorl.runs.launch import load_config
 from evorl.runs.program import run_program
 from evorl.seeding import torch_generator
-from evorl.types import Agent, Batch, RecurrentInput, Tensors
+from evorl.types.agents import Agent
+from evorl.types.batches import Batch, RecurrentInput
+from evorl.types.tensors import Tensors
 
 CONFIGS = Path(__file__).parent.parent / "configs" / "training"
 PARTS = ("train", "losses", "cost", "launches", "pong")

@@ -13,7 +13,7 @@ from helpers.worlds import E, P, T, World, check_rollouts, flat, next_state, pla
 from evorl.config import Environment
 from evorl.envs import Environments
 from evorl.population.evaluation import evaluate
-from evorl.types import Transition
+from evorl.types.batches import Transition
 
 
 class Still:

@@ -90,7 +90,7 @@ def _reference() -> str:
     """The public names of evorl; those of sections of a configuration only as a list."""
     names = {name: f"{module}.{name}" for name, module in reversed(evorl._MODULES.items())}
     sections = [name for name, path in names.items() if path.startswith(("evorl.config", "evorl.algorithms"))]
-    names |= {name: f"evorl.types.{name}" for name in ("UserError", "RunFailed")}
+    names |= {name: f"evorl.types.outcomes.{name}" for name in ("UserError", "RunFailed")}
     texts = ["# Python reference", *(f"::: {path}" for name, path in names.items() if name not in sections)]
     texts.append("## Sections of a configuration\n\nTheir fields are [settings](settings.md).")
     return "\n\n".join([*texts, ", ".join(f"`evorl.{name}`" for name in sorted(sections)) + "."])

@@ -21,7 +21,7 @@ from evorl.runs.launch import load_config
 from evorl.runs.program import run_program
 from evorl.runs.run import Run
 from evorl.system.stopwatch import Stopwatch
-from evorl.types import PolicyOutput, Transition
+from evorl.types.batches import PolicyOutput, Transition
 
 DEFAULT_CONFIG = Path(__file__).parents[2] / "configs" / "training" / "dqn.yaml"
 GENERATIONS = 20

@@ -25,7 +25,8 @@ from evorl.seeding import derive_seed, seed_process
 from evorl.system.closing import Closeable
 from evorl.system.console import warnings_on_one_line
 from evorl.system.plugins import told_exit
-from evorl.types import Tensors, UserError
+from evorl.types.outcomes import UserError
+from evorl.types.tensors import Tensors
 
 NUMBER = struct.Struct("<q")
 """Wire format of the number of a message, which the learner sends to have it filled."""

@@ -28,7 +28,8 @@ from evorl.population import Learner, Policy
 from evorl.population.learner import read_state, split_states, state_size, write_state
 from evorl.system.closing import Closeable
 from evorl.system.processes import free_memory, usable_cores
-from evorl.types import Agent, EvorlWarning, UserError
+from evorl.types.agents import Agent
+from evorl.types.outcomes import EvorlWarning, UserError
 
 
 def max_staleness(config: AnyConfig, algorithm: Algorithm, copies: int, agents: Sequence[Agent] = ()) -> int:

@@ -26,7 +26,8 @@ from evorl.replay.replay import ERROR
 from evorl.replay.rollout_memory import RolloutLayout, RolloutMemory
 from evorl.replay.storage import Empty, Field
 from evorl.system.stopwatch import Stopwatch
-from evorl.types import Batch, PolicyOutput, Tensors
+from evorl.types.batches import Batch, PolicyOutput
+from evorl.types.tensors import Tensors
 
 
 class Message(Protocol):

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evorl.system.formats import DESCRIPTIONS
-from evorl.types import Agent
+from evorl.types.agents import Agent
 
 PAGE = 4096
 ALIGNMENT = 64

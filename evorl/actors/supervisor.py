@@ -23,7 +23,7 @@ from evorl.actors.server import ActorServer, kill_group
 from evorl.config.learning import ActorSettings
 from evorl.system.processes import too_few_open_files
 from evorl.system.signals import raise_if_signalled
-from evorl.types import EvorlWarning, RunFailed, UserError
+from evorl.types.outcomes import EvorlWarning, RunFailed, UserError
 
 LOOK_EVERY = 0.5
 """Seconds between liveness checks."""

@@ -46,7 +46,10 @@ from evorl.networks.stack import Architectures, Stack, TargetRule
 from evorl.replay import Experience, Pace
 from evorl.replay.rollouts import RolloutExperience, check_rollout
 from evorl.system.stopwatch import Stopwatch
-from evorl.types import Agent, Batch, Branches, Head, Loss, Observation, RecurrentInput, Segment, Tensors, UserError
+from evorl.types.agents import Agent, Branches, Head
+from evorl.types.batches import Batch, Loss, RecurrentInput, Segment
+from evorl.types.outcomes import UserError
+from evorl.types.tensors import Observation, Tensors
 
 
 class OnPolicyNoiseSettings(StateDependentNoiseSettings):

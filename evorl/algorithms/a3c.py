@@ -22,7 +22,9 @@ from evorl.networks.stack import Stack
 from evorl.replay import Experience, Pace
 from evorl.replay.received import ReceivedGradients
 from evorl.system.stopwatch import Stopwatch
-from evorl.types import Batch, Segment, Tensors, UserError
+from evorl.types.batches import Batch, Segment
+from evorl.types.outcomes import UserError
+from evorl.types.tensors import Tensors
 
 SCALE = "entropy_scale"
 """Name of a column and of an acting state: the factor by which an actor scales the entropy coefficients."""

@@ -22,7 +22,8 @@ from evorl.config import Config
 from evorl.config.fields import Positive, Rate, Section, Size, Weight
 from evorl.envs.spaces import EnvSpec
 from evorl.networks.stack import Stack
-from evorl.types import Tensors, UserError
+from evorl.types.outcomes import UserError
+from evorl.types.tensors import Tensors
 
 NOISE_SCALE = "noise_scale"
 NONE = EpsilonGreedy(start=0.0, end=0.0, decay=1.0)

@@ -18,7 +18,7 @@ from evorl.replay import Experience, Pace
 from evorl.replay.received import ReceivedRollouts
 from evorl.replay.statistics import normalized
 from evorl.system.stopwatch import Stopwatch
-from evorl.types import Batch
+from evorl.types.batches import Batch
 
 
 class AsynchronousSettings(A2CSettings):

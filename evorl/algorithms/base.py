@@ -24,17 +24,10 @@ from evorl.networks.stack import Architectures, NetworkSpec, Stack, TargetRule
 from evorl.networks.standard import StandardNetwork
 from evorl.replay import Experience, Pace
 from evorl.system.stopwatch import Stopwatch
-from evorl.types import (
-    Agent,
-    Batch,
-    Branches,
-    Head,
-    Loss,
-    Observation,
-    RecurrentInput,
-    Tensors,
-    UserError,
-)
+from evorl.types.agents import Agent, Branches, Head
+from evorl.types.batches import Batch, Loss, RecurrentInput
+from evorl.types.outcomes import UserError
+from evorl.types.tensors import Observation, Tensors
 
 PerAgent = Callable[[Stack], Tensor]
 """Maps a stack to one number per agent [P]."""

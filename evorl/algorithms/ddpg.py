@@ -31,7 +31,9 @@ from evorl.config.fields import HyperparameterRange, Rate, Size, Weight
 from evorl.envs.spaces import ACTION, EnvSpec, with_action
 from evorl.networks.distributions import ActionBounds
 from evorl.networks.stack import Architectures, Polyak, Stack, StackedNetwork
-from evorl.types import Batch, Head, Loss, Observation, RecurrentInput
+from evorl.types.agents import Head
+from evorl.types.batches import Batch, Loss, RecurrentInput
+from evorl.types.tensors import Observation
 
 
 class DDPGExploration(ActionNoise):

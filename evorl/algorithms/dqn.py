@@ -28,7 +28,10 @@ from evorl.config.fields import HyperparameterRange, Positive, Rate, Section, Si
 from evorl.envs.spaces import EnvSpec, wrong_actions
 from evorl.networks.distributions import allowed
 from evorl.networks.stack import Periodic, Polyak, Stack, StackedNetwork, TargetRule
-from evorl.types import Agent, Batch, Branches, Head, Loss, Observation, RecurrentInput, Tensors, UserError
+from evorl.types.agents import Agent, Branches, Head
+from evorl.types.batches import Batch, Loss, RecurrentInput
+from evorl.types.outcomes import UserError
+from evorl.types.tensors import Observation, Tensors
 
 TARGETS: Mapping[str, TargetRule] = {"polyak": Polyak("tau"), "periodic": Periodic("target_period")}
 

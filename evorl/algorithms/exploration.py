@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from evorl.config.fields import Count, Fraction, Rate, Section, Weight
-from evorl.types import RecurrentInput
+from evorl.types.batches import RecurrentInput
 
 
 class EpsilonGreedy(Section):

@@ -32,7 +32,10 @@ from evorl.envs.spaces import EnvSpec
 from evorl.networks.distributions import Likelihood
 from evorl.networks.stack import Periodic, Stack
 from evorl.replay import Pace
-from evorl.types import Agent, Batch, Tensors, UserError
+from evorl.types.agents import Agent
+from evorl.types.batches import Batch
+from evorl.types.outcomes import UserError
+from evorl.types.tensors import Tensors
 
 
 class IMPALASettings(AsynchronousSettings):

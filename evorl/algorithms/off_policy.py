@@ -22,7 +22,8 @@ from evorl.replay import Experience, Pace
 from evorl.replay.factory import replay_experience
 from evorl.replay.storage import Field as StoredField
 from evorl.system.stopwatch import Stopwatch
-from evorl.types import Loss, UserError
+from evorl.types.batches import Loss
+from evorl.types.outcomes import UserError
 
 TWIN_CRITICS = ("first", "second")
 """The heads of the twin critics Q1 and Q2, which name their tensors in checkpoints."""

@@ -17,7 +17,8 @@ from evorl.config.fields import Fraction, HyperparameterRange, Positive, Rate, S
 from evorl.networks.distributions import Likelihood
 from evorl.networks.stack import Stack
 from evorl.replay.rollouts import parts_of
-from evorl.types import Batch, Loss, Tensors
+from evorl.types.batches import Batch, Loss
+from evorl.types.tensors import Tensors
 
 KL_MARGIN = 1.5
 """An agent stops learning from a rollout once its KL from the behaviour policy exceeds this multiple of `target_kl`."""

@@ -34,7 +34,10 @@ from evorl.envs.spaces import EnvSpec, ObservationSpecs, choices, known_kind, wi
 from evorl.networks.distributions import Categorical, SquashedGaussian
 from evorl.networks.stack import Architectures, NetworkSpec, Polyak, Stack, StackedNetwork
 from evorl.networks.standard import StandardNetwork
-from evorl.types import Agent, Architecture, Batch, Head, Loss, Observation, RecurrentInput, Tensors, UserError
+from evorl.types.agents import Agent, Architecture, Head
+from evorl.types.batches import Batch, Loss, RecurrentInput
+from evorl.types.outcomes import UserError
+from evorl.types.tensors import Observation, Tensors
 
 TAKES = "a Box between bounds, Discrete"
 """The supported action spaces, for error messages."""

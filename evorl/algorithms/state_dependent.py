@@ -23,7 +23,10 @@ from evorl.config import AnyConfig
 from evorl.config.fields import Section, Size
 from evorl.envs.spaces import EnvSpec
 from evorl.networks.distributions import BoxDistribution, Distribution, Likelihood
-from evorl.types import FEATURES, Agent, Architecture, Head, RecurrentInput, Tensors, UserError
+from evorl.types.agents import FEATURES, Agent, Architecture, Head
+from evorl.types.batches import RecurrentInput
+from evorl.types.outcomes import UserError
+from evorl.types.tensors import Tensors
 
 KEY = "algorithm.state_dependent_noise"
 NOISE = "noise_log_scale"

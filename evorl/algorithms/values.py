@@ -25,7 +25,7 @@ from evorl.algorithms.functional import (
 )
 from evorl.algorithms.off_policy import OffPolicySettings
 from evorl.config.fields import Finite, Section, Weight
-from evorl.types import Loss
+from evorl.types.batches import Loss
 
 Columns = Mapping[str, Tensor]
 Atoms = Annotated[int, Field(ge=2, le=1024)]

@@ -48,7 +48,8 @@ from evorl.system.files import (
     write_atomically,
 )
 from evorl.system.formats import decode_agents, encode_agents
-from evorl.types import Agent, EvorlWarning, UserError
+from evorl.types.agents import Agent
+from evorl.types.outcomes import EvorlWarning, UserError
 
 LOCATION = ("run", "run.name", "run.directory", "run.resume", "run.branch_of")
 """Settings that say where a run is and where it began."""

@@ -45,7 +45,8 @@ from evorl.population import check_memory
 from evorl.seeding import numpy_generator
 from evorl.system.console import aligned, compact
 from evorl.system.plugins import described
-from evorl.types import RunFailed, Transition, UserError
+from evorl.types.batches import Transition
+from evorl.types.outcomes import RunFailed, UserError
 
 SEED = 123
 COMPARED = 200

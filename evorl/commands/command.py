@@ -103,7 +103,7 @@ def run_command(arguments: Sequence[str]) -> None:
     from evorl.config.yaml import plain_assignments
     from evorl.runs.program import Parser, parse
     from evorl.system.files import reason
-    from evorl.types import UserError
+    from evorl.types.outcomes import UserError
 
     if (text := answer(arguments)) is not None:
         print(text, end="")
@@ -124,7 +124,7 @@ def file_and_assignments(words: Sequence[str]) -> tuple[Path, list[str]]:
     """Split words into the configuration file and the `key.path=value` assignments. Raises UserError."""
     from evorl.config.fields import DEFAULT_ALGORITHM
     from evorl.config.yaml import configuration_file
-    from evorl.types import UserError
+    from evorl.types.outcomes import UserError
 
     assignments = [word for word in words if re.match(r"[^/=]+=", word)]  # A folder may have "=" in its name.
     named = [word for word in words if word not in assignments]

@@ -27,7 +27,7 @@ from evorl.runs.reading.trust import refuse_code
 from evorl.runs.storage.directory import load_elite, saved_config
 from evorl.seeding import numpy_generator, torch_generator
 from evorl.system.console import digits
-from evorl.types import Agent
+from evorl.types.agents import Agent
 
 PURPOSE = "evaluation of the elite"
 """A separate purpose makes these episodes differ from all episodes of the run, even with the run's seed."""

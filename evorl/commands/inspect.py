@@ -17,7 +17,7 @@ from evorl.runs.reading.read import RunOverview, read_overview
 from evorl.runs.storage.directory import CONFIG, check_run
 from evorl.system.console import aligned, digits
 from evorl.system.files import CHECKPOINTS, Lock, is_locked, remove, size_of
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 if TYPE_CHECKING:
     from evorl.runs.reading.lineage import Stage

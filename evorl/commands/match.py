@@ -21,7 +21,7 @@ from evorl.runs.launch import use_threads
 from evorl.runs.reading.loaded import LoadedAgent, load
 from evorl.runs.reading.trust import refuse_code
 from evorl.seeding import derive_seed, numpy_generator
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 PURPOSE = "match"
 

@@ -23,7 +23,8 @@ from evorl.runs.agents.opponents import agent_opponent
 from evorl.runs.launch import use_threads
 from evorl.seeding import derive_seed
 from evorl.system.plugins import described
-from evorl.types import Flags, UserError
+from evorl.types.outcomes import UserError
+from evorl.types.tensors import Flags
 
 QUIT = "q"
 RESULTS = {1.0: "you have won", 0.5: "a draw", 0.0: "you have lost"}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import evorl
 from evorl.system.console import digits
 from evorl.system.files import check_folder, write_atomically
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 if TYPE_CHECKING:
     from evorl.runs.output.video import Image

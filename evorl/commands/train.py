@@ -37,7 +37,7 @@ from evorl.runs.train import ASYNCHRONOUS, ONLINE, main_of, program_for
 from evorl.system.console import aligned, digits, say
 from evorl.system.files import CHECKPOINTS
 from evorl.system.processes import usable_cores
-from evorl.types import FINISHED, RunFailed, UserError
+from evorl.types.outcomes import FINISHED, RunFailed, UserError
 
 LOCAL_LAUNCHER = PACKAGE / "distributed" / "local_launch.py"
 

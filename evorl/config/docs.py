@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from evorl.config.errors import bounds_of, nearest, section_in
 from evorl.config.fields import AlgorithmSettings, leaves
 from evorl.config.schema import AnyConfig, as_yaml, model_of
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 WORDS: Mapping[Any, str] = {int: "whole number", float: "number", bool: "true or false", str: "text", Path: "path"}
 MARGIN = " " * 4

@@ -23,7 +23,7 @@ from pydantic import (
 )
 
 from evorl.config.errors import explain, shown
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 Count = Annotated[int, Field(ge=1, le=10**12)]
 Size = Annotated[int, Field(ge=1, le=2**20)]

@@ -27,7 +27,7 @@ from evorl.config.fields import (
 )
 from evorl.config.learning import ActorSettings, Network, Replay
 from evorl.config.run import Checkpoint, Environment, Evaluation, LeagueSettings, RunSettings, Tracking, Training
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 MAX_COPIES = 2**16
 

@@ -15,7 +15,7 @@ from evorl.config.errors import nearest, on_one_line, shown
 from evorl.config.fields import EXPONENT, algorithm_of
 from evorl.config.run import Environment
 from evorl.config.task import Tuned, environment_of, suite_of, without_target, without_task
-from evorl.types import UserError, message_of
+from evorl.types.outcomes import UserError, message_of
 
 MAX_WHOLE = 2**63
 """Exclusive bound on the magnitude of integers: larger ones fit into no array."""

@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 
 from evorl.envs.spaces import choices
 from evorl.seeding import derive_seed
-from evorl.types import Flags, UserError
+from evorl.types.outcomes import UserError
+from evorl.types.tensors import Flags
 
 Vector = VectorEnv[Any, Any, Any]
 SEED_LASTS = 20_000

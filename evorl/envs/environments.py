@@ -37,7 +37,10 @@ from evorl.envs.stepped import SteppedEnvironments
 from evorl.envs.vector import serving_action, stacked_frames
 from evorl.seeding import seed_global_generators
 from evorl.system.formats import check_tensors
-from evorl.types import Agent, EvorlWarning, Flags, Observation, Tensors, Transition, UserError
+from evorl.types.agents import Agent
+from evorl.types.batches import Transition
+from evorl.types.outcomes import EvorlWarning, UserError
+from evorl.types.tensors import Flags, Observation, Tensors
 
 
 class Ends(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 Places = NDArray[np.intp]
 Floats = NDArray[np.float64]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from evorl.config import Environment
 from evorl.envs.reading import GivenObservations, ObservationReader
 from evorl.envs.spaces import EnvSpec
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 MAX_NUMBERS = 2**24
 """Largest number of elements in an observation or action; a larger one was not written by evorl."""

@@ -29,7 +29,7 @@ from evorl.envs.spaces import (
     observation_specs,
     to_zero,
 )
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 CHANNELS_FIRST = ("openspiel:",)
 """Prefixes of the ids of environments whose images are known to be channels-first."""

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from evorl.types import Flags, UserError
+from evorl.types.outcomes import UserError
+from evorl.types.tensors import Flags
 
 WHOLE = "observation"
 """Name of the part if the space has only one."""

@@ -12,7 +12,9 @@ from evorl.envs.episodes import Collected, Recent
 from evorl.envs.games.players import Opponents
 from evorl.envs.spaces import EnvSpec
 from evorl.system.closing import Closeable
-from evorl.types import Agent, Observation, Tensors, Transition
+from evorl.types.agents import Agent
+from evorl.types.batches import Transition
+from evorl.types.tensors import Observation, Tensors
 
 
 class SteppedEnvironments(Closeable):

@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium.envs.registration import WrapperSpec
 
 from evorl.system.extras import install_command
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 ATARI = "ALE/"
 MUJOCO = "gymnasium.envs.mujoco"

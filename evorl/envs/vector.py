@@ -36,7 +36,7 @@ from evorl.system.extras import extra_of, install_command
 from evorl.system.plugins import SCRIPT, defined_in, described, import_from_here, place
 from evorl.system.processes import die_with_parent, too_few_open_files, usable_cores
 from evorl.system.signals import raise_if_signalled, signals_deferred
-from evorl.types import UserError, message_of
+from evorl.types.outcomes import UserError, message_of
 
 LIVES = "environment.life_loss_ends: only Atari's image environments report lives"
 

@@ -27,7 +27,7 @@ from evorl.networks.parameters import (
     shrink,
 )
 from evorl.networks.stack import NetworkSpec
-from evorl.types import EXP_AVG, EXP_AVG_SQ, Agent, Architecture, Mutation
+from evorl.types.agents import EXP_AVG, EXP_AVG_SQ, Agent, Architecture, Mutation
 
 Networks = Mapping[str, NetworkSpec]
 UNIT_STEPS, CHANNEL_STEPS = (16, 32), (8, 16)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from evorl.config import Evolution, Selection
 from evorl.evolution.mutation import Context, mutate
-from evorl.types import RESTORED, Agent
+from evorl.types.agents import RESTORED, Agent
 
 TRUSTED_CORRELATION, LATEST_SHARE = 0.7, 1 / 3
 """`burn_in: auto` ends once ranks of successive generations correlate by this, or this share of steps is spent."""

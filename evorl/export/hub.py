@@ -28,7 +28,7 @@ from evorl.runs.storage.directory import (
 from evorl.system.extras import missing, require
 from evorl.system.files import file_errors, read_bounded
 from evorl.tracking.tracker import shared_settings
-from evorl.types import EvorlWarning, UserError, message_of
+from evorl.types.outcomes import EvorlWarning, UserError, message_of
 
 PICTURE = "lineage.png"
 NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)

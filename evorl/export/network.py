@@ -20,7 +20,8 @@ from evorl.algorithms.base import ActInput
 from evorl.envs.reading import TYPES
 from evorl.envs.spaces import MASK, WHOLE, ObservationSpecs, float_bounds
 from evorl.networks.stack import Layout, Shapes, Stack, StackedNetwork
-from evorl.types import Agent, RecurrentInput
+from evorl.types.agents import Agent
+from evorl.types.batches import RecurrentInput
 
 STATE, NEXT_STATE, ACTION = "state", "next_state", "action"
 """Names of an exported agent's recurrent state, before and after a step, and of its action."""

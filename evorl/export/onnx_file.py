@@ -23,7 +23,7 @@ from evorl.runs.reading.loaded import LoadedAgent
 from evorl.system.extras import require
 from evorl.system.files import write_atomically
 from evorl.system.plugins import described
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 OPSET = 17
 BATCH, STEPS = 16, 4

@@ -27,7 +27,7 @@ from evorl.league.standings import Standings, rows
 from evorl.population import Policy
 from evorl.seeding import numpy_generator, torch_generator
 from evorl.system.formats import decode_agents, encode_agents
-from evorl.types import Agent
+from evorl.types.agents import Agent
 
 Floats = NDArray[np.float64]
 

@@ -22,7 +22,7 @@ from evorl.league.players import SeatPlayers
 from evorl.system.closing import Closeable
 from evorl.system.plugins import described
 from evorl.system.signals import note_activity, raise_if_signalled
-from evorl.types import EvorlWarning, UserError
+from evorl.types.outcomes import EvorlWarning, UserError
 
 MAX_GAMES = 128
 """Games that are played at once."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ConfigDict, Field
 
-from evorl.types import Agent, Number
+from evorl.types.agents import Agent, Number
 
 MAX_ENTRANTS = 4_096
 Row = Annotated[tuple[Annotated[float, Field(ge=0, le=1e9)], ...], Field(max_length=MAX_ENTRANTS)]

@@ -13,7 +13,7 @@ from evorl.networks.module import module_network
 from evorl.networks.recurrent import CELLS
 from evorl.networks.stack import Network
 from evorl.networks.standard import standard_network
-from evorl.types import Architecture, Branches, Convolution, Head
+from evorl.types.agents import Architecture, Branches, Convolution, Head
 
 
 class NetworkFactory(Protocol):

@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from evorl.types import Head, Tensors
+from evorl.types.agents import Head
+from evorl.types.tensors import Tensors
 
 FORBIDDEN = -1e8
 """Logit of a masked action: its probability is 0, and 0 times this logit is not NaN."""

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from evorl.types import Shape, Tensors
+from evorl.types.tensors import Shape, Tensors
 
 
 class FlatTensors:

@@ -14,7 +14,8 @@ from evorl.envs.spaces import ObservationSpec, as_numbers
 from evorl.networks.dense import Span, activate
 from evorl.networks.parameters import HIDDEN_GAIN, ParameterSpec, Specs
 from evorl.networks.stack import Layout
-from evorl.types import Architecture, UserError
+from evorl.types.agents import Architecture
+from evorl.types.outcomes import UserError
 
 RESIDUAL_KERNEL = 3
 

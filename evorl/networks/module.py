@@ -14,7 +14,10 @@ from evorl.networks.flat import Weights
 from evorl.networks.parameters import ParameterSpec, Specs
 from evorl.networks.stack import Layout, Network
 from evorl.system.plugins import described, imported
-from evorl.types import FEATURES, Architecture, Head, Observation, RecurrentInput, Tensors, UserError
+from evorl.types.agents import FEATURES, Architecture, Head
+from evorl.types.batches import RecurrentInput
+from evorl.types.outcomes import UserError
+from evorl.types.tensors import Observation, Tensors
 
 Inputs = int | tuple[int, ...]
 Factory = Callable[[Inputs, int], nn.Module]

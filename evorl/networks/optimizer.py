@@ -12,7 +12,7 @@ from torch import Tensor
 from evorl.kernels.library import Kernel
 from evorl.networks.flat import FlatTensors
 from evorl.system.formats import load_like
-from evorl.types import Tensors
+from evorl.types.tensors import Tensors
 
 BETAS = (0.9, 0.999)
 WEIGHTS = tuple(1 - beta for beta in BETAS)

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from evorl.config.fields import Initialisation
-from evorl.types import EXP_AVG, EXP_AVG_SQ, Roles, Shape, Tensors
+from evorl.types.agents import EXP_AVG, EXP_AVG_SQ
+from evorl.types.tensors import Roles, Shape, Tensors
 
 Fill = Literal["uniform", "orthogonal", "zeros", "ones"] | tuple[float, ...]
 HIDDEN_GAIN: Mapping[Initialisation, float] = {"uniform": 1.0, "orthogonal": math.sqrt(2)}

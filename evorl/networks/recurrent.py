@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from evorl.networks.dense import linear, repeated
-from evorl.types import RecurrentInput
+from evorl.types.batches import RecurrentInput
 
 
 @dataclass(frozen=True)

@@ -22,17 +22,10 @@ from evorl.networks.dense import Span, shares
 from evorl.networks.flat import FlatTensors, Weights
 from evorl.networks.parameters import Specs, fresh_roles, initialise
 from evorl.system.formats import check_tensors
-from evorl.types import (
-    Agent,
-    Architecture,
-    Convolution,
-    Observation,
-    RecurrentInput,
-    Roles,
-    Shape,
-    Tensors,
-    UserError,
-)
+from evorl.types.agents import Agent, Architecture, Convolution
+from evorl.types.batches import RecurrentInput
+from evorl.types.outcomes import UserError
+from evorl.types.tensors import Observation, Roles, Shape, Tensors
 
 SMALLEST_WIDTH = 32
 WIDTH_STEP = 16

@@ -32,7 +32,9 @@ from evorl.networks.parameters import (
 )
 from evorl.networks.recurrent import CELLS, recur
 from evorl.networks.stack import SIGMA, Layout, Network, layer_of
-from evorl.types import FEATURES, Architecture, Head, Observation, RecurrentInput, Tensors
+from evorl.types.agents import FEATURES, Architecture, Head
+from evorl.types.batches import RecurrentInput
+from evorl.types.tensors import Observation, Tensors
 
 Axes = tuple[str | int, ...]
 CLIP = 10.0

@@ -27,7 +27,9 @@ from evorl.seeding import numpy_generator
 from evorl.system.closing import Closeable
 from evorl.system.devices import is_host
 from evorl.system.signals import raise_if_signalled
-from evorl.types import Agent, EvorlWarning, Observation
+from evorl.types.agents import Agent
+from evorl.types.outcomes import EvorlWarning
+from evorl.types.tensors import Observation
 
 RANDOM = "random"
 """The `league.benchmark` that plays uniformly random moves."""

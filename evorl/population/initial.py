@@ -14,7 +14,8 @@ from evorl.networks import ACTIVATIONS
 from evorl.networks.stack import check_network, new_tensors
 from evorl.seeding import numpy_generator, torch_generator
 from evorl.system.processes import check_room
-from evorl.types import Agent, AgentState, Architecture, UserError
+from evorl.types.agents import Agent, AgentState, Architecture
+from evorl.types.outcomes import UserError
 
 
 def initial_population(config: AnyConfig, algorithm: Algorithm) -> list[Agent]:

@@ -18,7 +18,9 @@ from evorl.population.stack_learner import AGREED, COMMON, WHERE, StackLearner, 
 from evorl.replay.received import gradient_batch
 from evorl.system.formats import load_like, numbers_to_tensors, part_of, with_prefix
 from evorl.system.stopwatch import Stopwatch
-from evorl.types import Agent, Batch, Loss, Tensors, UpdateMetrics, UpdateResult
+from evorl.types.agents import Agent
+from evorl.types.batches import Batch, Loss, UpdateMetrics, UpdateResult
+from evorl.types.tensors import Tensors
 
 NUMBERS = ("calls", "partial_calls", "checks_agents", "delay_phase")
 """The whole numbers in a state."""

@@ -18,7 +18,9 @@ from evorl.algorithms.base import ActInput
 from evorl.networks.stack import Architectures, Layout, Shapes, Stack, StackedNetwork, plan_stacks
 from evorl.replay.statistics import Moments
 from evorl.system.formats import load_like, part_of, set_generator, with_prefix
-from evorl.types import Agent, Batch, Observation, PolicyOutput, RecurrentInput, Tensors
+from evorl.types.agents import Agent
+from evorl.types.batches import Batch, PolicyOutput, RecurrentInput
+from evorl.types.tensors import Observation, Tensors
 
 WHERE = "the policy"
 ACTING, RECURRENT, GENERATOR = "acting.", "recurrent", "generator"

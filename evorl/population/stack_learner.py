@@ -15,7 +15,10 @@ from evorl.networks.optimizer import StackedAdam
 from evorl.networks.stack import Stack, StackedNetwork, TargetRule
 from evorl.population.initial import not_finite
 from evorl.system.formats import load_like, part_of, with_prefix
-from evorl.types import EXP_AVG, EXP_AVG_SQ, Agent, Batch, Loss, Roles, Tensors, UserError
+from evorl.types.agents import EXP_AVG, EXP_AVG_SQ, Agent
+from evorl.types.batches import Batch, Loss
+from evorl.types.outcomes import UserError
+from evorl.types.tensors import Roles, Tensors
 
 COMMON = ("loss", "gradient_norm")
 """Metrics reported for every objective."""

@@ -14,7 +14,9 @@ from torch import Tensor
 
 from evorl.replay.samplers import Draws
 from evorl.replay.storage import Storage, Transitions
-from evorl.types import Agent, Batch, RecurrentInput, UserError
+from evorl.types.agents import Agent
+from evorl.types.batches import Batch, RecurrentInput
+from evorl.types.outcomes import UserError
 
 Returns = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """The algorithm's n-step return. Takes rewards [..., P, B, n], window lengths in steps [..., P, B] and discounts [P];

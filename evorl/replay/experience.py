@@ -16,7 +16,9 @@ from torch import Tensor
 
 from evorl.replay.statistics import Gather, Moments
 from evorl.system.stopwatch import Stopwatch
-from evorl.types import Agent, Batch, Observation, PolicyOutput, Tensors, Transition, UpdateResult
+from evorl.types.agents import Agent
+from evorl.types.batches import Batch, PolicyOutput, Transition, UpdateResult
+from evorl.types.tensors import Observation, Tensors
 
 
 class ActingAgents(Protocol):

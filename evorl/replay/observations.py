@@ -11,7 +11,9 @@ from evorl.replay.experience import ActingAgents
 from evorl.replay.statistics import Gather, Moments
 from evorl.system.formats import check_tensors
 from evorl.system.stopwatch import Stopwatch
-from evorl.types import Tensors, Transition, UserError
+from evorl.types.batches import Transition
+from evorl.types.outcomes import UserError
+from evorl.types.tensors import Tensors
 
 EVERY = 64
 """Steps of each environment between merges of a replay's observations; another takes place at a generation's end."""

@@ -19,7 +19,10 @@ from evorl.replay.samplers import PRIORITIES, Draws, Sampler, share_of_draws
 from evorl.replay.storage import WHERE, Storage, rows_held
 from evorl.seeding import numpy_generator
 from evorl.system.formats import check_tensors
-from evorl.types import Agent, RunFailed, Tensors, UpdateResult, UserError
+from evorl.types.agents import Agent
+from evorl.types.batches import UpdateResult
+from evorl.types.outcomes import RunFailed, UserError
+from evorl.types.tensors import Tensors
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

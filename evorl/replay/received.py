@@ -24,7 +24,8 @@ from evorl.replay.statistics import Gather
 from evorl.replay.storage import Empty
 from evorl.seeding import torch_generator
 from evorl.system.stopwatch import Stopwatch
-from evorl.types import Batch, RecurrentInput, Tensors
+from evorl.types.batches import Batch, RecurrentInput
+from evorl.types.tensors import Tensors
 
 LEARNED = ("reward", "terminated", "truncated", "valid")
 """Columns of each step used for learning, besides the policy's own outputs."""

@@ -22,7 +22,10 @@ from evorl.replay.statistics import Gather
 from evorl.replay.storage import WHERE, Storage
 from evorl.system.formats import load_like, numbers_to_tensors, part_of, with_prefix
 from evorl.system.stopwatch import Stopwatch
-from evorl.types import Agent, Batch, PolicyOutput, Tensors, Transition, UpdateResult, UserError
+from evorl.types.agents import Agent
+from evorl.types.batches import Batch, PolicyOutput, Transition, UpdateResult
+from evorl.types.outcomes import UserError
+from evorl.types.tensors import Tensors
 
 GATHERED_BYTES = 2**28
 """Batches of several updates are gathered in groups of about this many bytes."""

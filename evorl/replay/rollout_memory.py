@@ -14,7 +14,8 @@ from torch import Tensor
 from evorl.envs.episodes import Collected
 from evorl.envs.spaces import ObservationSpecs
 from evorl.replay.storage import Empty, Field, Storage
-from evorl.types import PolicyOutput, Tensors, Transition
+from evorl.types.batches import PolicyOutput, Transition
+from evorl.types.tensors import Tensors
 
 
 @dataclass(frozen=True)

@@ -23,17 +23,10 @@ from evorl.replay.statistics import WHERE, Gather, RolloutStatistics, normalized
 from evorl.seeding import torch_generator
 from evorl.system.formats import load_like, numbers_to_tensors, part_of, set_generator, with_prefix
 from evorl.system.stopwatch import Stopwatch
-from evorl.types import (
-    Agent,
-    Batch,
-    PolicyOutput,
-    RecurrentInput,
-    Segment,
-    Tensors,
-    Transition,
-    UpdateResult,
-    UserError,
-)
+from evorl.types.agents import Agent
+from evorl.types.batches import Batch, PolicyOutput, RecurrentInput, Segment, Transition, UpdateResult
+from evorl.types.outcomes import UserError
+from evorl.types.tensors import Tensors
 
 
 def parts_of(steps: int, batch_size: ArrayLike, sequences: int) -> NDArray[np.int64]:

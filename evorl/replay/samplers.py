@@ -16,7 +16,9 @@ from torch import Tensor
 from evorl.replay.storage import WHERE, Storage
 from evorl.seeding import numpy_generator, numpy_state, set_numpy_state, torch_generator
 from evorl.system.formats import load_like, set_generator
-from evorl.types import Agent, Tensors, UpdateResult
+from evorl.types.agents import Agent
+from evorl.types.batches import UpdateResult
+from evorl.types.tensors import Tensors
 
 PRIORITIES, DRAWS = "priorities", "draws."
 """Prefixes of a sampler's tensors in a state: what belongs to transitions, and the generators of a generation."""

@@ -16,7 +16,9 @@ from torch import Tensor
 from evorl.system.devices import is_host
 from evorl.system.formats import load_like
 from evorl.system.stopwatch import Stopwatch
-from evorl.types import Agent, RewardStats, Tensors, UserError
+from evorl.types.agents import Agent, RewardStats
+from evorl.types.outcomes import UserError
+from evorl.types.tensors import Tensors
 
 Array = NDArray[np.float64]
 

@@ -23,7 +23,9 @@ from torch import Tensor
 from evorl.envs.spaces import ObservationSpec
 from evorl.system.devices import is_host
 from evorl.system.formats import check_tensors, numbers_to_tensors
-from evorl.types import Tensors, Transition, UserError
+from evorl.types.batches import Transition
+from evorl.types.outcomes import UserError
+from evorl.types.tensors import Tensors
 
 Field = tuple[tuple[int, ...], torch.dtype]
 Empty = Callable[[tuple[int, ...], torch.dtype], Tensor]

@@ -28,7 +28,8 @@ from evorl.runs.storage.directory import LINEAGE, METRICS
 from evorl.runs.storage.json_lines import JsonLines
 from evorl.runs.storage.progress import progress_of
 from evorl.system.files import CHECKPOINTS, read_lines, reason
-from evorl.types import RESTORED, Measured, UserError
+from evorl.types.agents import RESTORED, Measured
+from evorl.types.outcomes import UserError
 
 MOST_LIVES = 2_000
 """The number of lives that are drawn at most, unless a few generations have more."""

@@ -17,7 +17,7 @@ from evorl.report.statistics import MEASURES, Group, cut_off, extent, groups, me
 from evorl.runs.reading.lineage import Stage
 from evorl.system.extras import require
 from evorl.system.files import check_folder, replacing
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 FORMATS = (".png", ".svg", ".pdf")
 THIN, THICK = 1.0, 2.2

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from evorl.config.errors import shown
 from evorl.config.fields import leaves
 from evorl.report.data import Drawn, Generation
-from evorl.types import EvorlWarning
+from evorl.types.outcomes import EvorlWarning
 
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """Student's t quantiles of 0.975 for 1 to 10 degrees of freedom (Abramowitz & Stegun 1964, table 26.10)."""

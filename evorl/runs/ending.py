@@ -10,7 +10,7 @@ from evorl.distributed import Ranks
 from evorl.runs.storage.progress import Progress
 from evorl.system.plugins import described
 from evorl.system.signals import Interrupted
-from evorl.types import FINISHED, STOPPED, RunFailed, UserError
+from evorl.types.outcomes import FINISHED, STOPPED, RunFailed, UserError
 
 
 def summary_of(progress: Progress, config: AnyConfig, ranks: int, ended: str, because: str) -> dict[str, Any]:

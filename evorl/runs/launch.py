@@ -41,7 +41,8 @@ from evorl.system.extras import EXTRAS, require
 from evorl.system.processes import is_first_rank, usable_cores
 from evorl.system.signals import LAUNCHED
 from evorl.tracking import TRACKER_PATIENCE, TRACKERS, check_exclusions
-from evorl.types import Architecture, EvorlWarning, UserError
+from evorl.types.agents import Architecture
+from evorl.types.outcomes import EvorlWarning, UserError
 
 PRECISION = "ACCELERATE_MIXED_PRECISION"
 PRECISIONS = ("no", "bf16")

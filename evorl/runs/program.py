@@ -22,7 +22,7 @@ from evorl.system.plugins import told_exit
 from evorl.system.processes import is_first_rank, keep_freed_memory
 from evorl.system.signals import Interrupted, signal_handlers
 from evorl.system.streams import open_missing
-from evorl.types import RunFailed, UserError
+from evorl.types.outcomes import RunFailed, UserError
 
 MAX_TOLD = 20_000
 """Maximum characters of an error message."""

@@ -46,7 +46,8 @@ from evorl.system.files import digest
 from evorl.system.formats import decode_agents, encode_agents
 from evorl.system.signals import Interrupted, raise_if_signalled, signalled, signals_deferred
 from evorl.system.stopwatch import Stopwatch
-from evorl.types import Agent, EvorlWarning, RunFailed, UserError
+from evorl.types.agents import Agent
+from evorl.types.outcomes import EvorlWarning, RunFailed, UserError
 
 
 class Run:

@@ -38,7 +38,7 @@ from evorl.system.console import digits, warnings_on_one_line
 from evorl.system.plugins import SCRIPT, name_of
 from evorl.system.processes import keep_freed_memory
 from evorl.system.signals import Interrupted, signal_handlers
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 ONLINE = ROOT / "demos" / "online.py"
 ASYNCHRONOUS = ROOT / "demos" / "asynchronous.py"

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from evorl.config.errors import on_one_line
-from evorl.types import EvorlWarning
+from evorl.types.outcomes import EvorlWarning
 
 GONE = (errno.EPIPE, errno.EIO, errno.ENXIO, errno.EBADF)
 """Errors of a closed reader: the other end of a pipe or a terminal is gone."""

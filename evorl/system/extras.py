@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 EXTRAS: Mapping[str, Sequence[str]] = {
     "atari": ("ale_py",),

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from evorl.system.processes import check_room
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 MAX_LINE = 2**24
 """Maximum line length in bytes; the metrics of 10,000 agents take some 12 MB."""

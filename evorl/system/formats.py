@@ -13,19 +13,9 @@ from safetensors.torch import load, save
 from torch import Tensor
 from typing_extensions import TypedDict
 
-from evorl.types import (
-    ROLES,
-    Agent,
-    AgentState,
-    Architecture,
-    Mutation,
-    Number,
-    Roles,
-    Shape,
-    Tensors,
-    UserError,
-    message_of,
-)
+from evorl.types.agents import ROLES, Agent, AgentState, Architecture, Mutation, Number
+from evorl.types.outcomes import UserError, message_of
+from evorl.types.tensors import Roles, Shape, Tensors
 
 
 class Description(TypedDict):

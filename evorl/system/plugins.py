@@ -15,7 +15,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from evorl.config.errors import shown
-from evorl.types import UserError, message_of
+from evorl.types.outcomes import UserError, message_of
 
 MAX_FRAMES = 6
 """Maximum number of quoted frames of user code: the outermost and the innermost ones."""

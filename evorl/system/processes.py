@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 if TYPE_CHECKING:
     import torch

@@ -14,7 +14,7 @@ from evorl.config.schema import as_yaml
 from evorl.system.extras import install_command
 from evorl.system.files import make_subdirectory, refuse_links
 from evorl.tracking.tracker import History, Node, Paths, Points, Record, Tracker, lineage_table, shared_settings
-from evorl.types import EvorlWarning
+from evorl.types.outcomes import EvorlWarning
 
 EVERY_GENERATION = "time/training"
 """A scalar that every generation logs; identifies the generations already in the event files."""

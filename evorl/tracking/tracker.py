@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 from evorl.config import AnyConfig
 from evorl.config.errors import shown
 from evorl.system.files import read_bounded, write_json
-from evorl.types import EvorlWarning, Mutation, UserError
+from evorl.types.agents import Mutation
+from evorl.types.outcomes import EvorlWarning, UserError
 
 Row = Mapping[str, Any]
 """A line of `metrics.jsonl` or `lineage.jsonl`, or the content of `summary.json`."""

@@ -14,7 +14,7 @@ from evorl.tracking.tensorboard import TensorBoard
 from evorl.tracking.tracker import TRACKER_PATIENCE, History, Points, Record, Row, Tracker
 from evorl.tracking.trackio import Trackio, sent_to_trackio
 from evorl.tracking.wandb import WeightsAndBiases, sent_to_wandb
-from evorl.types import EvorlWarning, message_of
+from evorl.types.outcomes import EvorlWarning, message_of
 
 TRACKERS: Mapping[str, Callable[[AnyConfig, Path, History], Tracker]] = {
     "wandb": WeightsAndBiases,

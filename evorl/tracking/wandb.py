@@ -33,7 +33,8 @@ from evorl.tracking.tracker import (
     thinned,
     with_words,
 )
-from evorl.types import FINISHED, STOPPED, UNCHANGED, EvorlWarning
+from evorl.types.agents import UNCHANGED
+from evorl.types.outcomes import FINISHED, STOPPED, EvorlWarning
 
 Mode = Literal["online", "offline", "disabled", "shared"]
 SERVICE = "api.wandb.ai"

@@ -15,7 +15,7 @@ from helpers.learning import Learning, all_gone, descendants
 from helpers.support import config
 
 from evorl.actors import server, supervisor
-from evorl.types import EvorlWarning, RunFailed, UserError
+from evorl.types.outcomes import EvorlWarning, RunFailed, UserError
 
 
 def test_actors_that_die_or_hang_are_replaced_and_all_end_with_the_learner(monkeypatch):

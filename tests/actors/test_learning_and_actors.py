@@ -22,7 +22,7 @@ from evorl.distributed import Ranks
 from evorl.envs import Environments
 from evorl.envs.episodes import Recent
 from evorl.population import Policy
-from evorl.types import RunFailed
+from evorl.types.outcomes import RunFailed
 
 APEX = (
     "algorithm={name: apex_dqn}", "replay={prioritised: {}, learning_starts: 10000}", "environment.id=CartPole-v1",

@@ -8,7 +8,7 @@ from evorl.actors.memory import Arena, SharedMemory
 from evorl.envs import Environments
 from evorl.envs.spaces import ObservationSpec
 from evorl.replay.rollout_memory import RolloutLayout, RolloutMemory
-from evorl.types import PolicyOutput, Transition
+from evorl.types.batches import PolicyOutput, Transition
 
 T, P, E = 6, 2, 3
 FLAG = ((), torch.bool)

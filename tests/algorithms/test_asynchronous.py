@@ -11,7 +11,8 @@ from helpers.support import agent, population
 from evorl.algorithms.asynchronous import flattened, time_major
 from evorl.population.learner import compute_gradients, read_state, state_size, write_state
 from evorl.replay import Pace
-from evorl.types import Segment, UserError
+from evorl.types.batches import Segment
+from evorl.types.outcomes import UserError
 
 T, S = 4, 3
 

@@ -11,7 +11,7 @@ from helpers.support import agent, algorithm, batch, config, first_architecture,
 from evorl.algorithms.functional import categorical_projection, cross_entropy, quantile_huber
 from evorl.algorithms.values import MeanValues, ValueSettings
 from evorl.networks.stack import WeightNoise
-from evorl.types import EvorlWarning
+from evorl.types.outcomes import EvorlWarning
 
 STEPS = torch.tensor([[1, 3, 2, 1, 3, 3, 2, 1], [3, 3, 1, 2, 2, 1, 1, 3]])
 

@@ -20,7 +20,8 @@ from helpers.support import (
 
 from evorl.algorithms import make_algorithm
 from evorl.population.evaluation import evaluate
-from evorl.types import Architecture, UserError
+from evorl.types.agents import Architecture
+from evorl.types.outcomes import UserError
 
 
 @pytest.mark.parametrize("double", [True, False])

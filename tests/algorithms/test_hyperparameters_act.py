@@ -17,7 +17,7 @@ from evorl.replay.samplers import draws_per_update
 from evorl.seeding import torch_generator
 from evorl.system.formats import decode_agents, encode_agents
 from evorl.system.stopwatch import Stopwatch
-from evorl.types import Mutation
+from evorl.types.agents import Mutation
 
 BOX = ("environment.id=Pendulum-v1",)
 ROLLOUT = ("algorithm.rollout_steps=8",)

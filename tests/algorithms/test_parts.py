@@ -7,7 +7,8 @@ import torch
 from helpers.support import agent, algorithm, interface, population
 
 from evorl.export.network import ActingAgent
-from evorl.types import RecurrentInput, UserError
+from evorl.types.batches import RecurrentInput
+from evorl.types.outcomes import UserError
 
 PARTS = gym.spaces.Dict(
     {

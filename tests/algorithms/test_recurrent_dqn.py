@@ -8,7 +8,8 @@ from helpers.support import agent, algorithm, config, interface, population, sco
 from evorl.algorithms import make_algorithm
 from evorl.algorithms.functional import of_action
 from evorl.networks.flat import Weights
-from evorl.types import Batch, RecurrentInput, UserError
+from evorl.types.batches import Batch, RecurrentInput
+from evorl.types.outcomes import UserError
 
 RECURRENT = "network.recurrent=gru", "network.recurrent_size=7", "network.hidden_sizes=[9]"
 LENGTH, BURN_IN, SEQUENCES = 4, 3, 5

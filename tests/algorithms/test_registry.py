@@ -7,7 +7,7 @@ from helpers.kinds import CONVOLUTIONS, OBSERVATIONS
 from helpers.support import ROOT, algorithm
 
 from evorl.algorithms import ALGORITHMS, SETTINGS
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 BOUNDED = gym.spaces.Box(-1.0, 1.0, (2,))
 TRIED = {

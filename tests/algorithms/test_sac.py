@@ -11,7 +11,7 @@ from helpers.support import agent, algorithm, population, seen
 from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
 from evorl.networks.distributions import SquashedGaussian
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 BOX = gym.spaces.Box(np.array([0.0, -2.0], np.float32), np.array([4.0, 2.0], np.float32))
 CENTRE, HALF = torch.tensor([2.0, 0.0]), torch.tensor([2.0, 2.0])

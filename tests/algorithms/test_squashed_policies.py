@@ -9,7 +9,7 @@ from helpers.support import agent, algorithm, config, population, seen
 from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
 
 from evorl.population import initial_population
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 BOX = gym.spaces.Box(np.array([0.0, -2.0], np.float32), np.array([4.0, 2.0], np.float32))
 CENTRE, HALF = torch.tensor([2.0, 0.0]), torch.tensor([2.0, 2.0])

@@ -20,7 +20,8 @@ from evorl.networks.distributions import Gaussian, SquashedGaussian
 from evorl.networks.flat import Weights
 from evorl.networks.parameters import importance
 from evorl.system.stopwatch import Stopwatch
-from evorl.types import FEATURES, UserError
+from evorl.types.agents import FEATURES
+from evorl.types.outcomes import UserError
 
 BOX = gym.spaces.Box(-2.0, 2.0, (2,))
 P, B, N, A = 2, 6, 5, 3

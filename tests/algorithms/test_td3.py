@@ -14,7 +14,7 @@ from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
 from evorl.population import initial_population
 from evorl.system.stopwatch import Stopwatch
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 ACTIONS = gym.spaces.Box(np.array([0.0, -2.0], np.float32), np.array([4.0, 2.0], np.float32))
 CENTRE, HALF = torch.tensor([2.0, 0.0]), torch.tensor([2.0, 2.0])

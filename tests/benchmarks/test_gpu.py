@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from helpers.support import ROOT
 
-from evorl.types import Batch, RecurrentInput
+from evorl.types.batches import Batch, RecurrentInput
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 from gpu import moved

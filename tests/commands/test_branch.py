@@ -22,7 +22,7 @@ from evorl.runs.program import run_program
 from evorl.runs.storage.checkpoint_files import AGENTS, ELITE, Checkpoints
 from evorl.system.files import LOCK, Lock
 from evorl.system.formats import encode_agents
-from evorl.types import EvorlWarning
+from evorl.types.outcomes import EvorlWarning
 
 
 @pytest.fixture

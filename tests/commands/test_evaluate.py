@@ -6,7 +6,7 @@ from evorl.commands import evaluate
 from evorl.commands.command import run_command
 from evorl.config import Environment
 from evorl.envs.vector import for_evaluation
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 
 def test_returns_below_one_are_shown_by_their_digits(trained_run, monkeypatch, capsys):

@@ -12,7 +12,7 @@ from evorl.commands.evaluate import evaluate_elite
 from evorl.commands.inspect import lineage_table
 from evorl.runs.program import run_program
 from evorl.runs.reading.lineage import SAME, Stage
-from evorl.types import Mutation
+from evorl.types.agents import Mutation
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_list_names_runs_of_a_group_and_a_run_itself(run, capsys, monkeypatch):
         monkeypatch.chdir(run)
 
 
-@pytest.mark.filterwarnings("ignore:no episode ended:evorl.types.EvorlWarning")
+@pytest.mark.filterwarnings("ignore:no episode ended:evorl.types.outcomes.EvorlWarning")
 def test_list_says_where_runs_come_from(run, capsys):
     def told():
         run_command(["list"])

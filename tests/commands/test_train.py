@@ -13,7 +13,7 @@ from evorl.config.yaml import configuration_file, read_settings, shipped_names
 from evorl.runs.program import run_program
 from evorl.runs.train import ASYNCHRONOUS, ONLINE, main_of, program_for
 from evorl.system.processes import usable_cores
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 
 def test_it_trains_in_this_process_what_the_command_line_says(in_directory):

@@ -11,7 +11,7 @@ from evorl.config import override, read_yaml, validate
 from evorl.config.yaml import configuration_file
 from evorl.evolution.selection import selects
 from evorl.runs.launch import check, load_config
-from evorl.types import EvorlWarning, UserError
+from evorl.types.outcomes import EvorlWarning, UserError
 
 DQN = ROOT / "configs" / "training" / "dqn.yaml"
 TRAINING = sorted((ROOT / "configs" / "training").glob("*.yaml"))

@@ -17,7 +17,7 @@ from evorl.runs import launch
 from evorl.runs import train as in_python
 from evorl.runs.launch import load_config, read_config
 from evorl.runs.program import run_program
-from evorl.types import EvorlWarning
+from evorl.types.outcomes import EvorlWarning
 
 SAC = configuration_file("sac")
 GYMNASIUM = {"CartPole-v1": 475.0, "Pendulum-v1": None}

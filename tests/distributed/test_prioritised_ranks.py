@@ -8,7 +8,7 @@ from helpers.support import agent, replay_of, vector
 from evorl.distributed import Placement, Ranks, shutdown
 from evorl.config.learning import ImportanceExponent, Prioritised
 from evorl.replay.prioritised import PrioritisedSampler
-from evorl.types import UpdateResult
+from evorl.types.batches import UpdateResult
 
 ranks, streams = Ranks(timeout=60), 6
 gather = Placement(ranks, "replicated", 2).gather_copies

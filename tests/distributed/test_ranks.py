@@ -8,7 +8,7 @@ from helpers.support import EVERY_MUTATION, cut_back, launch, lines, train
 
 from evorl.distributed import Ranks
 from evorl.system.formats import decode_agents
-from evorl.types import EvorlWarning, UserError
+from evorl.types.outcomes import EvorlWarning, UserError
 
 
 def agents(run, generation):
@@ -113,7 +113,7 @@ def test_replicas_of_images_and_recurrent_networks_stay_bit_identical_and_resume
 PROGRAM = """
 import numpy as np, torch
 from evorl.distributed import Placement, Ranks, shutdown
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 ranks = Ranks(timeout=60)
 assert ranks.size == 2
 for size in (7, 300_000):

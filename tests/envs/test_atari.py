@@ -17,7 +17,7 @@ from evorl.population.evaluation import evaluate
 from evorl.replay.factory import make_replay
 from evorl.runs.output.video import play as film_of
 from evorl.runs.reading.loaded import LoadedAgent
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 pytest.importorskip("ale_py")
 P, E = 2, 2

@@ -12,7 +12,7 @@ from evorl.config import Environment
 from evorl.envs import Environments, continuation
 from evorl.envs.continuation import Journal
 from evorl.envs.environments import ORIGINS
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 P, E = 2, 2
 WORLDS = [

@@ -17,7 +17,7 @@ from evorl.config.yaml import configuration_file
 from evorl.envs import Environments
 from evorl.runs.launch import check, read_config
 from evorl.runs.program import run_program
-from evorl.types import EvorlWarning, UserError
+from evorl.types.outcomes import EvorlWarning, UserError
 
 pytestmark = pytest.mark.usefixtures("forgotten_names")
 

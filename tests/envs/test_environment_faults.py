@@ -12,7 +12,7 @@ from evorl.config import Environment
 from evorl.envs import Environments
 from evorl.envs.faults import closing
 from evorl.envs.faults.restarting import restart
-from evorl.types import EvorlWarning, UserError
+from evorl.types.outcomes import EvorlWarning, UserError
 
 AGENTS, ENVS = 2, 2
 ACT = torch.zeros(AGENTS, ENVS, dtype=torch.int64)

@@ -15,7 +15,7 @@ from evorl.envs import Environments
 from evorl.envs.faults.restarting import RestartingEnv
 from evorl.envs.reading import ActionMasks, Copies
 from evorl.envs.spaces import MASK
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 P, E = 2, 3
 

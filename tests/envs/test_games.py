@@ -17,7 +17,7 @@ from evorl.envs.games.vector import RESULT
 from evorl.envs.vector import make_vector
 from evorl.runs.launch import check
 from evorl.system.stopwatch import Stopwatch
-from evorl.types import EvorlWarning, UserError
+from evorl.types.outcomes import EvorlWarning, UserError
 
 HERE = "helpers.games:"
 

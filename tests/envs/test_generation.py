@@ -9,7 +9,7 @@ from helpers.support import config, lines, train
 from evorl.config import Environment
 from evorl.envs.generation import GenerationPlan, generation_plan, longest_episode
 from evorl.envs.vector import make_vector
-from evorl.types import EvorlWarning
+from evorl.types.outcomes import EvorlWarning
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from helpers.torch_cartpole import CartPole
 
 from evorl.envs import make_environments
 from evorl.runs.storage.checkpoint_files import AGENTS, part_file
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 pytest.importorskip("jax")
 pytest.importorskip("gymnax")

@@ -13,7 +13,7 @@ from evorl.envs.games.vector import RESULT
 from evorl.envs.vector import make_vector
 from evorl.runs.launch import check
 from evorl.runs.reading.trust import custom_code, refuse_code
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 spiel = pytest.importorskip("pyspiel")
 HIDDEN = ("kuhn_poker", "leduc_poker", "phantom_ttt")

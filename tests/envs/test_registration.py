@@ -8,7 +8,7 @@ import pytest
 
 from evorl.config import Environment
 from evorl.envs.vector import for_evaluation, make_vector
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 
 class Still(gym.Env):

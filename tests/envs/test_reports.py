@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from evorl.envs.environments import FINAL, Environments
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 BOTH, FIRST = np.array([True, True]), np.array([True, False])
 

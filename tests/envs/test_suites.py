@@ -10,7 +10,7 @@ from evorl.config import Environment
 from evorl.envs import Environments
 from evorl.envs.spaces import as_numbers
 from evorl.envs.vector import make_vector
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 
 @pytest.mark.parametrize(

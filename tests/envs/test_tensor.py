@@ -21,7 +21,7 @@ from evorl.replay import storage as storage_module
 from evorl.runs.output.video import play
 from evorl.runs.reading.loaded import load
 from evorl.system.stopwatch import Stopwatch
-from evorl.types import EvorlWarning, UserError
+from evorl.types.outcomes import EvorlWarning, UserError
 
 CARTPOLE = "tensor:helpers.torch_cartpole:make"
 
@@ -97,7 +97,7 @@ def test_a_step_that_only_resets_is_no_transition():
     assert over.any()
 
 
-@pytest.mark.filterwarnings("ignore::evorl.types.EvorlWarning")
+@pytest.mark.filterwarnings("ignore::evorl.types.outcomes.EvorlWarning")
 def test_without_last_observations_truncated_steps_bootstrap_from_the_one_before():
     rng, tensors = np.random.default_rng(0), environments(final="", limit=12)
     tensors.reset(3)

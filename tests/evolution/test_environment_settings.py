@@ -11,7 +11,8 @@ from evorl.envs import Environments
 from evorl.population import check_environment_hyperparameters
 from evorl.runs.launch import check
 from evorl.runs.program import run_program
-from evorl.types import Agent, UserError
+from evorl.types.agents import Agent
+from evorl.types.outcomes import UserError
 
 BONUS = "environment.kwargs.bonus"
 REPORTING = ("environment.id=helpers.reporting:Reporting-v0", "environment.kwargs={bonus: 1}")

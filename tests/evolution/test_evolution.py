@@ -14,7 +14,7 @@ from evorl.evolution import MUTATIONS, SELECTIONS, Context, evolve
 from evorl.evolution.mutation import mutate, mutate_hyperparameter, perturbed, sample_hyperparameters
 from evorl.evolution.selection import Candidates, begins, note_ranks, rank_correlation, ranks
 from evorl.population import initial_population
-from evorl.types import Agent, Mutation
+from evorl.types.agents import Agent, Mutation
 
 
 def agents(fitness):

@@ -11,7 +11,7 @@ from helpers.support import agent, algorithm, batch, check_tensors, population, 
 from evorl.config import ArchitectureLimits
 from evorl.evolution import mutation as operations
 from evorl.networks.dense import ACTIVATIONS
-from evorl.types import Architecture
+from evorl.types.agents import Architecture
 
 KINDS = list(itertools.product(ACTIVATIONS, (False, True), (False, True)))
 

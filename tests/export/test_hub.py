@@ -20,7 +20,7 @@ from evorl.commands.command import run_command
 from evorl.export import hub
 from evorl.export.hub import card
 from evorl.report.data import load
-from evorl.types import EvorlWarning, UserError
+from evorl.types.outcomes import EvorlWarning, UserError
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
 pytest.importorskip("matplotlib")

@@ -11,7 +11,7 @@ from evorl.commands.command import run_command
 from evorl.config.yaml import configuration_file, read_settings
 from evorl.export import onnx_file
 from evorl.export.network import ActingAgent
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")

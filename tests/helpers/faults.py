@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 
 class Failing(gym.Env):

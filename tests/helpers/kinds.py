@@ -6,7 +6,7 @@ import torch
 
 from evorl.envs.spaces import choices
 from evorl.networks.stack import padded
-from evorl.types import RecurrentInput
+from evorl.types.batches import RecurrentInput
 from helpers.support import algorithm, batch_of
 
 CONVOLUTIONS = "network.convolutions=[{channels: 6, kernel: 4, stride: 2}, {channels: 8, kernel: 3}]"

@@ -43,7 +43,9 @@ from evorl.runs.program import run_program
 from evorl.runs.reading.trust import note_trained
 from evorl.seeding import torch_generator
 from evorl.system.stopwatch import Stopwatch
-from evorl.types import Agent, AgentState, Batch, PolicyOutput, UserError
+from evorl.types.agents import Agent, AgentState
+from evorl.types.batches import Batch, PolicyOutput
+from evorl.types.outcomes import UserError
 
 ROOT = Path(__file__).parent.parent.parent
 SMALL = Path(__file__).parent / "small.yaml"

@@ -10,7 +10,8 @@ from evorl.algorithms.a2c import estimates
 from evorl.envs.spaces import ObservationSpec
 from evorl.replay.rollouts import RolloutExperience
 from evorl.system.stopwatch import Stopwatch
-from evorl.types import AgentState, Transition
+from evorl.types.agents import AgentState
+from evorl.types.batches import Transition
 from helpers.support import config, fields_of, interface, output_of
 
 T, P, E = 8, 3, 2

@@ -31,7 +31,7 @@ from evorl.runs.agents.opponents import Task, opponent_of
 from evorl.runs.launch import check
 from evorl.seeding import torch_generator
 from evorl.system.formats import decode_agents
-from evorl.types import EvorlWarning, UserError
+from evorl.types.outcomes import EvorlWarning, UserError
 
 GAME = "environment.id=helpers.games:ThreeMoves"
 SETTINGS = (GAME, "algorithm={name: a2c, rollout_steps: 4}", "evolution.fitness=rating", "league.games=2")

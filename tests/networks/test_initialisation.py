@@ -12,7 +12,7 @@ from evorl.algorithms import SETTINGS
 from evorl.algorithms.a2c import A2CSettings
 from evorl.evolution import mutation as operations
 from evorl.networks.stack import new_tensors
-from evorl.types import Agent
+from evorl.types.agents import Agent
 
 GAINS = {"encoder": math.sqrt(2), "hidden": math.sqrt(2), "recurrent": 1.0, "action": 0.01, "value": 1.0}
 

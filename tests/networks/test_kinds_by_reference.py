@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from evorl.networks.dense import ACTIVATIONS
 from evorl.replay.statistics import Moments
-from evorl.types import RecurrentInput
+from evorl.types.batches import RecurrentInput
 
 CELLS = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU}
 

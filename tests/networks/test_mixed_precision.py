@@ -12,7 +12,7 @@ from helpers.support import agent, algorithm, config, lines, population
 
 from evorl.algorithms import SETTINGS
 from evorl.runs.launch import load_config
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 BF16, SAC = "network.bf16=true", "algorithm={name: sac, gamma: 0.9, tau: 0.1}"
 BOX = gym.spaces.Box(-1.0, 1.0, (2,))

@@ -5,7 +5,7 @@ import torch
 
 from evorl.networks.parameters import ParameterSpec
 from evorl.networks.stack import Layout, Network
-from evorl.types import Architecture
+from evorl.types.agents import Architecture
 
 LAYOUT = Layout(Architecture(), ())
 

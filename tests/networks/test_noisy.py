@@ -24,7 +24,7 @@ from evorl.config import ArchitectureLimits, validate
 from evorl.evolution import mutation as operations
 from evorl.networks.flat import Weights
 from evorl.networks.stack import SIGMA, WeightNoise
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 NOISY = "algorithm.noisy={sigma: 0.4}"
 DUELING = "algorithm.dueling=true"

@@ -12,7 +12,7 @@ from helpers.support import agent, algorithm, batch, batch_of, fields_of, popula
 from evorl.networks import small_image_setting
 from evorl.networks.dense import ACTIVATIONS
 from evorl.networks.stack import joint, padded, plan_stacks
-from evorl.types import Architecture, Convolution
+from evorl.types.agents import Architecture, Convolution
 
 MIXED = [
     Architecture((16, 16), (0, 0), "relu"),

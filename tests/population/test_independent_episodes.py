@@ -18,7 +18,7 @@ from evorl.envs import Environments
 from evorl.population import Policy
 from evorl.population.evaluation import Evaluator
 from evorl.population.initial import initial_population
-from evorl.types import EvorlWarning
+from evorl.types.outcomes import EvorlWarning
 
 COIN = "helpers.probes:Coin"
 

@@ -9,7 +9,8 @@ from evorl.algorithms.base import Objective, hyperparameter
 from evorl.algorithms.dqn import DQN
 from evorl.networks.stack import NetworkSpec, Periodic
 from evorl.population import Learner, Policy
-from evorl.types import Architecture, Loss
+from evorl.types.agents import Architecture
+from evorl.types.batches import Loss
 
 MIXED = [
     Architecture((16, 16), (0, 0), "relu"),

@@ -23,7 +23,9 @@ from evorl.replay.statistics import Moments
 from evorl.runs.output.metrics import record_of
 from evorl.system.formats import decode_agents, encode_agents
 from evorl.tracking.wandb import cell
-from evorl.types import Architecture, Head, Loss, UserError
+from evorl.types.agents import Architecture, Head
+from evorl.types.batches import Loss
+from evorl.types.outcomes import UserError
 
 ACTIONS = gym.spaces.Box(-1.0, 1.0, (2,))
 

@@ -11,7 +11,7 @@ from helpers.support import agent, algorithm
 
 from evorl.population import check_agents
 from evorl.system.formats import decode_agents, decode_tensors, encode_agents
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 FILES = {
     "nothing": b"",

@@ -9,7 +9,7 @@ from helpers.support import agent, fields_of, kept, output_of, replay_experience
 
 from evorl.envs.spaces import ObservationSpec
 from evorl.replay.batches import BatchBuilder, SequenceBuilder
-from evorl.types import Transition
+from evorl.types.batches import Transition
 
 P, E = 2, 3
 

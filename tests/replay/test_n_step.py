@@ -27,7 +27,8 @@ from evorl.distributed import Placement, Ranks
 from evorl.replay.batches import BatchBuilder
 from evorl.replay.storage import Storage
 from evorl.system.stopwatch import Stopwatch
-from evorl.types import Transition, UserError
+from evorl.types.batches import Transition
+from evorl.types.outcomes import UserError
 
 CPU = torch.device("cpu")
 GAMMAS = (0.9, 0.5, 1.0, 0.0)

@@ -12,7 +12,7 @@ from evorl.replay.observations import EVERY, ObservationStatistics
 from evorl.replay.statistics import Moments
 from evorl.system.formats import decode_agents
 from evorl.system.stopwatch import Stopwatch
-from evorl.types import Transition
+from evorl.types.batches import Transition
 
 P, E, D = 2, 3, 2
 

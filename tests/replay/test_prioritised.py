@@ -6,7 +6,8 @@ import torch
 from helpers.prioritised import ONES, OWN, PRIORITISED, UNIFORM, E, P, Part, error, members, sync
 
 from evorl.replay.prioritised import EPSILON
-from evorl.types import RunFailed, UpdateResult, UserError
+from evorl.types.batches import UpdateResult
+from evorl.types.outcomes import RunFailed, UserError
 
 
 class Central:

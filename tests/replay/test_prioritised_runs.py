@@ -11,7 +11,8 @@ from helpers.support import algorithm, lines, output_of, replay_experience, repl
 
 from evorl.distributed import Placement, Ranks
 from evorl.system.stopwatch import Stopwatch
-from evorl.types import Transition, UpdateResult, UserError
+from evorl.types.batches import Transition, UpdateResult
+from evorl.types.outcomes import UserError
 
 
 def played(experience, policy, generation, steps, seed):

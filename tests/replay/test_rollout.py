@@ -24,7 +24,7 @@ from helpers.worlds import (
 )
 
 from evorl.replay import rollouts
-from evorl.types import PolicyOutput, UpdateResult
+from evorl.types.batches import PolicyOutput, UpdateResult
 
 
 @pytest.mark.parametrize("seed", range(3))

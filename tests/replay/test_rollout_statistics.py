@@ -9,7 +9,7 @@ from helpers.worlds import GAMMA, E, Group, P, T, World, check, flat, members, p
 
 from evorl.replay.statistics import RolloutStatistics
 from evorl.system.stopwatch import Stopwatch
-from evorl.types import AgentState
+from evorl.types.agents import AgentState
 
 
 def played_on_two_ranks(worlds, groups, **settings):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from evorl.replay.batches import MAX_SHARE, BatchBuilder, SequenceBuilder
 from evorl.replay.samplers import Draws
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 
 def batch_at(builder, index, weight=None, share=None):

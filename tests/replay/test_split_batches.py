@@ -28,7 +28,8 @@ from helpers.worlds import E, Group, P, T, World, members, play, rollout_experie
 from evorl.replay.rollouts import Minibatches, check_rollout
 from evorl.runs.launch import load_config
 from evorl.system.stopwatch import Stopwatch
-from evorl.types import Transition, UserError
+from evorl.types.batches import Transition
+from evorl.types.outcomes import UserError
 
 
 def replay(gather, lockstep, part):

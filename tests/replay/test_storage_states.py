@@ -5,7 +5,7 @@ import torch
 from helpers.lanes import World, check, storage, write
 from helpers.support import fields_of
 
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 
 def copied(state):

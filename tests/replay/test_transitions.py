@@ -15,7 +15,7 @@ from evorl.population import Policy, initial_population
 from evorl.replay.prioritised import EPSILON
 from evorl.replay.replay import ReceivedTransitions
 from evorl.seeding import torch_generator
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 T, P, E = 8, 2, 2
 SETTINGS = (

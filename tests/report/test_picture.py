@@ -5,7 +5,7 @@ import pytest
 from helpers.drawn import CONFIG, LIVES, write_run
 
 from evorl.commands.command import run_command
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 pytest.importorskip("matplotlib")
 

@@ -21,7 +21,8 @@ from evorl.report.page import embedded, page
 from evorl.report.picture import draw
 from evorl.report.statistics import effects, groups, interval, quantile, result_interval
 from evorl.runs.reading.lineage import Stage
-from evorl.types import INITIAL, EvorlWarning, Mutation, UserError
+from evorl.types.agents import INITIAL, Mutation
+from evorl.types.outcomes import EvorlWarning, UserError
 
 pytest.importorskip("jinja2")
 pytest.importorskip("plotly")

@@ -6,7 +6,7 @@ import pytest
 from helpers.support import ROOT, error_line, train
 
 from evorl.runs.launch import load_config
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 SHIPPED = sorted((ROOT / "configs" / "training").glob("*.yaml"))
 COUNT = 1000
@@ -85,7 +85,7 @@ def mutated(text, rng):
 
 
 @pytest.mark.campaign
-@pytest.mark.filterwarnings("ignore::evorl.types.EvorlWarning")
+@pytest.mark.filterwarnings("ignore::evorl.types.outcomes.EvorlWarning")
 @pytest.mark.timeout(3600)
 def test_many_mutated_configurations_are_read_or_refused(tmp_path):
     rng, path = random.Random(1), tmp_path / "config.yaml"

@@ -8,7 +8,7 @@ from comparison import differences
 from helpers.support import train, train_below
 
 from evorl.runs.storage.checkpoint_files import Checkpoints
-from evorl.types import EvorlWarning, UserError
+from evorl.types.outcomes import EvorlWarning, UserError
 
 LATER = "training.max_steps=200"
 

@@ -13,7 +13,7 @@ from helpers.support import lines
 
 from evorl.commands.command import run_command
 from evorl.runs.program import run_program
-from evorl.types import EvorlWarning
+from evorl.types.outcomes import EvorlWarning
 
 COUNT = 3000
 """Inputs of the campaign."""

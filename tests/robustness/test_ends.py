@@ -51,7 +51,7 @@ def test_thread_of_an_environment_does_not_hold_the_process_and_is_named():
 
 SLOW_TO_TELL = """
 import os, time
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 if os.environ["RANK"] == "0":
     time.sleep(2)

@@ -17,7 +17,7 @@ from evorl.distributed import Ranks
 from evorl.envs.faults import closing
 from evorl.runs.program import run_program
 from evorl.runs.run import Run
-from evorl.types import EvorlWarning, RunFailed
+from evorl.types.outcomes import EvorlWarning, RunFailed
 
 FAILING = (
     "environment={{id: 'helpers.faults:Failing-v0', num_envs: 2, carry_over: false,"

@@ -21,7 +21,7 @@ from evorl.distributed.ranks import choose_backend, join_attempt, loopback
 from evorl.runs.launch import refuse_options
 from evorl.runs.storage.directory import Owner
 from evorl.system.signals import signal_handlers
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 
 def errors(done):

@@ -18,7 +18,7 @@ from evorl.distributed import Launch
 from evorl.runs.storage import directory
 from evorl.runs.program import run_program
 from evorl.runs.run import Run
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 record = Run.record
 directory.LOCK_PATIENCE = 0.0

@@ -16,7 +16,7 @@ from evorl.runs.launch import check
 from evorl.runs.program import run_program
 from evorl.system.processes import check_room, free_memory
 from evorl.tracking import shared_settings
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 CANARY = "from pathlib import Path\nPath({path!r}).write_text('ran')\n"
 

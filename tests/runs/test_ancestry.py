@@ -9,7 +9,8 @@ from helpers.support import lines
 
 from evorl.commands.command import run_command
 from evorl.runs.reading.lineage import SAME, ancestry
-from evorl.types import Mutation, UserError
+from evorl.types.agents import Mutation
+from evorl.types.outcomes import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore:no episode ended")
 

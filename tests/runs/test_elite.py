@@ -12,7 +12,8 @@ from helpers.support import ROOT, agent, config, context, lines, train
 from evorl.evolution import SELECTIONS, evolve
 from evorl.runs.agents.elite import Elite, Score, error_of_test, lower_bound, play_until_clear
 from evorl.runs.storage.progress import PROGRESS, Progress, progress_of
-from evorl.types import Mutation, UserError
+from evorl.types.agents import Mutation
+from evorl.types.outcomes import UserError
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 from stopping import ABOVE, BELOW, After, outcomes, run, students_bound

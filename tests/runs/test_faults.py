@@ -21,7 +21,7 @@ from evorl.runs.storage.checkpoint_files import Checkpoints
 from evorl.runs.storage.directory import FREE_TO_CHANGE
 from evorl.runs.storage.json_lines import JsonLines
 from evorl.system.files import Lock, is_locked
-from evorl.types import EvorlWarning, UserError
+from evorl.types.outcomes import EvorlWarning, UserError
 
 
 def spoiled(agents, how):

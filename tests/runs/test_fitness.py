@@ -14,7 +14,7 @@ from evorl.envs import Environments
 from evorl.population.evaluation import evaluate
 from evorl.runs.output.metrics import record_of
 from evorl.runs.program import run_program
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 REPORTING = ("environment.id=helpers.reporting:Reporting-v0", "run.name=a")
 

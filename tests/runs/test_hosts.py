@@ -10,7 +10,7 @@ from helpers.support import config
 from evorl.distributed.ranks import Launch
 from evorl.runs.storage.directory import Owner, RunDirectory
 from evorl.system.files import Lock
-from evorl.types import RunFailed, UserError
+from evorl.types.outcomes import RunFailed, UserError
 
 
 def ranks_of_main(**more):

@@ -21,7 +21,7 @@ from evorl.runs.storage import checkpoint
 from evorl.runs.storage.checkpoint_files import Checkpoints
 from evorl.system.files import entry
 from evorl.system.formats import decode_tensors, encode_tensors
-from evorl.types import EvorlWarning
+from evorl.types.outcomes import EvorlWarning
 
 CASE = "dqn-prioritised"
 

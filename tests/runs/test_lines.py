@@ -13,7 +13,7 @@ from evorl.runs.agents.elite import Elite
 from evorl.runs.output.console import closing_lines, generation_line
 from evorl.system.console import compact
 from evorl.system.signals import Interrupted
-from evorl.types import Mutation
+from evorl.types.agents import Mutation
 
 ROW = {
     "generation": 5, "agent_steps": 80_000, "agents": [10, 12, 14], "fitness": [218.24, None, 164.0],

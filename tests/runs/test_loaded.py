@@ -18,7 +18,7 @@ from evorl.envs.json_spaces import space_from_json, space_to_json
 from evorl.envs.spaces import choices
 from evorl.envs.vector import for_evaluation, make_vector
 from evorl.runs.reading import loaded
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 
 def returns_of(agent, config, seeds, steps=STEPS):

@@ -9,7 +9,7 @@ from helpers.support import error_line, lines, own_copy, steps_until, train, tra
 
 from evorl.commands.command import run_command
 from evorl.runs.program import run_program
-from evorl.types import EvorlWarning
+from evorl.types.outcomes import EvorlWarning
 
 GAME = (
     "environment.id=helpers.games:ThreeMoves",

@@ -13,7 +13,7 @@ from evorl.runs.reading.lineage import ancestry
 from evorl.runs.reading.read import columns, read_run
 from evorl.runs.storage.json_lines import JsonLines
 from evorl.system.files import read_lines, read_lines_backwards
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from evorl.runs.run import Run
 from evorl.runs.storage.checkpoint_files import Checkpoints
 from evorl.system.formats import decode_agents, encode_agents
 from evorl.system.signals import Interrupted
-from evorl.types import EvorlWarning, UserError
+from evorl.types.outcomes import EvorlWarning, UserError
 
 MEASURED = ("seconds", "wall_clock_seconds", "env_steps_per_second", "updates_per_second")
 SHIPPED = [

@@ -13,7 +13,7 @@ from evorl.commands.command import run_command
 from evorl.runs.launch import launched
 from evorl.runs.program import run_program
 from evorl.runs.reading import hub
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
 from huggingface_hub.errors import HFValidationError  # noqa: E402

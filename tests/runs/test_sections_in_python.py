@@ -17,7 +17,7 @@ from evorl.config.errors import section_in
 from evorl.config.schema import Config
 from evorl.config.yaml import configuration_file, read_settings
 from evorl.runs import train
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 
 def sections(model):

@@ -7,7 +7,7 @@ import pytest
 
 from evorl.runs.ending import end_of, exchange_reasons
 from evorl.system.signals import Interrupted
-from evorl.types import RunFailed, UserError
+from evorl.types.outcomes import RunFailed, UserError
 
 
 def exchanged(error):

@@ -14,7 +14,7 @@ from evorl.config import Environment
 from evorl.envs.vector import _atari_options
 from evorl.runs.launch import use_threads
 from evorl.system.processes import usable_cores
-from evorl.types import EvorlWarning, UserError
+from evorl.types.outcomes import EvorlWarning, UserError
 
 VECTOR = interface().parts
 

@@ -22,7 +22,7 @@ from evorl.runs.output.callbacks import Generation
 from evorl.runs.output.metrics import record_of
 from evorl.runs.program import run_program
 from evorl.runs.train import assignments
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 SHORT = {"max_steps": 70}
 

@@ -11,7 +11,7 @@ from evorl.runs.agents.elite import Elite
 from evorl.runs.agents.fitness import SHIFT_EPISODES, Fitness, generation_fitness
 from evorl.runs.output.metrics import record_of
 from evorl.system.formats import encode_agents
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 TRAINING = "evaluation.fitness=training"
 REPORTING = ("environment.id=helpers.reporting:Reporting-v0", "run.name=a", TRAINING)

@@ -15,7 +15,7 @@ from evorl.population import Policy
 from evorl.runs.agents.transfer import first_agents
 from evorl.runs.storage.directory import load_elite
 from evorl.system.formats import decode_agents
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from evorl.runs.reading.read import read_overview, read_run
 from evorl.runs.storage.json_lines import JsonLines
 from evorl.system.files import entry, read_bounded, refuse_links_within, write_atomically
 from evorl.system.formats import decode_tensors, encode_tensors
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 RESUME = ("run.name=a", "run.resume=auto", "training.max_steps=200")
 REPLAY = "experience-rank-000.safetensors"

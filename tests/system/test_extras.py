@@ -10,7 +10,7 @@ from evorl.config import Environment
 from evorl.envs.vector import make_vector
 from evorl.system import extras
 from evorl.system.extras import EXTRAS, extra_of, install_command, missing, require
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 
 def test_the_extras_are_those_of_the_project():

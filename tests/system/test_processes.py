@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from evorl.system.processes import check_room, free_memory
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 
 def test_memory_is_bounded_by_the_limit_of_address_space():

@@ -18,7 +18,7 @@ from tensorboard.summary.writer import event_file_writer
 
 from evorl.tracking import TRACKERS, Trackers
 from evorl.tracking.tracker import Record, run_id
-from evorl.types import EvorlWarning
+from evorl.types.outcomes import EvorlWarning
 
 HISTORY = [Record(number, 10 * number, {"x": -number, "time/training": number}) for number in range(1, 8)]
 

@@ -11,7 +11,7 @@ from helpers.support import lines, train
 from evorl.runs.output import logger
 from evorl.runs.output.metrics import record_of
 from evorl.tracking.tracker import AgentRecord, Paths, Record
-from evorl.types import EvorlWarning, UserError
+from evorl.types.outcomes import EvorlWarning, UserError
 
 
 def recorded(run):

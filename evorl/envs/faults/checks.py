@@ -13,7 +13,7 @@ from gymnasium.utils.passive_env_checker import check_action_space, check_observ
 from evorl.config.errors import shown
 from evorl.envs.reading import flat_mask
 from evorl.envs.spaces import MASK
-from evorl.types import UserError, message_of
+from evorl.types.outcomes import UserError, message_of
 
 
 def check_spaces(env: Any, id: str) -> None:

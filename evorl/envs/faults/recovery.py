@@ -27,7 +27,8 @@ from evorl.envs.vector import make_vector, stacked_frames
 from evorl.seeding import seed_global_generators
 from evorl.system.plugins import place, without_place
 from evorl.system.signals import note_activity, raise_if_signalled
-from evorl.types import EvorlWarning, Flags, UserError
+from evorl.types.outcomes import EvorlWarning, UserError
+from evorl.types.tensors import Flags
 
 FINAL = "final_info"
 """Info key under which a same-step autoreset stores the info of episodes that ended in this step."""

@@ -17,7 +17,7 @@ from evorl.envs.faults.closing import close_in_time
 from evorl.seeding import seed_global_generators
 from evorl.system.console import say
 from evorl.system.plugins import place, without_place
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 Began = TypeVar("Began")
 Start = tuple[Any, dict[str, Any]]

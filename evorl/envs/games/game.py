@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import gymnasium as gym
 
-from evorl.types import Flags
+from evorl.types.tensors import Flags
 
 Spaces = tuple[gym.Space[Any], gym.Space[Any]]
 """The observation space of either seat, without its mask, and the action space."""

@@ -21,7 +21,8 @@ from evorl.config.errors import nearest
 from evorl.envs.games.game import Spaces, Turn
 from evorl.system.extras import require
 from evorl.system.plugins import without_place
-from evorl.types import Flags, UserError
+from evorl.types.outcomes import UserError
+from evorl.types.tensors import Flags
 
 OPENSPIEL = "openspiel"
 SEATS = 2

@@ -26,7 +26,7 @@ from evorl.envs.spaces import MASK
 from evorl.seeding import seed_global_generators
 from evorl.system.extras import install_command
 from evorl.system.plugins import described, import_from_here, place, without_place
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 PETTINGZOO = "pettingzoo"
 FAMILIES = ("classic", "butterfly", "sisl", "atari")

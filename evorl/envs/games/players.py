@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from evorl.config.fields import BENCHMARK
 from evorl.envs.spaces import choices, finite_bounds, from_zero, to_zero
 from evorl.system.plugins import described, imported
-from evorl.types import Flags, UserError
+from evorl.types.outcomes import UserError
+from evorl.types.tensors import Flags
 
 
 class MoveRequest(NamedTuple):

@@ -31,7 +31,8 @@ from evorl.envs.games import make_game
 from evorl.envs.games.game import Game, Turn, result_of
 from evorl.envs.games.players import MoveRequest, Opponents, RandomPlayers, batched, reseed
 from evorl.envs.spaces import MASK, choices
-from evorl.types import Flags, UserError
+from evorl.types.outcomes import UserError
+from evorl.types.tensors import Flags
 
 RESULT = "result"
 """Info key of an episode's result so far: 1 for the seat that got more, 0 for the other, 0.5 if equal."""

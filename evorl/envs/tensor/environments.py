@@ -33,7 +33,10 @@ from evorl.system.devices import is_host
 from evorl.system.formats import check_tensors, part_of, with_prefix
 from evorl.system.plugins import described
 from evorl.system.signals import note_activity, raise_if_signalled
-from evorl.types import Agent, EvorlWarning, Tensors, Transition, UserError
+from evorl.types.agents import Agent
+from evorl.types.batches import Transition
+from evorl.types.outcomes import EvorlWarning, UserError
+from evorl.types.tensors import Tensors
 
 SEEN, COUNTED, SIMULATOR = "observation.", "episodes.", "simulator."
 """Prefixes of tensors in the state of running episodes."""

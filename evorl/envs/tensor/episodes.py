@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from evorl.envs.episodes import Floats, Recent
-from evorl.types import Tensors, UserError
+from evorl.types.outcomes import UserError
+from evorl.types.tensors import Tensors
 
 AT_FIRST = 256
 """Start times for which there is room at first."""

@@ -17,7 +17,7 @@ import torch
 from evorl.config import Environment
 from evorl.config.errors import nearest
 from evorl.envs.tensor.jax_simulator import JaxSimulator
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 EPISODE = 1_000
 """Steps of an episode of brax, as in its own training; `environment.kwargs.episode_length` sets others."""

@@ -15,7 +15,7 @@ from evorl.config import Environment
 from evorl.config.errors import nearest
 from evorl.envs.suites import ENLARGED
 from evorl.envs.tensor.jax_simulator import JaxSimulator, as_gymnasium
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 
 def simulator(settings: Environment, name: str, copies: int, device: torch.device) -> JaxSimulator:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from evorl.envs.tensor.simulator import Simulator, Step
 from evorl.system.formats import check_tensors
-from evorl.types import Tensors
+from evorl.types.tensors import Tensors
 
 WHERE = "the running episodes"
 

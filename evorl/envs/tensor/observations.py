@@ -13,7 +13,8 @@ from torch import Tensor
 from evorl.config import Environment
 from evorl.envs.reading import Copies, ObservationReader
 from evorl.envs.spaces import LARGEST, WHOLE, choices, float_bounds
-from evorl.types import Tensors, UserError
+from evorl.types.outcomes import UserError
+from evorl.types.tensors import Tensors
 
 
 class TensorReader:

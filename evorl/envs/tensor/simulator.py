@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from evorl.system.closing import Closeable
-from evorl.types import Tensors
+from evorl.types.tensors import Tensors
 
 
 class Step(NamedTuple):

@@ -15,7 +15,7 @@ from evorl.envs.tensor.simulator import SharedSimulator, Simulator
 from evorl.system.extras import extra_of, install_command
 from evorl.system.plugins import described
 from evorl.system.processes import usable_cores
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 Make = Callable[[Environment, str, int, torch.device], Simulator]
 """Makes a simulator of settings, the name after the beginning of their id, a number of copies and a device."""

@@ -15,7 +15,7 @@ from evorl.config.errors import shown
 from evorl.envs.faults.checks import check_spaces
 from evorl.envs.tensor.simulator import Simulator, Step
 from evorl.system.plugins import imported
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 FINAL = ("final_obs", "final_observation")
 """Info keys under which vector environments give the last observations of episodes that ended in a step."""

@@ -24,7 +24,7 @@ from evorl.population.evaluation import Evaluator, Purpose
 from evorl.runs.agents.fitness import Fitness
 from evorl.system.console import digits
 from evorl.system.formats import decode_agents, encode_agents
-from evorl.types import Agent, Number
+from evorl.types.agents import Agent, Number
 
 Returns = NDArray[np.float64]
 Play = Callable[[int, int], Returns]

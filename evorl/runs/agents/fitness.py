@@ -14,7 +14,7 @@ from evorl.envs.games.vector import RESULT
 from evorl.league.league import Rated
 from evorl.population import Policy
 from evorl.population.evaluation import EpisodeResults, Evaluator
-from evorl.types import Agent
+from evorl.types.agents import Agent
 
 SHIFT_EPISODES = 2
 """Deterministic episodes of each agent, over all ranks, that estimate the shift of algorithms that explore by noise."""

@@ -24,7 +24,7 @@ from evorl.runs.reading.trust import is_function
 from evorl.seeding import torch_generator
 from evorl.system.files import digest
 from evorl.system.formats import encode_agents
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 FORMS = "random, package.module:player, or the directory of a run"
 

@@ -16,7 +16,8 @@ from evorl.runs.storage.checkpoint_files import AGENTS, Checkpoints
 from evorl.runs.storage.directory import CONFIG, load_elite, saved_config, saved_settings
 from evorl.system.files import CHECKPOINTS, refuse_links_within
 from evorl.system.formats import decode_agents, encode_agents
-from evorl.types import INITIAL, Agent, UserError
+from evorl.types.agents import INITIAL, Agent
+from evorl.types.outcomes import UserError
 
 
 def first_agents(config: AnyConfig, algorithm: Algorithm, ranks: Ranks) -> list[Agent]:

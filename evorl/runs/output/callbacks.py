@@ -10,7 +10,8 @@ from functools import cached_property
 from typing import Any
 
 from evorl.config.errors import shown
-from evorl.types import Agent, UserError
+from evorl.types.agents import Agent
+from evorl.types.outcomes import UserError
 
 LOGGED = "logged"
 """The key of a `metrics.jsonl` line that holds the values logged by callbacks."""

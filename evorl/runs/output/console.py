@@ -29,7 +29,8 @@ from evorl.runs.storage.directory import from_here
 from evorl.system.console import compact, digits, duration, say, speed
 from evorl.system.plugins import SCRIPT
 from evorl.tracking import announcements
-from evorl.types import FINISHED, STOPPED, UNCHANGED, Mutation
+from evorl.types.agents import UNCHANGED, Mutation
+from evorl.types.outcomes import FINISHED, STOPPED
 
 Row = Mapping[str, Any]
 CONFIDENCE = f"{100 * (1 - ERROR):g} %"

@@ -23,7 +23,7 @@ from evorl.runs.agents.elite import Elite
 from evorl.runs.agents.fitness import Fitness
 from evorl.runs.output.callbacks import LOGGED
 from evorl.tracking import AgentRecord, Points, Record
-from evorl.types import Agent
+from evorl.types.agents import Agent
 
 SIZES: Mapping[str, Callable[[Mapping[str, Any]], int]] = {
     "layers": lambda network: len(network["hidden_sizes"]) + sum(network["residual_layers"]),

@@ -29,7 +29,7 @@ from evorl.seeding import numpy_generator
 from evorl.system.extras import require
 from evorl.system.files import check_folder, make_subdirectory, refuse_links, replacing
 from evorl.system.plugins import described
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 Image = NDArray[np.uint8]
 CODECS = ("libx264", "libopenh264", "h264_nvenc", "mpeg4")

@@ -12,7 +12,7 @@ from pathlib import Path
 from evorl.config.errors import shown
 from evorl.runs.storage.directory import CONFIG, ELITE_AGENT, ELITE_FACTS, INTERFACE
 from evorl.system.extras import require
-from evorl.types import UserError, message_of
+from evorl.types.outcomes import UserError, message_of
 
 HUB = "hf:"
 """Prefix of the name of a run on the Hub."""

@@ -15,7 +15,8 @@ from evorl.config.errors import on_one_line, shown
 from evorl.runs.storage.directory import LINEAGE, METRICS, load_elite, saved_config
 from evorl.runs.storage.json_lines import JsonLines, Row
 from evorl.system.console import aligned, digits
-from evorl.types import Architecture, Measured, Mutation, Number, UserError, Words
+from evorl.types.agents import Architecture, Measured, Mutation, Number, Words
+from evorl.types.outcomes import UserError
 
 
 @dataclass(frozen=True)

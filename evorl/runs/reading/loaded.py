@@ -28,7 +28,8 @@ from evorl.runs.storage.directory import INTERFACE, from_here, load_elite, saved
 from evorl.seeding import torch_generator
 from evorl.system.console import digits
 from evorl.system.files import CHECKPOINTS, file_errors, read_json
-from evorl.types import Agent, UserError
+from evorl.types.agents import Agent
+from evorl.types.outcomes import UserError
 
 State = NDArray[np.float32] | None
 Action = Any

@@ -18,7 +18,8 @@ from evorl.runs.storage.directory import ELITE_FACTS, LINEAGE, METRICS, from_her
 from evorl.runs.storage.directory import SUMMARY as SUMMARY_FILE
 from evorl.runs.storage.json_lines import JsonLines, Row
 from evorl.system.files import file_errors, read_json
-from evorl.types import Measured, Number, UserError, Words
+from evorl.types.agents import Measured, Number, Words
+from evorl.types.outcomes import UserError
 
 
 class SummaryFile(TypedDict, total=False):

@@ -18,7 +18,7 @@ from evorl.config.fields import BENCHMARK
 from evorl.config.task import GAMES, SIMULATORS
 from evorl.system.files import digest, open_file, read_bounded
 from evorl.system.plugins import defined_in, import_from_here, is_installed
-from evorl.types import UserError
+from evorl.types.outcomes import UserError
 
 FAILURES = (OSError, RuntimeError, UserError)
 """Errors where there is no working directory, no home, no space on the disk, or a link in place of the list."""

@@ -40,7 +40,9 @@ from evorl.seeding import derive_seed
 from evorl.system.console import WarnOnce, say
 from evorl.system.files import file_errors, json_bytes
 from evorl.system.formats import decode_agents, decode_tensors, encode_tensors
-from evorl.types import Agent, Tensors, UserError
+from evorl.types.agents import Agent
+from evorl.types.outcomes import UserError
+from evorl.types.tensors import Tensors
 
 OTHERS = "the other ranks' running episodes"
 Loaded = TypeVar("Loaded")

@@ -20,7 +20,8 @@ from evorl.system.files import (
     sync_directory,
     write_atomically,
 )
-from evorl.types import Agent, UserError
+from evorl.types.agents import Agent
+from evorl.types.outcomes import UserError
 
 NUMBER = r"([0-9]{6}|[1-9][0-9]{6,11})"
 MANIFEST = "manifest.json"

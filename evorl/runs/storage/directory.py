@@ -43,7 +43,8 @@ from evorl.system.files import (
     write_atomically,
     write_json,
 )
-from evorl.types import FINISHED, STOPPED, Agent, RunFailed, UserError
+from evorl.types.agents import Agent
+from evorl.types.outcomes import FINISHED, STOPPED, RunFailed, UserError
 
 if TYPE_CHECKING:
     from evorl.distributed import Launch, Ranks

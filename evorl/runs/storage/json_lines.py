@@ -20,7 +20,7 @@ from evorl.system.files import (
     sync_directory,
     write_atomically,
 )
-from evorl.types import EvorlWarning
+from evorl.types.outcomes import EvorlWarning
 
 Row = dict[str, Any]
 

@@ -16,7 +16,8 @@ from evorl.kernels.library import usable_kernel
 from evorl.league.standings import Standings
 from evorl.runs.agents.elite import Elite
 from evorl.system.processes import made_with
-from evorl.types import Number, UserError, Words
+from evorl.types.agents import Number, Words
+from evorl.types.outcomes import UserError
 
 Seconds = Annotated[float, Field(ge=0)]
 

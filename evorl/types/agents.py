@@ -1,24 +1,25 @@
-"""Data types shared by all packages. Axes: P agents, E environments, B batch."""
+"""Agents between generations: plain values that evolution changes and checkpoints hold."""
 
 from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import ConfigDict, Field
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from evorl.types.tensors import Roles
 
 Words = Annotated[str, Field(max_length=1_000)]
 Number = Annotated[int, Field(ge=0, le=10**15)]
 Measured = Annotated[float, Field(ge=-1e100, le=1e100)]
 """A number bounded so that reports can square and sum it without overflow."""
+EXP_AVG, EXP_AVG_SQ = "mean", "square"
+"""The roles of Adam's first and second moments, as checkpoints name them."""
+ROLES = ("parameters", "buffers", "target", EXP_AVG, EXP_AVG_SQ)
+"""Parameters and buffers (not trained); for each parameter its copy in the target network and Adam's moments."""
 
 
 @dataclass(frozen=True)
@@ -60,48 +61,6 @@ RESTORED = Mutation("none", "archive")
 """The mutation record of an archived elite restored to the population unchanged."""
 UNCHANGED = ("initial", "none")
 """The kinds of records that change nothing."""
-FINISHED, STOPPED = "finished", "stopped"
-"""How a run that saved its last checkpoint ended: at its target or last step, or stopped by a callback."""
-
-
-Shape = tuple[int, ...]
-Flags = NDArray[np.bool_]
-Tensors = dict[str, "Tensor"]
-Roles = dict[str, Tensors]
-"""The tensors of one network of one agent, by role."""
-EXP_AVG, EXP_AVG_SQ = "mean", "square"
-"""The roles of Adam's first and second moments, as checkpoints name them."""
-ROLES = ("parameters", "buffers", "target", EXP_AVG, EXP_AVG_SQ)
-"""Parameters and buffers (not trained); for each parameter its copy in the target network and Adam's moments."""
-
-
-class UserError(Exception):
-    """An error that the user can fix: programs print it as one line and exit with code 2.
-
-    If all ranks raise it together, `reported_elsewhere` says whether another rank prints it. None means that only this
-    rank knows of it.
-    """
-
-    def __init__(self, message: str, reported_elsewhere: bool | None = None) -> None:
-        super().__init__(message)
-        self.reported_elsewhere = reported_elsewhere
-
-
-def message_of(error: object, longest: int = 1_000) -> str:
-    """The message of an exception on one line, cut after `longest` characters."""
-    return " ".join(str(error).split())[:longest]
-
-
-class RunFailed(RuntimeError):
-    """A run failed without an error of the user: programs print it as one line and exit with code 1."""
-
-
-class EvorlWarning(UserWarning):
-    """A warning for the user; the run continues."""
-
-
-Observation = Mapping[str, "Tensor"]
-"""Observation parts [P, E, ...], with `action_mask` [P, E, A] where actions can be masked."""
 
 
 FEATURES = "features"
@@ -314,157 +273,3 @@ class Agent:
             "hyperparameters": dict(self.hyperparameters),
             "state": asdict(self.state),
         }
-
-
-@dataclass
-class Transition:
-    """One step of every environment; all tensors lead with [P, E].
-
-    `started` marks where `observation` begins an episode. `next_observation` is the result of the action, also at the
-    end of an episode. `terminated` means do not bootstrap; `truncated` means that the episode was cut off: bootstrap.
-    Where `valid` is false the environment was only reset and there is no transition; `all_valid` says that there is no
-    such step, `any_truncated` that some episode was truncated. `started` and `valid` are on the CPU whatever the
-    device, because control flow depends on them.
-    """
-
-    observation: Observation
-    started: Tensor
-    reward: Tensor
-    next_observation: Observation
-    terminated: Tensor
-    truncated: Tensor
-    valid: Tensor
-    all_valid: bool = True
-    any_truncated: bool = False
-
-
-@dataclass
-class PolicyOutput:
-    """A policy's output in each environment: `action` [P, E, ...] for the environment, and `extras` [P, E, ...].
-
-    Extras are other quantities the algorithm learns from, such as the log-probability. `state` and `next_state` [P, E,
-    K, N] are the recurrent state before and after the step; they are empty if no network is recurrent.
-    """
-
-    action: Tensor
-    extras: Tensors
-    state: Tensor
-    next_state: Tensor
-
-
-@dataclass
-class RecurrentInput:
-    """Inputs of recurrent networks other than observations.
-
-    Axes: T time, S sequences, I burn-in steps, K numbers for each of N units. `state` [P, S, K, N] is the recurrent
-    state before the first step; `started` [P, T, S] marks the starts of episodes. Sequences from a replay have no
-    state; they have the observations of the `burn_in` [P, I * S, ...] before them, and their `started` is
-    [P, I + T, S].
-    """
-
-    state: Tensor
-    started: Tensor
-    burn_in: Observation = field(default_factory=dict)
-
-    def part(self, members: slice | Tensor | int, units: int) -> RecurrentInput:
-        """Select some of the agents, with `units` recurrent units."""
-        burn_in = {name: value[members] for name, value in self.burn_in.items()}
-        return RecurrentInput(self.state[members][..., :units], self.started[members], burn_in)
-
-
-@dataclass
-class Batch:
-    """The input of one population update; all tensors lead with [P, B].
-
-    The loss is the sum over B of `weight` times the loss per sample: the mean over each agent's own batch whatever its
-    size. Under prioritised replay `weight` includes importance-sampling weights and `share` [P, B] does not; metrics
-    are means by `share`, or by `weight` if there is no `share`. Agents with `due` [P] 0 skip this update; `all_due`
-    says that none does. `columns` are actions, rewards, and anything else stored or computed per transition.
-    Sequences for recurrent agents are time-major in B = T * S, with their `recurrent` input. A batch may instead carry
-    flat `gradients` by network, computed by actors, with their metrics [P, 1] as columns.
-    `number` is the batch's index among those that were drawn together.
-    """
-
-    observation: Observation
-    next_observation: Observation
-    columns: Tensors
-    weight: Tensor
-    due: Tensor
-    recurrent: RecurrentInput | None = None
-    all_due: bool = False
-    gradients: Tensors = field(default_factory=dict)
-    number: int = 0
-    share: Tensor | None = None
-
-    def unbound(self, all_due: Sequence[bool]) -> list[Batch]:
-        """The batches of U updates, from one whose tensors lead with [U, P, B]; they are views."""
-        units = 0 if self.recurrent is None else self.recurrent.state.shape[-1]
-        batches = [self.part(update, units) for update in range(len(self.weight))]
-        return [replace(batch, all_due=of_all) for batch, of_all in zip(batches, all_due, strict=True)]
-
-    def part(self, members: slice | Tensor | int, units: int = 0) -> Batch:
-        """Select some of the agents, with `units` recurrent units."""
-        return Batch(
-            {name: value[members] for name, value in self.observation.items()},
-            {name: value[members] for name, value in self.next_observation.items()},
-            {name: value[members] for name, value in self.columns.items()},
-            self.weight[members],
-            self.due[members],
-            None if self.recurrent is None else self.recurrent.part(members, units),
-            self.all_due,
-            self.gradients,
-            self.number,
-            None if self.share is None else self.share[members],
-        )
-
-
-@dataclass
-class Loss:
-    """The loss of a stack of agents: `per_sample` [P, B], whose weighted sum over B is each agent's loss.
-
-    `metrics` returns metrics [P, B], in updates that report them, to be averaged over the batch; `errors` [P, B]
-    (td_error) set priorities. If the mean, over ranks too, of the metric named `divergence`, such as the KL divergence
-    from the behaviour policy, exceeds `limit` [P], the agent is not updated and stops learning from this experience.
-    """
-
-    per_sample: Tensor
-    metrics: Callable[[], Tensors] = dict
-    errors: Tensor | None = None
-    divergence: str | None = None
-    limit: Tensor | None = None
-
-
-@dataclass
-class UpdateResult:
-    """The result of an update: which agents were updated (`active` [P], 1 or 0), and their errors [P, B] if any.
-
-    `active` None means all of them.
-    """
-
-    active: Tensor | None = None
-    errors: Tensor | None = None
-
-
-@dataclass
-class UpdateMetrics:
-    """Metrics summed over updates: the number of updates [P], and per name the sum and the `counts` [P] it is over."""
-
-    updates: NDArray[np.float64]
-    sums: dict[str, NDArray[np.float64]]
-    counts: dict[str, NDArray[np.float64]]
-
-
-@dataclass
-class Segment:
-    """A rollout in time order, from which targets are computed; all [T, P, E].
-
-    `value` is V(s) of the observation. `next_value` is that of the next observation, defined in the last row and where
-    an episode is truncated. Where `valid` is false there is no transition.
-    """
-
-    reward: Tensor
-    value: Tensor
-    next_value: Tensor
-    terminated: Tensor
-    truncated: Tensor
-    valid: Tensor

@@ -1,0 +1,31 @@
+"""How runs end, and what they say to their users."""
+
+from __future__ import annotations
+
+FINISHED, STOPPED = "finished", "stopped"
+"""How a run that saved its last checkpoint ended: at its target or last step, or stopped by a callback."""
+
+
+class UserError(Exception):
+    """An error that the user can fix: programs print it as one line and exit with code 2.
+
+    If all ranks raise it together, `reported_elsewhere` says whether another rank prints it. None means that only this
+    rank knows of it.
+    """
+
+    def __init__(self, message: str, reported_elsewhere: bool | None = None) -> None:
+        super().__init__(message)
+        self.reported_elsewhere = reported_elsewhere
+
+
+def message_of(error: object, longest: int = 1_000) -> str:
+    """The message of an exception on one line, cut after `longest` characters."""
+    return " ".join(str(error).split())[:longest]
+
+
+class RunFailed(RuntimeError):
+    """A run failed without an error of the user: programs print it as one line and exit with code 1."""
+
+
+class EvorlWarning(UserWarning):
+    """A warning for the user; the run continues."""
