@@ -39,6 +39,7 @@ from evorl.config.learning import Replay as Replay
 from evorl.config.run import Checkpoint as Checkpoint
 from evorl.config.run import Environment as Environment
 from evorl.config.run import Evaluation as Evaluation
+from evorl.config.run import EvaluationEnvironment as EvaluationEnvironment
 from evorl.config.run import LeagueSettings as LeagueSettings
 from evorl.config.run import RunSettings as RunSettings
 from evorl.config.run import Tracking as Tracking

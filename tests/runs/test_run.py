@@ -135,7 +135,7 @@ def test_run_stops_at_the_target_once_fresh_episodes_confirm_it(in_directory):
     summary = json.loads((in_directory / "runs" / "a" / "summary.json").read_text())
     assert summary["solved"]
     assert summary["generations"] == 1
-    assert train("run.name=b", "training.target_fitness=10000", "training.max_steps=80") == 0
+    assert train("run.name=b", "training.target_fitness=475", "training.max_steps=80") == 0
     assert not json.loads((in_directory / "runs" / "b" / "summary.json").read_text())["solved"]
 
 

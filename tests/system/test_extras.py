@@ -15,7 +15,7 @@ from evorl.types.outcomes import UserError
 
 def test_the_extras_are_those_of_the_project():
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert {*listed} - {"dev", "cpu"} == {*EXTRAS}
+    assert {*listed} - {"dev", "cpu", "docs"} == {*EXTRAS}
     assert {extra: len(listed[extra]) for extra in EXTRAS} == {extra: len(modules) for extra, modules in EXTRAS.items()}
 
 
