@@ -55,12 +55,12 @@ def run(context: Mapping[str, Any], index: int, attempt: int, descriptors: Seque
                 actor.work(reader, writer)
             finally:
                 signal.pthread_sigmask(signal.SIG_BLOCK, [LEAVE])
+    except (BrokenPipeError, _Leave):  # The learner is gone, or no longer wants this actor.
+        return
     except UserError as error:
         _report(writer, str(error))
     except (SystemExit, KeyboardInterrupt) as left:
         _report(writer, told_exit(left))
-    except (BrokenPipeError, _Leave):  # The learner is gone, or no longer wants this actor.
-        return
 
 
 def _report(writer: int, text: str) -> None:
@@ -68,8 +68,8 @@ def _report(writer: int, text: str) -> None:
         pipe.write(ARRIVAL.pack(FAILED, len(text.encode()), 0) + text.encode())
 
 
-class _Leave(BaseException):
-    """Raised by the handler of LEAVE to end this actor."""
+class _Leave(KeyboardInterrupt):
+    """Raised by the handler of LEAVE to end this actor; as an interrupt it is no fault of an environment in a step."""
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:

@@ -15,6 +15,8 @@ from helpers.learning import Learning, all_gone, descendants
 from helpers.support import config
 
 from evorl.actors import server, supervisor
+from evorl.actors.actor import _Leave
+from evorl.envs.faults.restarting import PASSED_ON
 from evorl.types.outcomes import EvorlWarning, RunFailed, UserError
 
 
@@ -237,3 +239,7 @@ def test_a_signal_to_the_process_group_does_not_end_a_server_that_is_starting(ca
         learning.begin(1)
         learning.learn(2)
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_an_actor_that_is_told_to_leave_within_a_step_reports_no_fault_of_its_environment():
+    assert issubclass(_Leave, PASSED_ON)
