@@ -73,7 +73,7 @@ def resets(simulator: Simulator, act: Act, steps: int) -> list[Verdict]:
 
 
 def determinism(simulator: Simulator, act: Act, steps: int) -> list[Verdict]:
-    """Whether episodes are the same from one seed, and differ between seeds and copies."""
+    """Check that episodes are the same from one seed, and differ between seeds and copies."""
     chosen = [act(simulator) for _ in range(min(steps, 100))]
     one, two, other = (_episode(simulator, seed, chosen) for seed in (SEED, SEED, SEED + COPIES))
     if not torch.equal(one, two):
@@ -86,7 +86,7 @@ def determinism(simulator: Simulator, act: Act, steps: int) -> list[Verdict]:
 
 
 def device(simulator: Simulator, act: Act, steps: int) -> list[Verdict]:
-    """Where tensors are, and of which types."""
+    """Check the device and the types of tensors."""
     start = simulator.reset(_seeds(simulator))
     step: Step = simulator.step(act(simulator))
     tensors = {name: value for name, (value, _) in leaves(simulator.observation_space, start, "the simulator").items()}

@@ -78,7 +78,7 @@ def _with_id(value: Any) -> Any:
 
 
 class EvaluationEnvironment(Section):
-    """What of `environment` differs in evaluation, where rewards are shaped in training only, say."""
+    """Settings of `environment` that differ in evaluation, where rewards are shaped in training only, say."""
 
     id: Plain | None = None
     """Another environment with the same observations and actions; null is that of training."""

@@ -12,7 +12,6 @@ Axes: P agents, E environments of each agent; N = P * E copies. Environment e of
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -39,7 +38,7 @@ from evorl.seeding import seed_global_generators
 from evorl.system.formats import check_tensors
 from evorl.types.agents import Agent
 from evorl.types.batches import Transition
-from evorl.types.outcomes import EvorlWarning, UserError
+from evorl.types.outcomes import UserError
 from evorl.types.tensors import Flags, Observation, Tensors
 
 
@@ -287,17 +286,6 @@ class Environments(SteppedEnvironments):
         self.observation, self._started = seen, self._flags(ends.started)
         return transition
 
-    def warn_of_endless(self, steps: int) -> None:
-        """Warn once that an episode has taken this many steps, if the environment has no time limit."""
-        if self._may_be_endless:
-            self._may_be_endless = False
-            warnings.warn(
-                f"evaluation.max_steps: an episode of evaluation in {self._id} has not ended after {steps:,} steps, "
-                "and may never end; set this limit, or give the environment one",
-                EvorlWarning,
-                stacklevel=3,
-            )
-
     def try_step(self) -> None:
         """Take the first step of episodes, each with an allowed action. Raises UserError if it cannot be used."""
         self.reset(0)
@@ -340,7 +328,7 @@ class Environments(SteppedEnvironments):
         return self._vector.continuation is not None
 
     def state_dict(self) -> Tensors:
-        """What a resume of the running episodes needs; empty if they cannot be resumed."""
+        """The state of the running episodes, from which a run resumes; empty if they cannot be resumed."""
         continuation = self._vector.continuation
         if continuation is None or not hasattr(self, "observation"):
             return {}

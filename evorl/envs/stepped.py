@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Sequence
 
@@ -14,6 +15,7 @@ from evorl.envs.spaces import EnvSpec
 from evorl.system.closing import Closeable
 from evorl.types.agents import Agent
 from evorl.types.batches import Transition
+from evorl.types.outcomes import EvorlWarning
 from evorl.types.tensors import Observation, Tensors
 
 
@@ -30,6 +32,8 @@ class SteppedEnvironments(Closeable):
     interface: EnvSpec
     observation: Observation
     always_valid: bool
+    _id: str
+    _may_be_endless: bool
 
     @property
     @abstractmethod
@@ -60,9 +64,16 @@ class SteppedEnvironments(Closeable):
         no number under a name.
         """
 
-    @abstractmethod
     def warn_of_endless(self, steps: int) -> None:
         """Warn once that an episode has taken this many steps, if the environment has no time limit."""
+        if self._may_be_endless:
+            self._may_be_endless = False
+            warnings.warn(
+                f"evaluation.max_steps: an episode of evaluation in {self._id} has not ended after {steps:,} steps, "
+                "and may never end; set this limit, or give the environment one",
+                EvorlWarning,
+                stacklevel=3,
+            )
 
     @abstractmethod
     def pop_collected(self) -> Collected:
@@ -83,7 +94,7 @@ class SteppedEnvironments(Closeable):
 
     @abstractmethod
     def state_dict(self) -> Tensors:
-        """What a resume of the running episodes needs; empty if they cannot be resumed."""
+        """The state of the running episodes, from which a run resumes; empty if they cannot be resumed."""
 
     @abstractmethod
     def load_state_dict(self, state: Tensors, seed: int) -> str:

@@ -72,7 +72,7 @@ def _corner(shape: Sequence[int]) -> tuple[slice, ...]:
 
 
 class Weights(Mapping[str, Tensor]):
-    """What a network computes with, by name: parameters and buffers as matrices [P * branches, read, produced].
+    """The parameters and buffers of a network by name, as matrices [P * branches, read, produced].
 
     The parameters are views of `flat` [D], so a loss is differentiated by one tensor. They are made when they are first
     read: the C++ kernel reads `flat` itself, and one split of it costs less than a slice for each.

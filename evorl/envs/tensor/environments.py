@@ -201,16 +201,6 @@ class TensorEnvironments(SteppedEnvironments):
                 raise UserError(f"evolution.fitness: {self._id} reports no number under {name!r}; it reports {told}")
         return torch.stack([self._info[name].double() for name in names])
 
-    def warn_of_endless(self, steps: int) -> None:
-        if self._may_be_endless:
-            self._may_be_endless = False
-            warnings.warn(
-                f"evaluation.max_steps: an episode of evaluation in {self._id} has not ended after {steps:,} steps, "
-                "and may never end; set this limit, or give the environment one",
-                EvorlWarning,
-                stacklevel=3,
-            )
-
     def pop_collected(self) -> Collected:
         raise_if_signalled()
         self._reader.check()
@@ -239,7 +229,7 @@ class TensorEnvironments(SteppedEnvironments):
         return with_prefix(SIMULATOR, simulator.state_dict()) | self._counted()
 
     def _counted(self) -> Tensors:
-        """What is kept outside the simulator."""
+        """The part of the state outside the simulator: episodes, observations and flags."""
         more = {"started": self._started, "resetting": self._resetting, "steps": self._steps}
         return with_prefix(COUNTED, self._episodes.state_dict()) | with_prefix(SEEN, dict(self.observation)) | more
 

@@ -16,7 +16,7 @@ AT_FIRST = 256
 
 
 class TensorEpisodes:
-    """What `Episodes` counts, as tensors: nothing is read by the host before `pop` and `recent`.
+    """The returns and lengths of `Episodes` as tensors: nothing is read by the host before `pop` and `recent`.
 
     `Episodes` keeps a list of the episodes that ended; here those of an agent are summed by their start time, which
     decides when they count.

@@ -43,7 +43,7 @@ class Task(Protocol):
         """The state and the observation after a state that ended an episode, which began with `first`."""
 
     def first(self, state: Any, observation: Any) -> Any:
-        """What `restart` needs of an episode's start."""
+        """The part of an episode's first state that `restart` reuses."""
 
     def picture(self, state: Any, observation: Any) -> Any:
         """A picture [rows, columns, 3] of bytes of a state, or None."""

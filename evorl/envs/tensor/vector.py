@@ -27,7 +27,7 @@ DECLARED = (
 
 
 class VectorSimulator(Simulator):
-    """What `make(num_envs, device, seed, **kwargs)` returns: what Gymnasium's vector environments have, in tensors."""
+    """A user's vector environment of tensors, made by `make(num_envs, device, seed, **kwargs)`."""
 
     def __init__(self, settings: Environment, path: str, copies: int, device: torch.device) -> None:
         """Raises UserError if the object lacks something, or does not declare when it resets."""
