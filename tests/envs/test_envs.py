@@ -15,7 +15,7 @@ from evorl.envs import Environments
 from evorl.envs.faults.restarting import RestartingEnv
 from evorl.envs.reading import ActionMasks, Copies
 from evorl.envs.spaces import MASK
-from evorl.types.outcomes import UserError
+from evorl.types.outcomes import EvorlWarning, UserError
 
 P, E = 2, 3
 
@@ -264,3 +264,12 @@ def test_transitions_outlive_the_arrays_of_the_vector_environment(name):
         array.fill(1)
     for now, then in zip(made, before, strict=True):
         torch.testing.assert_close([getattr(now, field) for field in fields], then, rtol=0, atol=0)
+
+
+def test_an_episode_that_may_never_end_is_told_of_once():
+    with Environments(Environment(id="CartPole-v1"), 1, 1) as environments:
+        environments.warn_of_endless(100)  # It has a time limit.
+        environments._may_be_endless = True
+        with pytest.warns(EvorlWarning, match="CartPole-v1 has not ended after 100 steps, and may never end"):
+            environments.warn_of_endless(100)
+        environments.warn_of_endless(200)
