@@ -74,7 +74,18 @@ def test_population_from_repeats_agents_where_there_are_too_few(source):
     ]
     for agent, origin in zip(agents, there, strict=False):
         same_tensors(agent, origin)
-    assert len(taken(source, "population.from_agents=population", "population.size=2")) == 2
+
+
+def test_a_smaller_population_takes_the_fittest_of_a_pool(in_directory):
+    assert train("evolution=false", "population.size=5", "run.name=pool", "seed=3") == 0
+    pool = in_directory / "runs" / "pool"
+    newest = sorted((pool / "checkpoints").iterdir())[-1]
+    there = decode_agents((newest / "agents.safetensors").read_bytes(), "there")
+    fittest = sorted(there, key=lambda agent: agent.fitness, reverse=True)[:2]
+    assert [agent.id for agent in fittest] != [0, 1], "the first two would be taken anyway"
+    agents = taken(pool, "population.from_agents=population", "population.size=2")
+    for agent, origin in zip(agents, fittest, strict=True):
+        same_tensors(agent, origin)
 
 
 def test_population_from_is_noted_in_the_lineage(source, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def first_agents(config: AnyConfig, algorithm: Algorithm, ranks: Ranks) -> list[
 
 
 def _trained(config: AnyConfig, algorithm: Algorithm, run: Path) -> list[Agent]:
-    """Agents of a run as an initial population: in order, repeated cyclically if there are too few.
+    """Agents of a run as an initial population: the fittest, best first, or all in order, repeated if too few.
 
     They keep their weights, optimiser states, hyperparameters, but for those in `population.hyperparameters`, and
     counters such as those of exploration, except those that count towards the end of a run.
@@ -58,6 +59,8 @@ def _trained(config: AnyConfig, algorithm: Algorithm, run: Path) -> list[Agent]:
         raise UserError(
             f"{where}: was trained in environment.id {shown(there)}, but this run is in {shown(here)}: {reason}"
         ) from error
+    if config.population.size < len(found):
+        found.sort(key=lambda agent: -math.inf if agent.fitness is None else agent.fitness, reverse=True)
     agents, configured = [], algorithm.settings.first_hyperparameters()
     for id in range(config.population.size):
         origin = found[id % len(found)]
