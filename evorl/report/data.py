@@ -60,6 +60,9 @@ class Generation:
     elite_generation: Count | None = None
     selection_began: Count | None = None
     rank_correlation: Measured | None = None
+    agents: list[Count] = field(default_factory=list)
+    train_return: list[Measured | None] = field(default_factory=list)
+    """The mean return of each agent's training episodes; None of too few."""
     seconds: dict[str, Measured] = field(default_factory=dict)
     made_with: dict[str, str] = field(default_factory=dict)
 
@@ -154,6 +157,16 @@ class Drawn:
         """The elite's lineage in the generations that are drawn."""
         drawn = {life.generation for life in self.lives}
         return [life for life in self.winner if life.generation in drawn]
+
+    @cached_property
+    def train_returns(self) -> dict[Key, float]:
+        """The mean return of an agent's training episodes in a generation, where there were any."""
+        return {
+            (row.generation, id): value
+            for row in self.generations
+            for id, value in zip(row.agents, row.train_return, strict=False)
+            if value is not None
+        }
 
     @property
     def steps(self) -> dict[int, int]:

@@ -48,7 +48,8 @@ def run_facts(run: Drawn) -> list[Fact]:
     last = run.generations[-1]
     names = (
         ("environment", "environment.id"), ("algorithm", "algorithm.name"), ("agents", "population.size"),
-        ("environments of each agent", "environment.num_envs"), ("seed", "seed"),
+        ("environments of each agent", "environment.num_envs"), ("hidden layers", "network.hidden_sizes"),
+        ("seed", "seed"),
         ("steps of a generation", "evolution.steps"), ("selection", "evolution.selection.name"),
         ("evaluation episodes", "evaluation.episodes"), ("branch of", "run.branch_of"),
     )  # fmt: skip

@@ -10,6 +10,7 @@ import html
 import math
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -64,22 +65,39 @@ def look(kind: str) -> Look:
 
 def returns(run: Drawn) -> Figure:
     """Plot the fitness of all agents over steps, coloured by mutation, with the elite's lineage."""
-    traces = _lives(run, lambda life: life.fitness)
-    traces.append(_winner(run, lambda life: life.fitness))
     if run.is_rated:
-        return {"data": traces, "layout": _axes(STEPS, run.fitness_name)}
-    traces.append(_elite(run))
+        return _by_agent(run, lambda life: life.fitness, run.fitness_name)
     target = run.setting("training.target_fitness")
-    shapes = [_level(float(target))] if isinstance(target, int | float) else []
-    layout = {**_axes(STEPS, html.escape(run.fitness_name)), "shapes": shapes}
-    if (cut := cut_off(life.fitness for life in run.lives)) is not None:
-        drawn = [life.fitness for life in (*run.lives, *run.winner)] + [row.elite_fitness for row in run.generations]
-        shown = [value for value in drawn if value is not None and value >= cut.fence]
-        _, top = extent([*shown, *(float(shape["y0"]) for shape in shapes)]) or (None, None)
+    levels = [float(target)] if isinstance(target, int | float) else []
+    scores = [row.elite_fitness for row in run.generations]
+    figure = _by_agent(run, lambda life: life.fitness, html.escape(run.fitness_name), [*scores, *levels])
+    figure["data"].append(_elite(run))
+    figure["layout"]["shapes"] = [_level(level) for level in levels]
+    return figure
+
+
+def training(run: Drawn) -> Figure | None:
+    """Plot the agents' mean return in training episodes; None where that is their fitness, or none is known."""
+    if run.setting("evaluation.fitness") == "training" or not run.train_returns:
+        return None
+    return _by_agent(run, lambda life: run.train_returns.get((life.generation, life.id)), "mean return in training")
+
+
+def _by_agent(
+    run: Drawn, value: Callable[[Stage], float | None], label: str, others: Sequence[float | None] = ()
+) -> Figure:
+    """Plot a value of all agents over steps, coloured by mutation, with the elite's lineage.
+
+    Where the axis cuts failed agents off, it still reaches the `others`, which are drawn too.
+    """
+    layout = _axes(STEPS, label)
+    if (cut := cut_off(map(value, run.lives))) is not None:
+        drawn = (*map(value, (*run.lives, *run.winner)), *others)
+        _, top = extent([number for number in drawn if number is not None and number >= cut.fence]) or (None, None)
         corner = {"xref": "paper", "yref": "paper", "x": 1, "y": 0, "xanchor": "right", "yanchor": "bottom"}
         layout["annotations"] = [{"text": cut.words, "showarrow": False, **corner}]
         layout["yaxis"] |= {"range": (cut.fence, top)}
-    return {"data": traces, "layout": layout}
+    return {"data": [*_lives(run, value), _winner(run, value)], "layout": layout}
 
 
 def results(run: Drawn) -> Figure | None:
@@ -178,9 +196,11 @@ def schedule(run: Drawn) -> Figure | None:
     return {"data": traces, "layout": layout}
 
 
-def tree(run: Drawn) -> Figure:
-    """Plot the family tree: a column of agents per drawn generation, children near their parents."""
+def tree(run: Drawn) -> Figure | None:
+    """Plot the family tree: a column of agents per drawn generation, children near their parents; None without any."""
     parents, lanes = run.parents, _lanes(run)
+    if all(parent.id == id for (_, id), parent in parents.items()):
+        return None
     edges: dict[Look, list[tuple[Stage, Stage]]] = {}
     for life in run.lives:
         if (parent := parents.get((life.generation, life.id))) is not None:
@@ -225,18 +245,17 @@ def tree(run: Drawn) -> Figure:
     return {"data": traces, "layout": {**layout, "dragmode": "pan"}, "zooms": True}
 
 
-def architectures(run: Drawn) -> Figure:
-    """Plot the hidden units of each agent's networks over steps."""
-    networks = list(run.lives[0].architectures)
+def architectures(run: Drawn) -> Figure | None:
+    """Plot the hidden units of the networks in which agents differ, over steps; None if they differ in none."""
+    names = list(run.lives[0].architectures)
+    networks = [name for name in names if len({_units(life, name) for life in run.lives}) > 1]
+    if not networks:
+        return None
     traces: list[Figure] = []
     layout: Figure = {"grid": {"rows": len(networks), "columns": 1, "pattern": "independent"}}
     for row, network in enumerate(networks, start=1):
         number = "" if row == 1 else str(row)
-
-        def units(life: Stage, network: str = network) -> float | None:
-            shape = life.architectures.get(network)
-            return None if shape is None else sum(shape.hidden_sizes)
-
+        units = partial(_units, network=network)
         drawn = [*_lives(run, units), _winner(run, units)]
         axes = {"xaxis": f"x{number}", "yaxis": f"y{number}"}
         traces += [{**trace, **axes, "showlegend": row == 1} for trace in drawn]
@@ -246,6 +265,11 @@ def architectures(run: Drawn) -> Figure:
         }
     layout["height"] = 120 + 230 * len(networks)
     return {"data": traces, "layout": layout}
+
+
+def _units(life: Stage, network: str) -> int | None:
+    shape = life.architectures.get(network)
+    return None if shape is None else sum(shape.hidden_sizes)
 
 
 def effects_figure(effects: Sequence[Effect]) -> Figure | None:
@@ -366,9 +390,11 @@ def correlations(run: Drawn) -> Figure | None:
     return {"data": [trace], "layout": {**layout, "shapes": lines, "height": 260, "showlegend": False}}
 
 
-def speed(run: Drawn) -> Figure:
-    """Plot the environment steps per second of all agents over steps."""
+def speed(run: Drawn) -> Figure | None:
+    """Plot the environment steps per second of all agents over steps; None for one generation."""
     rows = thinned(run.generations)
+    if len(rows) == 1:
+        return None
     trace = _over_steps(rows, [row.env_steps_per_second for row in rows])
     layout = _axes(STEPS, "steps/s of all agents")
     layout["yaxis"] |= {"rangemode": "tozero"}
@@ -487,13 +513,15 @@ def _lanes(run: Drawn) -> dict[tuple[int, int], float]:
 
 def _about(life: Stage, run: Drawn) -> str:
     fitness = "none" if life.fitness is None else digits(life.fitness)
+    trained = run.train_returns.get((life.generation, life.id))
+    in_training = "" if trained is None else f", return in training {digits(trained)}"
     shapes = [f"{name}: {' · '.join(map(str, one.hidden_sizes))}" for name, one in life.architectures.items()]
     made = "" if life.parent is None else f", from #{life.parent}"
     who, born = (
         f"agent #{life.id}{made}, generation {life.generation}",
         str(life.mutation.with_effective_values(run.use)),
     )
-    lines = [who, born, f"fitness {fitness}", *shapes]
+    lines = [who, born, f"fitness {fitness}{in_training}", *shapes]
     return "<br>".join(html.escape(line[:120]) for line in lines)
 
 

@@ -59,6 +59,7 @@ def embedded(value: Any) -> str:
 def _figures(run: Drawn) -> Mapping[str, figures.Figure | None]:
     return {
         "returns": figures.returns(run),
+        "training": figures.training(run),
         "results": figures.results(run),
         "payoff": figures.payoff(run),
         "schedule": figures.schedule(run),

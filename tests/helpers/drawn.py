@@ -45,14 +45,17 @@ def write_run(path, config=CONFIG, lives=LIVES, gain=0.0, ended="finished", elit
             }
         )  # fmt: skip
     for number in sorted({row["generation"] for row in lineage}):
-        own = [row["fitness"] for row in lineage if row["generation"] == number and row["fitness"] is not None]
+        agents = [row for row in lineage if row["generation"] == number]
+        scores = [row["fitness"] for row in agents if row["fitness"] is not None]
         metrics.append(
             {
                 "generation": number, "agent_steps": 100 * number, "global_steps": 200 * number,
                 "wall_clock_seconds": 2.0 * number, "env_steps_per_second": 100.0, "elite_generation": number,
-                "elite_fitness": max(own), "best_fitness": max(own), "mean_fitness": sum(own) / len(own),
+                "elite_fitness": max(scores), "best_fitness": max(scores), "mean_fitness": sum(scores) / len(scores),
                 "seconds": {"training": 1.0, "learning": 0.6, "acting": 0.2, "evaluation": 0.5},
-                "made_with": {"python": "3.11", "torch": "2.13"}, "agents": [],
+                "made_with": {"python": "3.11", "torch": "2.13"},
+                "agents": [row["id"] for row in agents],
+                "train_return": [None if row["id"] == 3 else row["fitness"] - 5 for row in agents],
             }
         )  # fmt: skip
     for name, rows in (("metrics", metrics), ("lineage", lineage)):

@@ -62,6 +62,28 @@ def test_agents_that_failed_do_not_squeeze_the_others(run):
     assert "annotations" not in figures.returns(run)["layout"]
 
 
+def test_training_returns_are_drawn_beside_fitness(run):
+    figure = figures.training(run)
+    (path,) = [trace for trace in figure["data"] if trace["name"] == "the winner's path"]
+    assert list(zip(path["x"], path["y"], strict=True)) == [(100, 15.0), (200, 35.0), (300, 38.0), (400, 55.0)]
+    (grown,) = [trace for trace in figure["data"] if trace["name"] == "architecture"]
+    assert grown["y"] == [15.0, None, None], "its child finished too few episodes"
+    assert "return in training 55" in path["hovertext"][-1]
+    assert figures.training(replace(run, config={**CONFIG, "evaluation": {"fitness": "training"}})) is None
+
+
+def test_a_short_run_has_no_cards_without_content(tmp_path, run):
+    cards = ["The winner's path", "Family tree", "Architectures", "What mutations did"]
+    short = page([load(write_run(tmp_path / "short", lives=LIVES[:2], elite=1))])
+    assert not any(f"<h2>{title}</h2>" in short for title in cards)
+    assert '"speed-0"' not in short
+    titles = re.findall("<h2>(.*?)</h2>", page([run]))
+    assert titles == ["Fitness", *cards[:2], cards[3], "Time", "How it was made"]
+    shape = replace(run.lives[-1].architectures["q"], hidden_sizes=(16, 32))
+    grown = replace(run, lives=[*run.lives[:-1], replace(run.lives[-1], architectures={"q": shape})])
+    assert "<h2>Architectures</h2>" in page([grown])
+
+
 def test_the_schedule_shows_what_changed_on_the_way_and_when(run):
     figure = figures.schedule(run)
     assert [figure["layout"][f"yaxis{number}"]["title"]["text"] for number in ("", "2")] == ["learning_rate", "gamma"]
