@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from copy import copy as shallow_copy
 from dataclasses import replace
 from typing import Any
 
@@ -257,6 +258,12 @@ class ObservationReader:
         chosen = space if self._indices is None else _picked(space, self._indices, settings.id)
         self.parts: ObservationSpecs = _specs(settings, chosen, frames)
         self._types = {name: TYPES[part.dtype] for name, part in self.parts.items()}
+
+    def within(self, space: gym.Space[Any]) -> ObservationReader:
+        """The reader of observations that have only the entries of this `space`."""
+        reader = shallow_copy(self)
+        reader._space = space
+        return reader
 
     def read(self, observation: Any, copy: int | None = None) -> dict[str, NDArray[Any]]:
         """Copies of the parts [N, ...] of batched observations, or [...] of one `copy`'s final observation.

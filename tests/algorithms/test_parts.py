@@ -1,12 +1,17 @@
 """Actor-critics whose critics read what their policies do not."""
 
+from dataclasses import replace
+
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from helpers.support import agent, algorithm, interface, population
+from helpers.support import agent, algorithm, config, interface, population
 
+from evorl.algorithms import make_algorithm
+from evorl.envs.json_spaces import interface_from_json, interface_to_json
 from evorl.export.network import ActingAgent
+from evorl.runs.reading.loaded import LoadedAgent
 from evorl.types.batches import RecurrentInput
 from evorl.types.outcomes import UserError
 
@@ -52,6 +57,21 @@ def test_actors_and_critics_read_their_parts(name):
     )
     assert list(chosen.networks["actor"].network.parts) == ["policy"]
     assert sorted(chosen.networks["critics"].network.parts) == ["action", "policy", "truth"]
+
+
+def test_prediction_needs_only_what_the_policy_reads():
+    asked = (*ASKED, "algorithm={name: ppo}")
+    spec = replace(interface(PARTS, gym.spaces.Discrete(3)), observation=PARTS)
+    spec, reader = interface_from_json(interface_to_json(spec), config(*asked).environment, "here")
+    chosen = make_algorithm(config(*asked), spec)
+    loaded = LoadedAgent(agent(dqn=chosen), config(*asked), chosen, reader)
+    batch = {"policy": np.random.default_rng(0).uniform(-1, 1, (4, 5)).astype(np.float32)}
+    whole = {**batch, "truth": np.ones((4, 3), np.float32), "clock": np.full(4, 2)}
+    actions = loaded.predict(batch)[0]
+    assert actions.tolist() == loaded.predict(whole)[0].tolist()
+    assert loaded.predict({"policy": batch["policy"][1]})[0] == actions[1]
+    with pytest.raises(UserError, match="it has no part 'policy'"):
+        loaded.predict({"truth": whole["truth"]})
 
 
 @pytest.mark.parametrize("name", ["ppo", "td3"])

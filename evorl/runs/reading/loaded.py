@@ -86,16 +86,18 @@ class LoadedAgent:
         `state` is the one that the previous call returned, or None at the start of episodes; it is always None for
         feed-forward agents, unless their exploration noise persists across steps. `episode_start` [B] marks the
         entries at which a new episode starts. `action_mask` [A] or [B, A] is 1 for valid actions; agents that were
-        trained with masks need one. That of one observation may also be a tuple with an array for each choice. Raises
-        UserError for observations outside the agent's space, and for other arguments that do not fit them.
+        trained with masks need one. That of one observation may also be a tuple with an array for each choice. Entries
+        of a dictionary that only critics read may be left out. Raises UserError for observations outside the agent's
+        space, and for other arguments that do not fit them.
         """
         space = self.observation_space
         is_pair = isinstance(observation, tuple) and len(observation) == 2
         if is_pair and isinstance(observation[1], Mapping) and not isinstance(space, gym.spaces.Tuple):
             raise UserError("observation: is the tuple that `env.reset()` returns; give its first part alone")
         try:
-            single = _is_single(space, observation)
-            parts = self.reader.read(_batched(space, observation) if single else observation)
+            given = self._given_space(observation)
+            single = _is_single(given, observation)
+            parts = self.reader.within(given).read(_batched(given, observation) if single else observation)
             seen = {name: torch.from_numpy(array)[None] for name, array in parts.items()}
             batch = next(iter(seen.values())).shape[1]
             if any(value.shape[1:] != (batch, *self.reader.parts[name].shape) for name, value in seen.items()):
@@ -106,6 +108,9 @@ class LoadedAgent:
             raise UserError(on_one_line(message)) from error
         if not batch:
             raise UserError("observation: the batch is empty")
+        for name, part in self.reader.parts.items():
+            if name not in seen:  # Only critics read it.
+                seen[name] = torch.zeros(1, batch, *part.shape, dtype=part.dtype)
         if action_mask is not None and not self._masked:
             raise UserError("action_mask: this agent was trained without masks; choose among its actions yourself")
         if self._masked:
@@ -123,6 +128,14 @@ class LoadedAgent:
         chosen = output.action[0].numpy(force=True)
         actions = self._read_actions(chosen)
         return actions[0] if single else actions, after[0].numpy(force=True) if after.numel() else None
+
+    def _given_space(self, observation: Any) -> gym.Space[Any]:
+        """The observation space without the entries that `observation` lacks and only critics read."""
+        space = self.observation_space
+        if not isinstance(space, gym.spaces.Dict) or not isinstance(observation, Mapping):
+            return space
+        read = {name.partition(".")[0] for name in self.algorithm.policy_parts}
+        return gym.spaces.Dict({key: inner for key, inner in space.items() if key in read or key in observation})
 
     def _mask(self, given: Any, batch: int, single: bool) -> torch.Tensor:
         """The action masks [1, B, A] given to `predict`; that of a single observation may have one array per choice.
