@@ -31,8 +31,8 @@ PASSES = {
     # Actor: forward for the target, the actor loss and the temperature loss, and backward. Critics: forward for target
     # and loss and backward, and forward and backward to the action.
     "sac": 5 * ACTOR + 6 * CRITICS,
-    # The actor is updated in every second update.
-    "td3": (1 + 3 / 2) * ACTOR + (4 + 2 / 2) * CRITICS,
+    # The actor is updated in every second update, through one of the critics.
+    "td3": (1 + 3 / 2) * ACTOR + (4 + 1 / 2) * CRITICS,
 }
 """Multiplications of one update of an agent per transition of its batch, without heads."""
 SETTINGS = (

@@ -143,7 +143,8 @@ class DDPG(OffPolicy):
     def actor_loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
         """Deterministic policy-gradient loss -Q(s, pi(s)) of the first critic (arXiv 1509.02971, eq. 6)."""
         action = actor_action(stack.networks["actor"], batch.observation)
-        return Loss(-q_values(stack.networks["critics"].frozen(), batch.observation, action)[0])
+        critic = stack.networks["critics"].frozen().first_head()
+        return Loss(-q_values(critic, batch.observation, action)[0])
 
 
 def actor_action(actor: StackedNetwork, observation: Observation) -> Tensor:

@@ -218,7 +218,7 @@ struct Tensor {
 };
 
 struct Layer {
-  long units, branches;
+  long units, branches, stored;  // The first branches are computed, of those stored.
   // Of all agents and branches. Without values: `gain` and `shift` without layer norm, `share` if all units take part
   // in its statistics, `scale` unless the layer is residual.
   Tensor bias, gain, shift, share, scale;
@@ -268,7 +268,7 @@ struct Network {
       width += source.width;
     }
     for (Layer& layer : layers) {
-      layer.units = number(), layer.branches = number();
+      layer.units = number(), layer.branches = number(), layer.stored = number();
       layer.bias = parameter(), layer.gain = parameter(), layer.shift = parameter(), layer.scale = parameter();
       layer.share = {(float*)*addresses++, nullptr};
       layer.weights.resize(&layer == &layers[0] ? sources.size() : 1);
@@ -386,7 +386,7 @@ void forward(const Network& network, long agent, long first, long count, Block& 
     const Layer& layer = network.layers[l];
     const long units = layer.units, read = network.below(l);
     for (long branch = 0; branch < layer.branches; branch++) {
-      const long member = agent * layer.branches + branch;
+      const long member = agent * layer.stored + branch;
       const Block::Branch& out = block.layers[l][branch];
       const float *in = block.below(network, l, branch), *part = in;
       const Member of(layer, member);
@@ -528,7 +528,7 @@ void backward(const Network& network, long agent, long first, long count, Block&
     const Layer& layer = network.layers[l];
     const long units = layer.units, below = network.below(l), branches_below = l ? network.layers[l - 1].branches : 1;
     for (long branch = 0; branch < layer.branches; branch++) {
-      const long member = agent * layer.branches + branch;
+      const long member = agent * layer.stored + branch;
       const Block::Branch& out = block.layers[l][branch];
       const float* from = gradient + branch * units * stride;
       float* to = gradient_below + network.branch_below(l, branch) * below * stride;

@@ -103,3 +103,15 @@ class Weights(Mapping[str, Tensor]):
         """These weights with other values of some parameters."""
         parts = [tensors.get(name, value).flatten() for name, value in self._parameters.items()]
         return Weights(torch.cat(parts), self.shapes, self.buffers)
+
+
+class FirstBranches(Weights):
+    """The weights of each agent's first branch, as views; `flat` holds those of all branches."""
+
+    def __init__(self, weights: Weights, agents: int) -> None:
+        super().__init__(weights.flat, weights.shapes, weights.buffers)
+        self._agents = agents
+
+    def __getitem__(self, name: str) -> Tensor:
+        values = super().__getitem__(name)
+        return values[:: len(values) // self._agents]

@@ -43,7 +43,8 @@ class KernelPlan:
         for layer in plan.layers:
             vectors = [f"{layer.name}.{part}" for part in ("bias", "gain", "shift", "scale")]
             matrices = [f"{layer.name}.weight{suffix}" for suffix in layer.suffixes]
-            words += [shapes[vectors[0]][2], layer.branches, *(place.get(name, -1) for name in vectors + matrices)]
+            stored, _, units = shapes[vectors[0]]
+            words += [units, layer.branches, stored // agents, *(place.get(name, -1) for name in vectors + matrices)]
         for head in plan.heads:
             words += [shapes[f"{head}.bias"][2], place[f"{head}.weight"], place[f"{head}.bias"]]
         self.words = array("q", words)

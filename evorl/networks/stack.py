@@ -46,6 +46,8 @@ class Layout:
 
     architecture: Architecture
     spans: tuple[Span, ...]
+    first_head: bool = False
+    """Only the first head is needed, so the branches of the others may be left out."""
 
 
 class Network(ABC):
@@ -416,6 +418,12 @@ class StackedNetwork:
     def frozen(self) -> StackedNetwork:
         """This network with parameters that losses are not differentiated by; gradients of its inputs still flow."""
         return self.computing_with(self._constant)
+
+    def first_head(self) -> StackedNetwork:
+        """This network for its first head alone; other heads, and what only they read, need not be computed."""
+        other = copy.copy(self)
+        other.layout = replace(self.layout, first_head=True)
+        return other
 
     def computing_with(self, weights: Weights) -> StackedNetwork:
         """This network with other inputs of its forward pass."""

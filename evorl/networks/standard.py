@@ -19,7 +19,7 @@ from evorl.config import Network as NetworkSettings
 from evorl.config.fields import Initialisation
 from evorl.envs.spaces import ObservationSpec, ObservationSpecs, as_numbers
 from evorl.networks.dense import DenseLayer, DensePlan, dense
-from evorl.networks.flat import Weights
+from evorl.networks.flat import FirstBranches, Weights
 from evorl.networks.image import ImageEncoder
 from evorl.networks.kernel import KernelPlan, fits, kernel_dense
 from evorl.networks.parameters import (
@@ -137,6 +137,8 @@ class StandardNetwork(Network):
         plan, state = self._plan(layout), None
         if self._unread:
             p = self._with_hidden_parts(p)
+        if layout.first_head:
+            p = FirstBranches(p, layout.spans[-1][2])
         sources = [self._encoded(layout, p, name, x[name]) for name in self.parts]
         if recurrent is not None and layout.architecture.recurrent:
             layers, plan = self._plans_around_cell(layout)
@@ -236,12 +238,12 @@ class StandardNetwork(Network):
             architecture = layout.architecture
             layers: list[DenseLayer] = []
             for index, depth in enumerate(architecture.residual_layers):
-                name, branches = f"hidden.{index}", self._branches(architecture, index) or 1
+                name, branches = f"hidden.{index}", 1 if layout.first_head else self._branches(architecture, index) or 1
                 suffixes = ("",) if index else tuple(f".{part}" for part in self.parts)
                 layers.append(DenseLayer(name, suffixes, branches))
                 layers += [DenseLayer(f"{name}.residual.{each}", ("",), branches, True) for each in range(depth)]
-            heads = tuple(head.name for head in self.computed_heads)
-            branches = self._branches(architecture) or 1
+            heads = tuple(head.name for head in self.computed_heads[: 1 if layout.first_head else None])
+            branches = 1 if layout.first_head else self._branches(architecture) or 1
             flags = architecture.layer_norm, self.bf16, self._gives_features
             plan = DensePlan(tuple(layers), heads, branches, layout.spans, *flags)
             self._plans[layout] = plan

@@ -66,6 +66,22 @@ def test_an_agent_learns_as_the_paper_says():
     assert trained.state.updates == {"actor": 3, "critics": 7}
 
 
+@pytest.mark.parametrize("kernel", ["auto", "false"])
+def test_the_actor_learns_from_the_first_critic_alone(kernel):
+    td3 = algorithm("algorithm={name: td3}", f"run.kernel={kernel}", actions=ACTIONS)
+    gradients = []
+    for second in (1.0, np.nan):
+        single = agent(dqn=td3)
+        for name, values in single.tensors["critics"]["parameters"].items():
+            if not name.startswith("first"):
+                (values if name.startswith("second") else values[1]).mul_(second)
+        learner = population([single], td3)
+        learner.losses(td3.objectives[1], [replayed_batch(td3, 1)])
+        gradients.append(learner.gradients["actor"].clone())
+    assert gradients[0].abs().max() > 0
+    torch.testing.assert_close(*gradients, rtol=0, atol=0)
+
+
 def test_stacks_learn_as_their_agents_do_alone(monkeypatch):
     td3 = made("target_noise: 0, policy_delay: 2")
     batches = [replayed_batch(td3, 4, seed=seed) for seed in range(4)]

@@ -1,6 +1,7 @@
 """The C++ kernel against torch: the same outputs and gradients up to rounding, for every kind of layer."""
 
 import stat
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from evorl.kernels import library
 from evorl.kernels.library import load_kernel
 from evorl.networks.dense import DenseLayer, DensePlan, dense, shares
-from evorl.networks.flat import FlatTensors, Weights
+from evorl.networks.flat import FirstBranches, FlatTensors, Weights
 from evorl.networks.kernel import ACTIVATIONS, KernelPlan, fits, kernel_dense
 from evorl.networks.optimizer import StackedAdam
 
@@ -73,16 +74,19 @@ def networks(draw):
         p[f"head{index}.bias"] = normal(agents, 1, outputs)
     branches = len(heads) if len(heads) > 1 and branching != "shared" else 1
     names = tuple(f"head{index}" for index in range(len(heads)))
+    if first_head := draw(st.booleans()):
+        layers, names, branches = [replace(layer, branches=1) for layer in layers], names[:1], 1
     plan = DensePlan(tuple(layers), names, branches, spans, normed, features=draw(st.booleans()))
-    return plan, p, [normal(agents, rows, width) for width in widths]
+    return plan, p, [normal(agents, rows, width) for width in widths], agents if first_head else None
 
 
-def weights_of(p):
+def weights_of(p, first_branches_of=None):
     """The trained tensors of `p` in one flat leaf, the others as buffers."""
     trained = {name: value for name, value in p.items() if not name.endswith(".active_units")}
     flat = torch.cat([value.detach().flatten() for value in trained.values()]).requires_grad_()
     buffers = {name: value for name, value in p.items() if name not in trained}
-    return Weights(flat, {name: tuple(value.shape) for name, value in trained.items()}, buffers)
+    weights = Weights(flat, {name: tuple(value.shape) for name, value in trained.items()}, buffers)
+    return weights if first_branches_of is None else FirstBranches(weights, first_branches_of)
 
 
 def gradients(outputs, leaves):
@@ -101,9 +105,9 @@ def single(tensors):
 @given(networks())
 def test_outputs_and_gradients_equal_torchs(kernel, network):
     """Against float64. Layers of one unit under a norm amplify rounding, so torch's own error is allowed for."""
-    plan, p, sources = network
+    plan, p, sources, first_branches_of = network
     p32, sources32 = dict(zip(p, single(p.values()), strict=True)), single(sources)
-    weights, weights32 = weights_of(p), weights_of(p32)
+    weights, weights32 = weights_of(p, first_branches_of), weights_of(p32, first_branches_of)
     reference = gradients(dense(plan, weights, sources), [weights.flat, *sources])
     leaves32, prepared = [weights32.flat, *sources32], KernelPlan(plan, weights32)
     outputs = kernel_dense(kernel, prepared, weights32, sources32)
