@@ -28,9 +28,9 @@ OBSERVATION, ACTION = 3, 1
 ACTOR = OBSERVATION * UNITS + UNITS * UNITS
 CRITICS = 2 * ((OBSERVATION + ACTION) * UNITS + UNITS * UNITS)
 PASSES = {
-    # Actor: forward for the target, the actor loss and the temperature loss, and backward. Critics: forward for target
-    # and loss and backward, and forward and backward to the action.
-    "sac": 5 * ACTOR + 6 * CRITICS,
+    # Actor: forward for the target and the actor loss, and backward. Critics: forward for target and loss and backward,
+    # and forward and backward to the action.
+    "sac": 4 * ACTOR + 6 * CRITICS,
     # The actor is updated in every second update, through one of the critics.
     "td3": (1 + 3 / 2) * ACTOR + (4 + 1 / 2) * CRITICS,
 }

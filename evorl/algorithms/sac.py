@@ -181,14 +181,16 @@ class SAC(OffPolicy):
         temperature = self.temperature(stack).detach()
         critics = stack.networks["critics"].frozen()
         per_sample = -self.expected_q(critics, batch.observation, policy) - temperature * entropy
-        return Loss(per_sample, lambda: {"entropy": entropy, "temperature": temperature.expand_as(entropy)})
+        return Loss(
+            per_sample,
+            lambda: {"entropy": entropy, "temperature": temperature.expand_as(entropy)},
+            columns={"entropy": entropy.detach()},
+        )
 
     def temperature_loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
-        """Temperature loss, which raises the temperature where the entropy is below its target."""
-        with torch.no_grad():
-            _, entropy = self.policy(stack, batch.observation, generator)
-            target_entropy = self.target_entropy(stack, batch.observation.get("action_mask"))
-        return Loss(temperature_loss(self.log_temperature(stack), entropy, target_entropy))
+        """Temperature loss, which raises the temperature where the entropy of the actor's loss is below its target."""
+        target_entropy = self.target_entropy(stack, batch.observation.get("action_mask"))
+        return Loss(temperature_loss(self.log_temperature(stack), batch.columns["entropy"], target_entropy))
 
 
 class ContinuousSAC(SAC):

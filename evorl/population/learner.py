@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -95,6 +96,11 @@ class Learner:
                 if due is None:
                     continue
                 losses = self._descend(objective, parts, due, index // objective.every % objective.report_every == 0)
+                if losses[0].columns:
+                    parts = [
+                        replace(part, columns={**part.columns, **loss.columns})
+                        for part, loss in zip(parts, losses, strict=True)
+                    ]
                 errors = [
                     before if loss.errors is None else loss.errors for loss, before in zip(losses, errors, strict=True)
                 ]

@@ -64,7 +64,6 @@ def test_an_agent_learns_as_the_paper_says():
         value = torch.minimum(*values(plain.p["critics"], now, action)).squeeze(-1)
         plain.descend("actor", (heat(plain, 0.5).exp().detach() * log_prob - value).mean())
 
-        _, log_prob = squashed(plain.p["actor"], now, torch.randn(1, 8, 2, generator=draws)[0])
         plain.descend("temperature", -(heat(plain, 0.5) * (log_prob.detach() - 0.7)).mean())
         if update == 0:  # That Adam's steps have the right sign alone would not say so.
             gradient = plain.p["temperature"]["log_temperature.bias"].grad.abs().item()
@@ -108,8 +107,7 @@ def test_an_agent_that_chooses_learns_as_the_paper_says():
         loss = (probability * (heat(plain, 1.0).exp().detach() * log_prob - value)).sum(-1).mean()
         plain.descend("actor", loss)
 
-        probability, log_prob = (each.detach() for each in policy(now))
-        surplus = (probability * log_prob).sum(-1) + 0.4 * now["action_mask"][0].sum(-1).log()
+        surplus = (probability * log_prob).detach().sum(-1) + 0.4 * now["action_mask"][0].sum(-1).log()
         plain.descend("temperature", -(heat(plain, 1.0) * surplus).mean())
     (trained,) = learner.to_agents()
     plain.check(trained)
