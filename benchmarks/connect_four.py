@@ -320,7 +320,7 @@ def match(one: Mover, other: Mover, games: int, seed: int) -> dict[str, Any]:
 
 
 def view_of(environment: Environment) -> Callable[[Position], NDArray[Any]]:
-    """How a run's environment shows a position to the player to move."""
+    """A position as a run's environment shows it to the player to move."""
     if environment.id != OPENSPIEL:
         return lambda position: position.observation
     game = make_open_spiel(environment)

@@ -1,4 +1,4 @@
-"""What `evorl check` examines of a simulator of tensors only. Axes: N copies."""
+"""The checks of `evorl check` that only simulators of tensors need. Axes: N copies."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def simulator_of(settings: Environment) -> Simulator:
 
 
 def resets(simulator: Simulator, act: Act, steps: int) -> list[Verdict]:
-    """When copies are reset, and whether the last observations of episodes are those of their last steps."""
+    """Describe the reset mode, and check that the last observations of episodes are those of their last steps."""
     mode = "within the step that ends an episode" if simulator.in_step else "in the step after the one that ends it"
     declared = Verdict("pass", f"copies are reset {mode}, as declared")
     before, ended, given, first = _flat(simulator, simulator.reset(_seeds(simulator))), 0, 0, 0

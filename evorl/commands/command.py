@@ -28,7 +28,7 @@ MAY_CHANGE = (
     "those of run, training, tracking and checkpoint, population.placement, environment.max_restarts, "
     "environment.vectorization, evaluation.max_steps and network.bf16; `evorl branch` begins a new run with others"
 )
-"""What `evorl resume` may change, in words."""
+"""The settings that `evorl resume` may change, in words."""
 
 
 @dataclass(frozen=True)

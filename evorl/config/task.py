@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 GAMES = ("pettingzoo", "openspiel")
-"""What stands before the colon in ids of PettingZoo's and OpenSpiel's games, which are one suite."""
+"""The prefixes of ids of PettingZoo's and OpenSpiel's games, which are one suite."""
 SIMULATORS = ("gymnax", "brax", "playground")
-"""What stands before the colon in ids of environments that a package simulates in tensors."""
+"""The prefixes of ids of environments that a package simulates in tensors."""
 OF_TASK = ("environment", "evaluation", "training")
 """Sections of a shipped file that are for its own task."""
 LENGTH_AND_FITNESS = ("steps", "fitness")

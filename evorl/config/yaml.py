@@ -27,7 +27,7 @@ SHORT = {"environment": "id", "algorithm": "name"}
 OFF = {"evolution": "selection.name"}
 """The key that `false` in place of a section sets to `none`, as in `evolution: false`."""
 VERBOSE = "run.verbose=true"
-"""What `--verbose` is short for."""
+"""The setting that `--verbose` is short for."""
 
 
 class _Loader(yaml.SafeLoader):

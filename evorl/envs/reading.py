@@ -1,4 +1,4 @@
-"""What a vector environment gives, as networks read it: observation parts, masks and actions, checked by name.
+"""Checked conversion between vector environments and networks: observation parts, masks and actions.
 
 Axes: N environment copies, `num_envs` per agent; A actions of all choices concatenated.
 """

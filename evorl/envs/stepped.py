@@ -1,4 +1,4 @@
-"""What a training loop sees of environments, however they are made and wherever they are stepped."""
+"""The interface of environments to a training loop, however they are made and wherever they are stepped."""
 
 from __future__ import annotations
 

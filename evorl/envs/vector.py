@@ -1,4 +1,4 @@
-"""How vector environments are made from a configuration. Axes: N environment copies."""
+"""Vector environments as a configuration asks for them. Axes: N environment copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run ends: in one word, with its reason, and as `summary.json` has it."""
+"""The end of a run: in one word, with its reason, and as `summary.json` has it."""
 
 from __future__ import annotations
 

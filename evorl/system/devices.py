@@ -1,4 +1,4 @@
-"""Where tensors are."""
+"""Devices of tensors."""
 
 from __future__ import annotations
 

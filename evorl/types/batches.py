@@ -1,4 +1,4 @@
-"""What a generation passes on: steps, batches, losses and their results. Axes: P agents, E environments, B batch."""
+"""Data of a generation: steps, batches, losses and their results. Axes: P agents, E environments, B batch."""
 
 from __future__ import annotations
 

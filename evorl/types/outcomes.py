@@ -1,9 +1,9 @@
-"""How runs end, and what they say to their users."""
+"""The ends of runs, errors for users and warnings."""
 
 from __future__ import annotations
 
 FINISHED, STOPPED = "finished", "stopped"
-"""How a run that saved its last checkpoint ended: at its target or last step, or stopped by a callback."""
+"""Ends of a run that saved its last checkpoint: at its target or last step, or stopped by a callback."""
 
 
 class UserError(Exception):

@@ -1,4 +1,4 @@
-"""What the calls of an environment must return: errors of one line that name it, before anything is stacked."""
+"""Checks of what an environment returns: errors of one line that name it, before anything is stacked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How environments are closed: within a deadline, and with their problems reported in one line."""
+"""Closing of environments, within a deadline, with their problems reported in one line."""
 
 from __future__ import annotations
 

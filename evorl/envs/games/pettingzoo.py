@@ -38,7 +38,7 @@ MODES, TEXT = "render_modes", "ansi"
 """The key of a game's metadata that names the ways in which it can be shown, and the one that is text."""
 SEEN = ("observation", "reward", "termination", "truncation", "info")
 ALL_SEEN = ("observations", "rewards", "terminations", "truncations", "infos")
-"""What PettingZoo's `last` and parallel `step` return."""
+"""The values that PettingZoo's `last` and parallel `step` return."""
 
 
 class _Seats:

@@ -1,4 +1,4 @@
-"""Who moves in the other seat of a game: requests for moves, random players, and a user's function.
+"""The players of the other seat of a game: requests for moves, random players, and a user's function.
 
 Axes: N' copies in which a seat is to move, A actions of all choices concatenated.
 """

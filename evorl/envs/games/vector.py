@@ -37,7 +37,7 @@ from evorl.types.tensors import Flags
 RESULT = "result"
 """Info key of an episode's result so far: 1 for the seat that got more, 0 for the other, 0.5 if equal."""
 ROUNDING = 1e-6
-"""How far the rewards of a zero-sum episode may be from a sum of 0."""
+"""The tolerance for the sum of the rewards of a zero-sum episode."""
 MAX_EMPTY = 1_000
 """Episodes in a row that may end before the learner's first turn."""
 

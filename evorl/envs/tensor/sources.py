@@ -1,4 +1,4 @@
-"""Where simulators come from, by the beginning of an environment's id; each is made once in a process."""
+"""Simulators by the prefix of an environment's id; each is made once in a process."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ class _Single:
 
 
 def _mode(env: Any, id: str) -> AutoresetMode:
-    """When a vector environment resets its copies. Raises UserError if it does not say, or never does."""
+    """The reset mode that a vector environment declares. Raises UserError if it does not say, or never does."""
     metadata = getattr(env, "metadata", None) or {}
     declared = getattr(env, "autoreset_mode", metadata.get("autoreset_mode"))
     if declared is None:

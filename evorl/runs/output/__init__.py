@@ -1,1 +1,1 @@
-"""What a run says: metrics, log, terminal, callbacks and videos."""
+"""The output of a run: metrics, log, terminal, callbacks and videos."""

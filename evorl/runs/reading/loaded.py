@@ -95,9 +95,9 @@ class LoadedAgent:
         if is_pair and isinstance(observation[1], Mapping) and not isinstance(space, gym.spaces.Tuple):
             raise UserError("observation: is the tuple that `env.reset()` returns; give its first part alone")
         try:
-            given = self._given_space(observation)
-            single = _is_single(given, observation)
-            parts = self.reader.within(given).read(_batched(given, observation) if single else observation)
+            present = self._present_space(observation)
+            single = _is_single(present, observation)
+            parts = self.reader.within(present).read(_batched(present, observation) if single else observation)
             seen = {name: torch.from_numpy(array)[None] for name, array in parts.items()}
             batch = next(iter(seen.values())).shape[1]
             if any(value.shape[1:] != (batch, *self.reader.parts[name].shape) for name, value in seen.items()):
@@ -129,7 +129,7 @@ class LoadedAgent:
         actions = self._read_actions(chosen)
         return actions[0] if single else actions, after[0].numpy(force=True) if after.numel() else None
 
-    def _given_space(self, observation: Any) -> gym.Space[Any]:
+    def _present_space(self, observation: Any) -> gym.Space[Any]:
         """The observation space without the entries that `observation` lacks and only critics read."""
         space = self.observation_space
         if not isinstance(space, gym.spaces.Dict) or not isinstance(observation, Mapping):

@@ -1,1 +1,1 @@
-"""What a run keeps on disk: its directory, its checkpoints with their restore, its progress and its lines."""
+"""The files of a run: its directory, its checkpoints with their restore, its progress and its lines."""
