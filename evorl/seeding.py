@@ -64,8 +64,8 @@ def global_generators_restored() -> Iterator[None]:
 def numpy_state(generator: np.random.Generator) -> Tensor:
     """Return the state of a PCG64 generator as bytes [37], little-endian; inverse of `set_numpy_state`."""
     state = generator.bit_generator.state
-    own, left = state["state"], state["uinteger"].to_bytes(4, "little")
-    numbers = own["state"].to_bytes(WORD, "little") + own["inc"].to_bytes(WORD, "little")
+    inner, left = state["state"], state["uinteger"].to_bytes(4, "little")
+    numbers = inner["state"].to_bytes(WORD, "little") + inner["inc"].to_bytes(WORD, "little")
     return torch.frombuffer(bytearray(numbers + left + bytes([state["has_uint32"]])), dtype=torch.uint8)
 
 

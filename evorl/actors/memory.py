@@ -157,8 +157,8 @@ class Board:
         counted = Arena(offset=self._offset)
         self._place(counted, self._numbers)
         self.memory.grow(counted.used)
-        place = self._place(self.memory.arena(self._offset), self._numbers)
-        place.copy_(torch.frombuffer(bytearray(text) + bytes([description.carries_over]), dtype=torch.uint8))
+        slot = self._place(self.memory.arena(self._offset), self._numbers)
+        slot.copy_(torch.frombuffer(bytearray(text) + bytes([description.carries_over]), dtype=torch.uint8))
         self._next = description.generation
 
     def publish(self, flat: Tensor, states: Sequence[Tensor], version: int) -> None:

@@ -109,22 +109,22 @@ def branched(run: Path, new: Path, begun: AnyConfig, overrides: Sequence[str]) -
                 f"{way_to_change(run, key, now, config)}"
             )
 
-    given = leaves(override({}, overrides))
+    values = leaves(override({}, overrides))
     for key in LOCATION:
-        if key in given:
+        if key in values:
             raise UserError(f"{key}: NEW says where the new run is; leave it out")
-    if given.get("algorithm.name", begun.algorithm.name) != begun.algorithm.name:
+    if values.get("algorithm.name", begun.algorithm.name) != begun.algorithm.name:
         # Another algorithm has other settings, so that the run's would be refused instead.
-        refuse_unless_free("algorithm.name", begun.algorithm.name, given["algorithm.name"], begun)
+        refuse_unless_free("algorithm.name", begun.algorithm.name, values["algorithm.name"], begun)
     location = [assignment("run.directory", str(new.parent)), assignment("run.name", new.name), "run.resume=auto"]
     ranges, has_own = "evolution.hyperparameters", begun.evolution.hyperparameters != begun.algorithm.default_ranges()
-    if not has_own and not any(key.startswith(ranges) for key in given):
+    if not has_own and not any(key.startswith(ranges) for key in values):
         location.append(f"{ranges}=null")  # Default ranges contain the configured value, which may change.
     config = read_config(run / CONFIG, [*overrides, *location])
     changes = list(differences(begun, config))
     for change in changes:
         refuse_unless_free(*change, config)
-    keys = {*given, *(key for key, _, _ in changes)}
+    keys = {*values, *(key for key, _, _ in changes)}
     return config, [name for name in config.algorithm.hyperparameters if f"algorithm.{name}" in keys]
 
 

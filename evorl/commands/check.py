@@ -91,15 +91,15 @@ def verdicts(settings: Environment, steps: int) -> Iterator[tuple[str, Verdict]]
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                found = examine(settings, steps)
+                verdicts = examine(settings, steps)
         except UserError as error:
-            found = [Verdict("fail", _without_key(error))]
+            verdicts = [Verdict("fail", _without_key(error))]
         except Exception as error:  # Environments may raise anything.
-            found = [Verdict("fail", f"raised {described(error)}")]
+            verdicts = [Verdict("fail", f"raised {described(error)}")]
         else:
-            yield from ((name, verdict) for verdict in found)
+            yield from ((name, verdict) for verdict in verdicts)
             continue
-        yield name, found[0]
+        yield name, verdicts[0]
         if name in NEEDED:
             return
 

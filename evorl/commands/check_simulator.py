@@ -38,14 +38,14 @@ def resets(simulator: Simulator, act: Act, steps: int) -> list[Verdict]:
     """Describe the reset mode, and check that the last observations of episodes are those of their last steps."""
     mode = "within the step that ends an episode" if simulator.in_step else "in the step after the one that ends it"
     declared = Verdict("pass", f"copies are reset {mode}, as declared")
-    before, ended, given, first = _flat(simulator, simulator.reset(_seeds(simulator))), 0, 0, 0
+    before, ended, last_count, first = _flat(simulator, simulator.reset(_seeds(simulator))), 0, 0, 0
     for _ in range(steps):
         step = simulator.step(act(simulator))
         over, now = step.terminated | step.truncated, _flat(simulator, step.observation)
         if count := int(over.sum()):
             ended += count
             shown = now if step.last is None else _flat(simulator, step.last)
-            given += 0 if step.last is None else count
+            last_count += 0 if step.last is None else count
             # A step away from the observation before, not a first observation that is shown again.
             first += int((over & (shown == now).all(1) & (now != before).any(1)).sum())
         before = now
@@ -56,13 +56,13 @@ def resets(simulator: Simulator, act: Act, steps: int) -> list[Verdict]:
             declared,
             Verdict("warn", f"no episode ended in {steps} random steps, so last observations are not known"),
         ]
-    if not given:
+    if not last_count:
         rule = "targets of truncated steps will bootstrap from the observation before; give info['final_obs']"
         return [declared, Verdict("warn", f"no last observations in {ended} ends of episodes: {rule}")]
-    if given < ended:
+    if last_count < ended:
         return [
             declared,
-            Verdict("fail", f"last observations are missing in {ended - given} of {ended} ends of episodes"),
+            Verdict("fail", f"last observations are missing in {ended - last_count} of {ended} ends of episodes"),
         ]
     if first:
         return [
@@ -93,8 +93,8 @@ def device(simulator: Simulator, act: Act, steps: int) -> list[Verdict]:
     tensors |= {"reward": step.reward, "terminated": step.terminated, "truncated": step.truncated}
     elsewhere = {name: value.device for name, value in tensors.items() if value.device.type != simulator.device.type}
     if elsewhere:
-        name, place = next(iter(elsewhere.items()))
-        return [Verdict("fail", f"{name} is on {place}; the run's device is {simulator.device}")]
+        name, device = next(iter(elsewhere.items()))
+        return [Verdict("fail", f"{name} is on {device}; the run's device is {simulator.device}")]
     doubles = [name for name, value in tensors.items() if value.dtype == torch.float64]
     if doubles:
         return [Verdict("warn", f"{', '.join(doubles)} in float64, which is converted in each step; give float32")]

@@ -82,8 +82,8 @@ def mistake_in(name: str) -> str | None:
         return None
     quoted = name if len(name) <= 80 else f"{name[:80]}…"
     nearest = difflib.get_close_matches(quoted, COMMANDS, n=1, cutoff=0.5)
-    known = f"; did you mean {nearest[0]!r}?" if nearest else f"; the commands are {', '.join(COMMANDS)}"
-    return f"evorl: there is no command {quoted!r}{known}"
+    advice = f"; did you mean {nearest[0]!r}?" if nearest else f"; the commands are {', '.join(COMMANDS)}"
+    return f"evorl: there is no command {quoted!r}{advice}"
 
 
 def parser_of(name: str, kind: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -130,8 +130,8 @@ def file_and_assignments(words: Sequence[str]) -> tuple[Path, list[str]]:
     named = [word for word in words if word not in assignments]
     ids = r"\w[\w/:.-]*-v\d+|[\w.]+:[\w/.-]+"
     if environment := next((word for word in named if re.fullmatch(ids, word) and not Path(word).exists()), None):
-        told = f"{environment!r} is neither an algorithm nor a file"
-        raise UserError(f"{told}; the environment is environment={environment}")
+        problem = f"{environment!r} is neither an algorithm nor a file"
+        raise UserError(f"{problem}; the environment is environment={environment}")
     if len(named) > 1:
         raise UserError(f"name one algorithm or file, not several: {', '.join(map(repr, named[:3]))}")
     name = named[0] if named else DEFAULT_ALGORITHM

@@ -163,7 +163,7 @@ def config(parsed: argparse.Namespace) -> None:
         print(page(SETTINGS), end="")
         return
     complete = read_config(*file_and_assignments(parsed.words))
-    known = settings_of(model_of(SETTINGS[complete.algorithm.name]))
+    settings = settings_of(model_of(SETTINGS[complete.algorithm.name]))
     if parsed.explain is not None:
         others = [
             name
@@ -175,9 +175,9 @@ def config(parsed: argparse.Namespace) -> None:
                 f"--explain: {complete.algorithm.name} has no {parsed.explain}, which is a setting of "
                 f"{', '.join(others)}: evorl config {others[0]} --explain {parsed.explain}"
             )
-        print("\n".join(explained(known, parsed.explain, complete)))
+        print("\n".join(explained(settings, parsed.explain, complete)))
         return
-    print(commented(complete.model_dump(mode="json"), known), end="")
+    print(commented(complete.model_dump(mode="json"), settings), end="")
 
 
 def rows_of_tasks() -> list[tuple[str, ...]]:
@@ -191,8 +191,8 @@ def rows_of_tasks() -> list[tuple[str, ...]]:
     rows, tuned = [], tuned_files()
     for name in shipped_names():
         data = read_yaml(TRAINING / f"{name}.yaml")
-        own, algorithm = environment_of(data), data["algorithm"]["name"]
-        tasks = dict.fromkeys([own, *(tuned[name].tasks if name in tuned else ())])
+        environment, algorithm = environment_of(data), data["algorithm"]["name"]
+        tasks = dict.fromkeys([environment, *(tuned[name].tasks if name in tuned else ())])
         whole = {suite_of(task) for task in tasks if task.endswith("/*")}
         for task in (task for task in tasks if task.endswith("/*") or suite_of(task) not in whole):
             by_task = f"evorl train {algorithm} environment={task}"

@@ -111,11 +111,11 @@ def board(observation: Any, space: gym.Space[Any]) -> str | None:
     is_image = isinstance(observation, np.ndarray) and observation.ndim == 3 and observation.shape[2] >= 2
     if not is_image or not isinstance(space, gym.spaces.Discrete):
         return None
-    own, others = observation[..., 0], observation[..., 1]
-    columns = own.shape[1]
-    if not np.isin(observation[..., :2], (0, 1)).all() or space.n not in (columns, own.size, own.size + 1):
+    mine, others = observation[..., 0], observation[..., 1]
+    columns = mine.shape[1]
+    if not np.isin(observation[..., :2], (0, 1)).all() or space.n not in (columns, mine.size, mine.size + 1):
         return None
     lines = [[space.start + column for column in range(columns)]] if space.n == columns else []
-    lines += np.where(own > 0, "X", np.where(others > 0, "O", ".")).tolist()
+    lines += np.where(mine > 0, "X", np.where(others > 0, "O", ".")).tolist()
     drawn = ("".join(f" {cell:>{len(str(columns - 1))}}" for cell in line) for line in lines)
     return "\n".join([*drawn, "(X is you, O the agent)"])

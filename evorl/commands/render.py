@@ -62,8 +62,8 @@ def watch(parsed: argparse.Namespace) -> None:
         else:
             shown = write_video(parsed.video, images())
             print(f"{parsed.video}: {shown} frames")
-    mean, each = sum(returns) / len(returns), ", ".join(map(digits, returns))
-    print(f"agent {agent.agent.id}: mean return {digits(mean)} over {len(returns)} episodes ({each})")
+    mean, listed = sum(returns) / len(returns), ", ".join(map(digits, returns))
+    print(f"agent {agent.agent.id}: mean return {digits(mean)} over {len(returns)} episodes ({listed})")
 
 
 def report(parsed: argparse.Namespace) -> None:
@@ -103,14 +103,14 @@ def export(parsed: argparse.Namespace) -> None:
     check_packages()
     if parsed.output is not None:
         check_folder(parsed.output)
-    found = load(parsed.run, agent=parsed.agent, generation=parsed.generation, allow_code=parsed.allow_code)
+    saved = load(parsed.run, agent=parsed.agent, generation=parsed.generation, allow_code=parsed.allow_code)
     here = Path() if is_on_hub(parsed.run) else parsed.run
     is_best = parsed.agent is None and parsed.generation is None
     of = "" if parsed.generation is None else f"-generation-{parsed.generation}"
-    default_name = EXPORTED if is_best else f"agent-{found.agent.id}{of}.onnx"
-    loaded, output = in_float32(found), parsed.output or here / default_name
+    default_name = EXPORTED if is_best else f"agent-{saved.agent.id}{of}.onnx"
+    loaded, output = in_float32(saved), parsed.output or here / default_name
     difference = write_onnx(loaded, output, facts_of(loaded))
-    exact = "" if loaded is found else "; exported in float32, although the agent was trained in bfloat16"
+    exact = "" if loaded is saved else "; exported in float32, although the agent was trained in bfloat16"
     close = f"within {difference:.1g} of" if difference else "exactly equal to"
     print(f"{output}: agent {loaded.agent.id}, {close} `predict`{exact}")
 

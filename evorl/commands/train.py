@@ -67,7 +67,7 @@ def train(parsed: argparse.Namespace) -> None:
 def _refuse_settings_given_twice(parsed: argparse.Namespace) -> None:
     """Raise UserError if an option is given together with the setting that it stands for."""
     words = [*parsed.words, *(each for each in parsed.seeds or () if isinstance(each, str))]
-    given = _given(words)
+    assignments = _given(words)
     for option, key, value in (
         ("--seed", "seed", parsed.seed),
         ("--seeds", "seed", parsed.seeds),
@@ -75,7 +75,7 @@ def _refuse_settings_given_twice(parsed: argparse.Namespace) -> None:
         ("--name", "run.name", parsed.name),
         ("--verbose", "run.verbose", parsed.verbose or None),
     ):
-        if value is not None and key in given:
+        if value is not None and key in assignments:
             raise UserError(f"{key}: {option} sets it; leave one of them out")
 
 
@@ -96,16 +96,16 @@ def verbosity(parsed: argparse.Namespace) -> list[str]:
 
 def program_arguments(words: Sequence[str], seed: int | None, name: str | None) -> list[str]:
     """Convert the command line to the arguments of the training program. Raises UserError."""
-    file, given = file_and_assignments(words)
-    given += [] if seed is None else [f"seed={seed}"]
-    given += [] if name is None else [assignment("run.name", name)]
-    return ["--config", str(file), *given]
+    file, assignments = file_and_assignments(words)
+    assignments += [] if seed is None else [f"seed={seed}"]
+    assignments += [] if name is None else [assignment("run.name", name)]
+    return ["--config", str(file), *assignments]
 
 
 def resume(parsed: argparse.Namespace) -> None:
     """`evorl resume`: the training program replaces this process."""
-    given = [*parsed.overrides, *verbosity(parsed)]
-    become(resume_command(parsed.run, given, parsed.program, parsed.processes, parsed.allow_code))
+    assignments = [*parsed.overrides, *verbosity(parsed)]
+    become(resume_command(parsed.run, assignments, parsed.program, parsed.processes, parsed.allow_code))
 
 
 def resume_command(
@@ -124,12 +124,12 @@ def resume_command(
             )
     where = run.resolve()
     location = [assignment("run.directory", str(where.parent)), assignment("run.name", where.name), "run.resume=auto"]
-    given = [*overrides, *location]
-    config = read_config(run / CONFIG, given)
+    assignments = [*overrides, *location]
+    config = read_config(run / CONFIG, assignments)
     refuse_code(saved_config(read_yaml(run / CONFIG)), allow_code)
     ranks = processes_for(run, processes)
     check_same_run(run, check(config, ranks=ranks))
-    return launch_command([str(program_of(config, program)), "--config", str(run / CONFIG), *given], ranks)
+    return launch_command([str(program_of(config, program)), "--config", str(run / CONFIG), *assignments], ranks)
 
 
 def program_of(config: AnyConfig, program: Path | None) -> Path:
@@ -195,19 +195,19 @@ def train_seeds(parsed: argparse.Namespace) -> None:
         raise UserError(f"--seeds: each seed may be given once, not {' '.join(map(str, seeds))}")
     if len(seeds) > 1 and os.environ.get("WANDB_SWEEP_ID") and not parsed.no_track:
         raise UserError("--seeds: a run of a W&B sweep is one training run; make `seed` a parameter of the sweep")
-    file, given = file_and_assignments(
+    file, assignments = file_and_assignments(
         [*parsed.words, *verbosity(parsed), *(each for each in parsed.seeds if isinstance(each, str))]
     )
-    config = check(read_config(file, given), ranks=parsed.processes)
+    config = check(read_config(file, assignments), ranks=parsed.processes)
     name = parsed.name or config.run.name or plain_name(config)
     names = [(number, f"{name}-seed-{number}") for number in seeds]
     runs = [(number, config.run.directory / each) for number, each in names]
     for number, path in runs:
         if (path / CONFIG).is_file():
-            requested = launched(read_config(file, [*given, f"seed={number}"]), asked_for_bf16())
+            requested = launched(read_config(file, [*assignments, f"seed={number}"]), asked_for_bf16())
             _check_begun(path, check(requested, ranks=parsed.processes))
     several = ["--processes", str(parsed.processes)] if parsed.processes > 1 else []
-    program = [sys.executable, "-P", "-m", "evorl", "train", *several, str(file), *given]
+    program = [sys.executable, "-P", "-m", "evorl", "train", *several, str(file), *assignments]
     called = {number: assignment("run.name", each) for number, each in names}
     left = [number for number, path in runs if not _is_over(path, config)]
     commands = [(number, [*program, f"seed={number}", called[number], "run.resume=auto"]) for number in left]

@@ -92,15 +92,15 @@ class ActingAgent(nn.Module):
         return tensors
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        given = dict(zip(self.inputs, inputs, strict=True))
-        observation = {name: self._read(name, given[input_name(name)]).unsqueeze(0) for name in self.parts}
+        tensors = dict(zip(self.inputs, inputs, strict=True))
+        observation = {name: self._read(name, tensors[input_name(name)]).unsqueeze(0) for name in self.parts}
         for name, part in self._unread.items():  # Only critics read these.
             observation[name] = torch.zeros(1, inputs[0].shape[0], *part.shape, dtype=part.dtype)
         if self.masked:
-            observation[MASK] = given[MASK].unsqueeze(0)
+            observation[MASK] = tensors[MASK].unsqueeze(0)
         recurrent = None
         if self.state_shape[0]:
-            state = given[STATE].unsqueeze(0)
+            state = tensors[STATE].unsqueeze(0)
             recurrent = RecurrentInput(state, torch.zeros_like(state[:, :, 0, 0], dtype=torch.bool).unsqueeze(1))
         seen = ActInput(observation, recurrent, torch.Generator(), deterministic=True)
         output = self.algorithm.act(self.stack, seen)

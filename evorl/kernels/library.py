@@ -55,8 +55,8 @@ class Kernel:
     ) -> None:
         """Run the forward or backward pass that `words` describe; the interpreter's lock is not held meanwhile."""
         flats = (parameters.data_ptr(), 0 if gradient is None else gradient.data_ptr())
-        kept = 0 if trace is None else trace.data_ptr()
-        self.library.dense(words.buffer_info()[0], addresses.buffer_info()[0], rows, *flats, backward, kept, threads)
+        address = 0 if trace is None else trace.data_ptr()
+        self.library.dense(words.buffer_info()[0], addresses.buffer_info()[0], rows, *flats, backward, address, threads)
 
     def squares(self, sizes: array[int], values: Tensor, sums: Tensor) -> None:
         """Write each agent's sum of squares of flat `values` to `sums` [P] of float64."""

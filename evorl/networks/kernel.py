@@ -34,7 +34,7 @@ class KernelPlan:
     def __init__(self, plan: DensePlan, weights: Weights) -> None:
         shapes = weights.shapes
         *starts, end = accumulate((math.prod(shape) for shape in shapes.values()), initial=0)
-        place = dict(zip(shapes, starts, strict=True))
+        offsets = dict(zip(shapes, starts, strict=True))
         self._activations = array("q", [ACTIVATIONS.index(name) for name, *ends in plan.spans for _ in range(*ends)])
         agents, first = len(self._activations), plan.layers[0]
         widths = [shapes[f"{first.name}.weight{suffix}"][1] for suffix in first.suffixes]
@@ -44,9 +44,9 @@ class KernelPlan:
             vectors = [f"{layer.name}.{part}" for part in ("bias", "gain", "shift", "scale")]
             matrices = [f"{layer.name}.weight{suffix}" for suffix in layer.suffixes]
             stored, _, units = shapes[vectors[0]]
-            words += [units, layer.branches, stored // agents, *(place.get(name, -1) for name in vectors + matrices)]
+            words += [units, layer.branches, stored // agents, *(offsets.get(name, -1) for name in vectors + matrices)]
         for head in plan.heads:
-            words += [shapes[f"{head}.bias"][2], place[f"{head}.weight"], place[f"{head}.bias"]]
+            words += [shapes[f"{head}.bias"][2], offsets[f"{head}.weight"], offsets[f"{head}.bias"]]
         self.words = array("q", words)
         self.masks = [f"{layer.name}.active_units" for layer in plan.layers]
         """The names of the layers' shares of units."""

@@ -47,9 +47,9 @@ def replay_experience(
     builder = BatchBuilder(storage, replay.n_step, returns)
     if sequences is not None:
         builder = SequenceBuilder(storage, *sequences)
-    place = {"seed": config.seed, "rank": ranks.rank, "part": placement.copy, "split_batches": split}
-    place["transitions"] = builder.transitions
-    sampler: Sampler = UniformSampler(storage, **place)
+    common = {"seed": config.seed, "rank": ranks.rank, "part": placement.copy, "split_batches": split}
+    common["transitions"] = builder.transitions
+    sampler: Sampler = UniformSampler(storage, **common)
     if prioritised:
         # Per-agent replay without prioritisation has equal priorities.
         size = PriorityTree.memory(placement.local_size, storage.size)
@@ -62,7 +62,7 @@ def replay_experience(
             shared=replay.shared,
             generation_steps=rows * config.environment.num_envs * placement.copies,
             max_steps=config.training.max_steps,
-            **place,
+            **common,
         )
     parts = {name: interface.parts[name] for name in normalized}
     statistics = ObservationStatistics(parts, placement.gather_copies, stopwatch, replay.shared)

@@ -134,8 +134,8 @@ def load_config(arguments: Sequence[str], default: Path, asynchronous: bool | No
         "--verbose", "-v", action="store_true", help="print more at the start; short for run.verbose=true"
     )
     parsed = parse(parser, plain_assignments(arguments, "seed"))
-    given = read_config(parsed.config, [*parsed.overrides, *([VERBOSE] if parsed.verbose else [])])
-    config = check(launched(_with_named(given, parsed.overrides), asked_for_bf16()))
+    settings = read_config(parsed.config, [*parsed.overrides, *([VERBOSE] if parsed.verbose else [])])
+    config = check(launched(_with_named(settings, parsed.overrides), asked_for_bf16()))
     if asynchronous not in (None, config.actors is not None):
         other = "demos/asynchronous.py" if config.actors else "demos/online.py"
         raise UserError(f"algorithm.name: {config.algorithm.name} is trained by {other}")
@@ -421,8 +421,8 @@ def _check_environment_ranges(config: AnyConfig) -> None:
             )
         ends, key = (config.evolution.hyperparameters or {})[name], name.removeprefix(ENVIRONMENT)
         for end, value in (("min", ends.min), ("max", ends.max)):
-            given = config.environment.kwargs
-            kwargs = {**given, key: as_configured(value, given[key])}
+            configured = config.environment.kwargs
+            kwargs = {**configured, key: as_configured(value, configured[key])}
             try:
                 Environments(config.environment.model_copy(update={"kwargs": kwargs}), agents=1, num_envs=1).close()
             except UserError as error:

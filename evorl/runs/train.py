@@ -149,19 +149,19 @@ def train(
         "population": population, "evolution": evolution, "league": league, "evaluation": evaluation,
         "training": training, "tracking": tracking, "checkpoint": checkpoint,
     }  # fmt: skip
-    given = {key: section for key, section in sections.items() if not _is_empty(section)}
-    place = None if _is_empty(environment) else _settings_in(environment)
-    told = assignments(_with_environment(given, place) | overrides)
+    changed = {key: section for key, section in sections.items() if not _is_empty(section)}
+    environment_settings = None if _is_empty(environment) else _settings_in(environment)
+    words = assignments(_with_environment(changed, environment_settings) | overrides)
     if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
         raise UserError("callbacks: give a list of functions, such as [watch]")
     keep_freed_memory()
     with tempfile.TemporaryDirectory() as folder:
-        path = _file_of(DEFAULT_ALGORITHM if config is None else config, Path(folder), told)
-        settings = read_settings(path, told)
+        path = _file_of(DEFAULT_ALGORITHM if config is None else config, Path(folder), words)
+        settings = read_settings(path, words)
         _refuse_script_for_actors(settings)
         main = main_of(program_for(settings))
         with _signals(), warnings_on_one_line(), own_world(), global_generators_restored():
-            trained = main(["--config", str(path), *told], callbacks)
+            trained = main(["--config", str(path), *words], callbacks)
     return TrainedRun(trained.path, trained.summary)
 
 
@@ -243,13 +243,15 @@ def _with_environment(overrides: Mapping[str, Any], environment: Any) -> dict[st
     section = environment if isinstance(environment, Mapping) else {"id": environment}
     if "id" not in section or isinstance(section["id"], str):
         return {**overrides, "environment": section}
-    found, given = _settings_of(section["id"]), section.get("kwargs", {})
-    if not isinstance(given, Mapping):
-        raise UserError(f"environment.kwargs: {shown(given)} does not fit: this is a section, with keys of its own")
-    kwargs = {**found.get("kwargs", {}), **given}
+    recreated, new_kwargs = _settings_of(section["id"]), section.get("kwargs", {})
+    if not isinstance(new_kwargs, Mapping):
+        raise UserError(
+            f"environment.kwargs: {shown(new_kwargs)} does not fit: this is a section, with keys of its own"
+        )
+    kwargs = {**recreated.get("kwargs", {}), **new_kwargs}
     # Under a dotted key they replace those of the configuration: copies are made as the object was.
-    whole = {f"{ENVIRONMENT}"[:-1]: kwargs} if "kwargs" in found or "kwargs" in section else {}
-    rest = {name: value for name, value in {**section, **found}.items() if name != "kwargs"}
+    whole = {f"{ENVIRONMENT}"[:-1]: kwargs} if "kwargs" in recreated or "kwargs" in section else {}
+    rest = {name: value for name, value in {**section, **recreated}.items() if name != "kwargs"}
     return {"environment": rest, **whole, **overrides}
 
 
@@ -284,8 +286,8 @@ def _settings_of_spec(spec: gym.envs.registration.EnvSpec, wrappers: Sequence[st
     module = spec.entry_point.partition(":")[0] if isinstance(spec.entry_point, str) else ""
     # Another process may not run the line that registered it, but it can import what that line named, which comes
     # without registered wrappers.
-    known = gym.registry.get(spec.id) if module.partition(".")[0] in _registering_packages() else None
-    registered = 0 if known is None else len(known.additional_wrappers)
+    registration = gym.registry.get(spec.id) if module.partition(".")[0] in _registering_packages() else None
+    registered = 0 if registration is None else len(registration.additional_wrappers)
     if others := wrappers[: len(wrappers) - registered]:
         raise UserError(
             f"environment: a configuration cannot name the wrapper {', '.join(others)} of this {spec.id}; {wanted}, "
@@ -293,11 +295,15 @@ def _settings_of_spec(spec: gym.envs.registration.EnvSpec, wrappers: Sequence[st
         )
     # Training draws nothing; `evorl watch` chooses its own mode.
     kwargs = {key: value for key, value in spec.kwargs.items() if key != "render_mode"}
-    if known is not None:
-        kwargs = {key: value for key, value in kwargs.items() if key not in known.kwargs or known.kwargs[key] != value}
-        if spec.max_episode_steps is None and known.max_episode_steps is not None:
+    if registration is not None:
+        kwargs = {
+            key: value
+            for key, value in kwargs.items()
+            if key not in registration.kwargs or registration.kwargs[key] != value
+        }
+        if spec.max_episode_steps is None and registration.max_episode_steps is not None:
             raise UserError(f"environment: a configuration cannot remove the time limit of {spec.id}; {wanted}")
-        if spec.max_episode_steps != known.max_episode_steps:
+        if spec.max_episode_steps != registration.max_episode_steps:
             kwargs["max_episode_steps"] = spec.max_episode_steps
         return {"id": spec.id, "kwargs": kwargs}
     if spec.max_episode_steps is not None:
@@ -329,8 +335,8 @@ def _file_of(config: str | Path | Mapping[str, Any] | AnyConfig, folder: Path, g
 def _refuse_script_for_actors(settings: Mapping[str, Any]) -> None:
     """Raise UserError if actor processes would need what is defined in a script, which they do not run."""
     for section, key in (("environment", "id"), ("network", "factory")):
-        given = settings.get(section, {})
-        name = str(given.get(key) if isinstance(given, dict) else given)
+        value = settings.get(section, {})
+        name = str(value.get(key) if isinstance(value, dict) else value)
         if name.startswith(SCRIPT) and program_for(settings) == ASYNCHRONOUS:
             raise UserError(
                 f"{section}: {name.removeprefix(SCRIPT)} is defined in the script or notebook itself, which the "

@@ -202,15 +202,15 @@ def read_lines(path: Path) -> Iterator[bytes]:
 def read_lines_backwards(path: Path) -> Iterator[bytes]:
     """Yield the lines of a file like `read_lines`, last line first; reads only as much of the file's end as needed."""
     with _open(path, BLOCK) as file:
-        place, rest = os.fstat(file.fileno()).st_size, b""
-        while place:
+        position, rest = os.fstat(file.fileno()).st_size, b""
+        while position:
             # Double the size each time, so that a long line is not joined from many blocks.
-            size = min(place, max(FIRST_BLOCK, len(rest)))
-            place -= size
-            file.seek(place)
+            size = min(position, max(FIRST_BLOCK, len(rest)))
+            position -= size
+            file.seek(position)
             *whole, last = (file.read(size) + rest).split(b"\n")
             lines = [*(line + b"\n" for line in whole), *([last] if last else [])]
-            rest = lines.pop(0) if place else b""
+            rest = lines.pop(0) if position else b""
             _check_line(path, max(map(len, [rest, *lines])))
             yield from reversed(lines)
 
@@ -285,10 +285,10 @@ def refuse_links_within(run: Path) -> None:
 
 def _is_wandbs(link: Path, run: Path) -> bool:
     """True if W&B made a link: to its newest run and logs, or to its service's log in the user's cache."""
-    place = link.relative_to(run).parts
-    if place[0] != WANDB or len(place) == 1:
+    parts = link.relative_to(run).parts
+    if parts[0] != WANDB or len(parts) == 1:
         return False
-    if len(place) == 4 and place[2:] == ("logs", "debug-core.log"):
+    if len(parts) == 4 and parts[2:] == ("logs", "debug-core.log"):
         return True
     return Path(os.path.realpath(link)).is_relative_to(os.path.realpath(run / WANDB))
 

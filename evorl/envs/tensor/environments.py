@@ -197,8 +197,8 @@ class TensorEnvironments(SteppedEnvironments):
     def reports(self, names: Sequence[str], chosen: Tensor) -> Tensor:
         for name in names:
             if name not in self._info:
-                told = ", ".join(sorted(self._info)) or "nothing"
-                raise UserError(f"evolution.fitness: {self._id} reports no number under {name!r}; it reports {told}")
+                listed = ", ".join(sorted(self._info)) or "nothing"
+                raise UserError(f"evolution.fitness: {self._id} reports no number under {name!r}; it reports {listed}")
         return torch.stack([self._info[name].double() for name in names])
 
     def pop_collected(self) -> Collected:

@@ -27,9 +27,9 @@ def brax_simulator(settings: Environment, name: str, copies: int, device: torch.
     """N copies of a brax environment. Raises UserError for an unknown name."""
     from brax import envs
 
-    known = sorted(envs._envs)
-    if name not in known:
-        raise UserError(f"environment.id: brax has no environment {name!r}{nearest(name, known)}")
+    names = sorted(envs._envs)
+    if name not in names:
+        raise UserError(f"environment.id: brax has no environment {name!r}{nearest(name, names)}")
     kwargs = dict(settings.kwargs)
     limit = int(kwargs.pop("episode_length", EPISODE))
     try:
@@ -43,9 +43,9 @@ def playground_simulator(settings: Environment, name: str, copies: int, device: 
     """N copies of a MuJoCo Playground environment. Raises UserError for an unknown name."""
     from mujoco_playground import registry
 
-    known = sorted(registry.ALL_ENVS)
-    if name not in known:
-        raise UserError(f"environment.id: playground has no environment {name!r}{nearest(name, known)}")
+    names = sorted(registry.ALL_ENVS)
+    if name not in names:
+        raise UserError(f"environment.id: playground has no environment {name!r}{nearest(name, names)}")
     config = registry.get_default_config(name)
     # MJX in Warp, its default, keeps arrays outside of a copy's state, which cannot be stepped so (playground 0.2).
     kwargs = {**({"impl": "jax"} if "impl" in config else {}), **settings.kwargs}

@@ -29,9 +29,9 @@ class GymnaxTask:
     def __init__(self, settings: Environment, name: str) -> None:
         import gymnax
 
-        known = list(gymnax.registered_envs)
-        if name not in known:
-            raise UserError(f"environment.id: gymnax has no environment {name!r}{nearest(name, known)}")
+        names = list(gymnax.registered_envs)
+        if name not in names:
+            raise UserError(f"environment.id: gymnax has no environment {name!r}{nearest(name, names)}")
         _, params = gymnax.make(name)
         fields = {field.name for field in dataclasses.fields(params)}
         changed = {key: value for key, value in settings.kwargs.items() if key in fields}

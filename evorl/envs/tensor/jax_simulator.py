@@ -64,8 +64,8 @@ class JaxSimulator(Simulator):
         self._observation: Any = None
 
     def _reset_one(self, seed: Any) -> tuple[Any, Any]:
-        key, own = jax.random.split(jax.random.PRNGKey(seed))
-        state, observation = self.task.reset(own)
+        key, reset_key = jax.random.split(jax.random.PRNGKey(seed))
+        state, observation = self.task.reset(reset_key)
         running = {"key": key, "state": state, "first": self.task.first(state, observation)}
         # Python's numbers are weakly typed: the second step would be compiled anew.
         return jax.tree.map(
@@ -73,8 +73,8 @@ class JaxSimulator(Simulator):
         ), observation
 
     def _step_one(self, running: Any, action: Any) -> tuple[Any, tuple[Any, ...]]:
-        key, own, again = jax.random.split(running["key"], 3)
-        state, last, reward, terminated, truncated, info = self.task.step(own, running["state"], action)
+        key, step_key, again = jax.random.split(running["key"], 3)
+        state, last, reward, terminated, truncated, info = self.task.step(step_key, running["state"], action)
         over = jnp.logical_or(terminated, truncated)
         state, observation = jax.tree.map(
             lambda new, old: jnp.where(over, new, old).astype(jnp.result_type(old)),
@@ -94,8 +94,8 @@ class JaxSimulator(Simulator):
     def step(self, action: Tensor) -> Step:
         if not action.is_floating_point():
             action = action.to(torch.int32)
-        given = jax.dlpack.from_dlpack(action.contiguous())
-        self.running, (self._observation, *rest) = self._step(self.running, given)
+        actions = jax.dlpack.from_dlpack(action.contiguous())
+        self.running, (self._observation, *rest) = self._step(self.running, actions)
         reward, terminated, truncated, last, info = map(_torch, rest)
         return Step(_torch(self._observation), reward, terminated, truncated, last, info)
 

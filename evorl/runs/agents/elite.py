@@ -295,14 +295,14 @@ class Elite:
             agent.fitness = float(value) if np.isfinite(value) and agent.fault is None else None
         note_ranks(agents, config.evolution)
         self.see(fitness.seen)
-        place = max(range(len(agents)), key=lambda index: _by_fitness(agents[index]))
-        best, episodes, confirms = agents[place], config.evaluation.episodes, config.evaluation.confirmation_episodes
+        leader = max(range(len(agents)), key=lambda index: _by_fitness(agents[index]))
+        best, episodes, confirms = agents[leader], config.evaluation.episodes, config.evaluation.confirmation_episodes
         self.parents = decode_agents(self.payload, "the elite") if self.payload else []
         players = [best, *self.parents] if fitness.evaluated is None else self.parents
         play = self._play(evaluator, players, generation, "generation")
         played = play(0, episodes) if players else np.zeros((0, episodes))
         if fitness.evaluated is not None:
-            played = np.concatenate([fitness.evaluated[place : place + 1], played])
+            played = np.concatenate([fitness.evaluated[leader : leader + 1], played])
         for agent, theirs in zip(self.parents, played[1:], strict=True):
             agent.fitness = float(theirs.mean()) if fitness.elite is None else fitness.elite
             if fitness.by_training and self.training_fitness is not None:

@@ -42,14 +42,14 @@ def _trained(config: AnyConfig, algorithm: Algorithm, run: Path) -> list[Agent]:
     where = f"population.from: {run}"
     try:
         with local_run(run) as path:
-            found = _elite(path) if config.population.from_agents == "elite" else _newest(path)
+            origins = _elite(path) if config.population.from_agents == "elite" else _newest(path)
             theirs = _config_of(path)
     except UserError as error:
         raise UserError(f"population.from: {error}") from error
-    if not found:
+    if not origins:
         raise UserError(f"{where}: its newest checkpoint holds no agents")
     try:
-        check_agents(found, algorithm, where)
+        check_agents(origins, algorithm, where)
     except UserError as error:
         there, here = theirs.environment.id, config.environment.id
         if there == here:
@@ -59,11 +59,11 @@ def _trained(config: AnyConfig, algorithm: Algorithm, run: Path) -> list[Agent]:
         raise UserError(
             f"{where}: was trained in environment.id {shown(there)}, but this run is in {shown(here)}: {reason}"
         ) from error
-    if config.population.size < len(found):
-        found.sort(key=lambda agent: -math.inf if agent.fitness is None else agent.fitness, reverse=True)
+    if config.population.size < len(origins):
+        origins.sort(key=lambda agent: -math.inf if agent.fitness is None else agent.fitness, reverse=True)
     agents, configured = [], algorithm.settings.first_hyperparameters()
     for id in range(config.population.size):
-        origin = found[id % len(found)]
+        origin = origins[id % len(origins)]
         hyperparameters = {
             name: value for name, value in origin.hyperparameters.items() if not name.startswith(ENVIRONMENT)
         }
