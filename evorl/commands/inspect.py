@@ -36,7 +36,10 @@ def list_runs(parsed: argparse.Namespace) -> None:
     if not rows:
         print(f"there are no runs in {parsed.run}")
         return
-    print("\n".join(map(on_one_line, aligned([RUN_HEADINGS, *rows]))))
+    table = [RUN_HEADINGS, *rows]
+    if not any(row[-1] for row in rows):  # All are plain new runs, without an origin.
+        table = [row[:-1] for row in table]
+    print("\n".join(map(on_one_line, aligned(table))))
 
 
 def rows_of_runs(directory: Path) -> list[tuple[str, ...]]:
