@@ -175,6 +175,10 @@ def _runs(parser: argparse.ArgumentParser, help: str) -> None:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=help)
 
 
+def _output(parser: argparse.ArgumentParser, help: str) -> None:
+    parser.add_argument("--output", "-o", type=Path, metavar="FILE", help=help)
+
+
 def _agent(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--agent", type=int, metavar="ID", help="an agent of a checkpoint (default: the best agent)")
     parser.add_argument("--generation", type=count, metavar="N", help="the checkpoint's generation (default: newest)")
@@ -272,25 +276,15 @@ def _watch(parser: argparse.ArgumentParser) -> None:
 
 def _report(parser: argparse.ArgumentParser) -> None:
     _runs(parser, "a run's directory; several runs are compared")
-    parser.add_argument(
-        "--output",
-        "-o",
-        type=Path,
-        metavar="FILE",
-        help="default: report.html in the run's directory or, for several runs, in this one",
-    )
+    _output(parser, "default: report.html in the run's directory or, for several runs, in this one")
 
 
 def _plot(parser: argparse.ArgumentParser) -> None:
     from evorl.report.statistics import MEASURES
 
     _runs(parser, "a run's directory; several runs are compared")
-    parser.add_argument(
-        "--output",
-        "-o",
-        type=Path,
-        metavar="FILE",
-        help="a .png, .svg or .pdf file (default: plot.png in the run's directory or, for several runs, in this one)",
+    _output(
+        parser, "a .png, .svg or .pdf file (default: plot.png in the run's directory or, for several runs, in this one)"
     )
     parser.add_argument("--measure", choices=tuple(MEASURES), help="what to compare several runs by (default: best)")
     parser.add_argument("--hyperparameter", metavar="NAME", help="with one run: a hyperparameter to plot as well")
@@ -317,13 +311,7 @@ def _config(parser: argparse.ArgumentParser) -> None:
 
 def _export(parser: argparse.ArgumentParser) -> None:
     _run(parser)
-    parser.add_argument(
-        "--output",
-        "-o",
-        type=Path,
-        metavar="FILE",
-        help="default: agent.onnx, agent-ID.onnx or agent-ID-generation-N.onnx, in the run's directory",
-    )
+    _output(parser, "default: agent.onnx, agent-ID.onnx or agent-ID-generation-N.onnx, in the run's directory")
     _agent(parser)
 
 

@@ -38,7 +38,7 @@ class TensorEpisodes:
         self._ended = torch.zeros(agents, dtype=torch.int64, device=device)
         # Returns, numbers and lengths of ended episodes that do not count yet, [3, P, K] from the oldest start time on.
         self._waiting = torch.zeros(3, agents, AT_FIRST, dtype=torch.float64, device=device)
-        # Number, returns and lengths of all episodes that ended since the last call of `recent`.
+        # Returns, number and lengths of all episodes that ended since the last call of `recent`.
         self._lately = torch.zeros(3, dtype=torch.float64, device=device)
 
     def hand_over(self, owners: Sequence[int]) -> None:
