@@ -29,7 +29,8 @@ from evorl.commands import check_simulator
 from evorl.commands.check_simulator import COPIES, Verdict
 from evorl.config import AnyConfig, Environment, validate
 from evorl.config.errors import on_one_line
-from evorl.config.yaml import OF_ALGORITHM, assignment, configuration_file, override, read_yaml
+from evorl.config.task import OF_ALGORITHM
+from evorl.config.yaml import assignment, configuration_file, override, read_yaml
 from evorl.envs import SteppedEnvironments, make_environments
 from evorl.envs.faults.closing import close_vector
 from evorl.envs.games import is_game

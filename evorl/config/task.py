@@ -1,4 +1,4 @@
-"""The tasks that shipped configurations are for (`configs/tasks.yaml`), and what of them holds for other tasks."""
+"""The tasks that shipped configurations are for, and what of a file holds for other tasks and algorithms."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ OF_TASK = ("environment", "evaluation", "training")
 """Sections of a shipped file that are for its own task."""
 LENGTH_AND_FITNESS = ("steps", "fitness")
 """Keys of `evolution` in a shipped file that are for its own task."""
+OF_ALGORITHM = ("algorithm", "replay", "actors")
+"""Sections of a file that are for its own algorithm."""
 
 
 def environment_of(data: Mapping[str, Any]) -> str:
@@ -55,6 +57,14 @@ class Tuned:
             return self.tasks.get(id, self.tasks.get(f"{suite}:*"))
         id = id.rpartition(":")[2]
         return self.tasks.get(id, self.tasks.get(f"{suite_of(id)}/*"))
+
+
+def without_algorithm(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a file's settings without its algorithm, replay and actors, and the ranges of their hyperparameters."""
+    settings = {name: section for name, section in data.items() if name not in OF_ALGORITHM}
+    if isinstance(evolution := data.get("evolution"), dict):
+        settings["evolution"] = {key: value for key, value in evolution.items() if key != "hyperparameters"}
+    return settings
 
 
 def without_target(data: Mapping[str, Any]) -> dict[str, Any]:

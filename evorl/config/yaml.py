@@ -14,7 +14,7 @@ import yaml
 from evorl.config.errors import nearest, on_one_line, shown
 from evorl.config.fields import EXPONENT, algorithm_of
 from evorl.config.run import Environment
-from evorl.config.task import Tuned, environment_of, suite_of, without_target, without_task
+from evorl.config.task import Tuned, environment_of, suite_of, without_algorithm, without_target, without_task
 from evorl.types.outcomes import UserError, message_of
 
 MAX_WHOLE = 2**63
@@ -182,8 +182,6 @@ ACCELERATE = ROOT / "configs" / "accelerate" / "accelerate.yaml"
 TRAINING = ROOT / "configs" / "training"
 TASKS = ROOT / "configs" / "tasks.yaml"
 """The tasks that shipped configurations are tuned for besides their own."""
-OF_ALGORITHM = ("algorithm", "replay", "actors")
-"""Sections that are specific to an algorithm."""
 
 
 def shipped_names() -> list[str]:
@@ -208,9 +206,8 @@ def tuned_name(algorithm: str, environment: str) -> str | None:
 def configuration_file(name: str, assignments: Sequence[str] = ()) -> Path:
     """Resolve a configuration name: a file path, or a shipped configuration. Raises UserError.
 
-    If the overrides `assignments` name another algorithm than that of a shipped configuration, its own one is taken;
-    and for an algorithm's name, the one that is tuned for the environment, if there is one. `ppo.yaml` in place of
-    `ppo` is always that file.
+    Where `name` is an algorithm's and the overrides `assignments` name another one, it is the other's; and the one that
+    is tuned for the environment, if there is one. `ppo.yaml` in place of `ppo` is always that file.
     """
     path = Path(name)
     if path.is_file():
@@ -222,7 +219,7 @@ def configuration_file(name: str, assignments: Sequence[str] = ()) -> Path:
     before = read_yaml(TRAINING / f"{name}.yaml")["algorithm"]["name"]
     data = override({"algorithm": {"name": before}}, assignments)
     algorithm = algorithm_of(data)
-    if algorithm is not None and algorithm != before and algorithm in shipped_names():
+    if name == before and algorithm is not None and algorithm in shipped_names():
         name = algorithm
     if name == algorithm:
         name = tuned_name(algorithm, environment_of(data)) or name
@@ -232,22 +229,35 @@ def configuration_file(name: str, assignments: Sequence[str] = ()) -> Path:
 def read_settings(path: Path, assignments: Sequence[str]) -> dict[str, Any]:
     """Read a file's settings and apply `key.path=value` overrides. Raises UserError.
 
-    Of a shipped file, only what holds for the environment that the overrides name is read: all for its own one, all but
-    the target for others of its suite or that it is tuned for, and its algorithm's settings for any other.
+    If the overrides name another algorithm than the file does, the settings of its own are not read. Of a shipped file,
+    only what holds for the environment that the overrides name is read: all for its own one, all but the target for
+    others of its suite or that it is tuned for, and its algorithm's settings for any other.
     """
-    data = read_yaml(path)
-    changed = override(data, assignments)
-    id = environment_of(changed) or DEFAULT_ID
-    return changed if _is_for(path, data, id) else override(_for_task(path, data, id)[0], assignments)
+    return override(_read(path, assignments)[0], assignments)
 
 
 def source(path: Path, assignments: Sequence[str]) -> str:
-    """Describe in words which file `read_settings` reads, and which of its settings it drops for another task."""
-    data = read_yaml(path)
-    id = environment_of(override(data, assignments)) or DEFAULT_ID
-    if _is_for(path, data, id):
-        return _name_of(path)
-    return f"{_name_of(path)}, without the {_for_task(path, data, id)[1]} of {environment_of(data)}"
+    """Describe in words which file `read_settings` reads, and which of its settings it drops."""
+    _, dropped = _read(path, assignments)
+    if dropped:
+        return f"{_name_of(path)}, without the {' and the '.join(dropped)}"
+    return _name_of(path) if _is_shipped(path) else f"{_name_of(path)}, as written"
+
+
+def _read(path: Path, assignments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Read the settings of a file that hold with these overrides; also describe the others in words."""
+    file = settings = read_yaml(path)
+    changed, dropped = override(file, assignments), []
+    section = file.get("algorithm")
+    named = section.get("name") if isinstance(section, dict) else None
+    if named is not None and named != algorithm_of(changed):
+        settings = without_algorithm(settings)
+        dropped.append(f"algorithm, replay, actors and ranges of {on_one_line(str(named))}")
+    id = environment_of(changed) or DEFAULT_ID
+    if not _is_for(path, file, id):
+        settings, words = _for_task(path, settings, id)
+        dropped.append(f"{words} of {environment_of(file)}")
+    return settings, dropped
 
 
 def is_for_another_task(path: Path, settings: Mapping[str, Any]) -> bool:

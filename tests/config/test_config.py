@@ -131,14 +131,13 @@ def test_settings_are_taken_as_sweeps_pass_them():
     assert (settings.algorithm.learning_rate, settings.network.hidden_sizes, settings.seed) == (1e-3, (8, 8), 3)
 
 
-def test_another_algorithm_takes_its_own_shipped_file_and_replaces_only_the_name_in_any_other(tmp_path):
+def test_another_algorithm_takes_its_own_shipped_file_and_nothing_of_the_other_s_settings(tmp_path):
     for assignment in ("algorithm.name=ppo", "algorithm=ppo"):
         assert configuration_file("dqn", [assignment]) == DQN.with_name("ppo.yaml")
     path = tmp_path / "some.yaml"
     path.write_text("environment: CartPole-v1\nalgorithm: {name: dqn, dueling: true}\n")
     assert load_config(["algorithm.name=dqn"], path).algorithm.dueling
-    with pytest.raises(UserError, match=r"^algorithm.dueling: unknown key"):
-        load_config(["algorithm=ppo"], path)
+    assert load_config(["algorithm=ppo"], path).environment.id == "CartPole-v1"
 
 
 WIND = "environment.kwargs.wind_power: {min: 5, max: 11, scale: linear, grow: 1.1}"

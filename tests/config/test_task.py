@@ -86,7 +86,29 @@ def test_a_file_of_ones_own_is_taken_as_it_is_written(tmp_path):
     by_override = read_settings(path, ["environment.id=CartPole-v1"])
     data["environment"]["id"] = "CartPole-v1"
     assert by_override == data, "the same as editing the file"
-    assert source(path, ["environment.id=CartPole-v1"]) == "own.yaml"
+    assert source(path, ["environment.id=CartPole-v1"]) == "own.yaml, as written"
+
+
+@pytest.mark.parametrize("name", ["a3c_atari", "a3c_atari.yaml"])
+def test_another_algorithm_keeps_the_task_and_the_network_of_a_file(name):
+    file, words = configuration_file(name, ["algorithm=impala"]), ["algorithm=impala", "algorithm.gamma=0.9"]
+    assert source(file, words) == (
+        "configs/training/a3c_atari.yaml, without the algorithm, replay, actors and ranges of a3c"
+    )
+    own, other = read_settings(file, []), read_settings(file, words)
+    assert other.pop("algorithm") == {"name": "impala", "gamma": 0.9}
+    del own["algorithm"], own["actors"], own["evolution"]["hyperparameters"]
+    assert other == own
+    assert read_config(file, words).training.target_fitness == 20, "the environment is the same"
+    both = source(file, ["algorithm=impala", "environment=CartPole-v1"])
+    assert both.endswith(" of a3c and the target, lengths and environment settings of ALE/Pong-v5")
+
+
+def test_a_file_that_names_no_algorithm_keeps_what_is_for_any(tmp_path):
+    path = tmp_path / "own.yaml"
+    path.write_text("algorithm: {gamma: 0.9}\nactors: {count: 3}\n")
+    settings = read_settings(path, ["algorithm=a3c"])
+    assert (settings["algorithm"], settings["actors"]) == ({"name": "a3c", "gamma": 0.9}, {"count": 3})
 
 
 def test_a_target_far_above_the_threshold_of_the_environment_is_doubted(tmp_path):

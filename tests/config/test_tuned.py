@@ -40,7 +40,7 @@ def test_a_robot_keeps_the_lengths_but_not_the_target(name):
 @pytest.mark.parametrize(
     "words",
     [["ppo", "environment=Hopper-v5"], ["environment.id=Hopper-v5", "algorithm=ppo"],
-     ["rainbow", "algorithm.name=ppo", "environment={id: Hopper-v5, num_envs: 1}"]],
+     ["dqn", "algorithm.name=ppo", "environment={id: Hopper-v5, num_envs: 1}"]],
 )  # fmt: skip
 def test_an_algorithm_and_a_task_take_the_file_for_both(words):
     file, given = file_and_assignments(words)

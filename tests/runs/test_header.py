@@ -112,7 +112,7 @@ def test_a_run_says_it_in_four_lines(in_directory, capsys):
         "for 120 steps of each agent, without a target",
         "on 1 rank (cpu, 1 thread), in runs/a",
     ]
-    assert lines[0] == "settings: tests/helpers/small.yaml"
+    assert lines[0] == "settings: tests/helpers/small.yaml, as written"
     assert lines[4].startswith("gen 1/")
 
 
