@@ -82,6 +82,7 @@ inline void tile(const float* a, long a_row, long a_column, const float* b, long
     for (int n = 0; n < VECTORS; n++)
       sums[m][n] = start == Start::bias ? all(bias[m]) : start == Start::add ? load(c + m * c_row + LANES * n) : Vec{};
   for (long k = 0; k < depth; k++) {
+    if constexpr (VECTORS == 1) __builtin_prefetch(a + (k + 16) * a_column);  // For few rows, A is all of the traffic.
     Vec columns[VECTORS];
     for (int n = 0; n < VECTORS; n++) columns[n] = load(b + k * b_row + LANES * n);
     for (int m = 0; m < ROWS; m++) {
@@ -103,6 +104,7 @@ void column(const float* a, long a_row, long a_column, const float* b, long b_ro
       tile<ROWS, VECTORS>(a + m * a_row, a_row, a_column, b, b_row, c + m * c_row, c_row, depth, bias ? bias + m : bias,
                           start);
   };
+  if constexpr (VECTORS == 1) next(std::integral_constant<int, 2 * TILE_ROWS>());
   next(std::integral_constant<int, TILE_ROWS>());
   next(std::integral_constant<int, 4>());
   next(std::integral_constant<int, 2>());

@@ -99,8 +99,7 @@ class ImageEncoder:
         if x.device.type != "cpu":
             joined = self._layers(layout.architecture, mine, layout.spans, x.transpose(0, 1).flatten(1, 2), scale)
             return joined.view(batch, agents, -1).transpose(0, 1)
-        # On a CPU, agents run one by one in channels-last layout: 163 ms for 4 agents of 128 frames, against 240 ms for
-        # a grouped convolution.
+        # On a CPU, agents run one by one: 163 ms for 4 agents of 128 frames, against 240 ms for a grouped convolution.
         parts = {name: value.split(1) for name, value in mine.items()}
         names = [name for name, start, stop in layout.spans for _ in range(start, stop)]
         features = [
@@ -108,12 +107,26 @@ class ImageEncoder:
                 layout.architecture,
                 {name: values[agent] for name, values in parts.items()},
                 [(activation, 0, 1)],
-                x[agent].to(self.precision, memory_format=torch.channels_last),
+                self._laid_out(x[agent]),
                 scale,
             )
             for agent, activation in enumerate(names)
         ]
         return torch.stack(features).flatten(2)
+
+    def _laid_out(self, x: Tensor) -> Tensor:
+        """Images [B, C, H, W] in this precision, in the layout in which their convolutions are fastest on a CPU.
+
+        That is channels-last for a loss in float32: 169 us for an Atari frame of A3C's network, forward and backward,
+        against 318, of which torch's own conversion from bytes would add 18. Otherwise it is the one they have: 59 us
+        forward against 77.
+        """
+        if self.precision != torch.float32 or not torch.is_grad_enabled():
+            return x.to(self.precision)
+        laid_out = torch.empty(x.shape, memory_format=torch.channels_last)
+        for channel in range(x.shape[1]):
+            laid_out[:, channel] = x[:, channel]
+        return laid_out
 
     def _layers(
         self, architecture: Architecture, p: Mapping[str, Tensor], spans: Sequence[Span], x: Tensor, scale: float
