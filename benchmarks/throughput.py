@@ -38,7 +38,7 @@ class Trainer:
     def __init__(self, config: AnyConfig) -> None:
         self.config = config
         self.ranks = Ranks(config.run.timeout)
-        self.placement = Placement(self.ranks, config.population.placement, config.population.size)
+        self.placement = Placement(self.ranks, config.population.placement, config.population.agents)
         self.stopwatch = Stopwatch()
         self.environments = make_environments(
             config.environment, self.placement.local_size, config.environment.num_envs, self.ranks.device
@@ -122,7 +122,7 @@ def measure(config: AnyConfig, seconds: float) -> dict[str, object] | None:
         return None
     return {
         "system": "evorl",
-        "population": config.population.size,
+        "population": config.population.agents,
         "processes": trainer.ranks.size,
         "placement": config.population.placement,
         "agent_env_steps_per_s": round(float(counts.steps.sum()) / elapsed, 1),

@@ -39,7 +39,7 @@ def main(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Run:
     ranks = Ranks(config.run.timeout)
     announce(config, ranks)
     seed_process(config.seed, ranks.rank)
-    placement = Placement(ranks, config.population.placement, config.population.size)
+    placement = Placement(ranks, config.population.placement, config.population.agents)
     stopwatch = Stopwatch()
 
     with make_environments(config.environment, 1, 1, ranks.device) as one:

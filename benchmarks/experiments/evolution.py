@@ -30,11 +30,11 @@ GENERATIONS = 20
 def main(arguments: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         config = load_config([*arguments, f"run.directory={directory}", "tracking.backends=[]"], DEFAULT_CONFIG)
-        placement = Placement(Ranks(), config.population.placement, config.population.size)
+        placement = Placement(Ranks(), config.population.placement, config.population.agents)
         environments = Environments(config.environment, 1, 1)
         algorithm = make_algorithm(config, environments.interface)
         experience = algorithm.experience(placement, environments.always_valid, Stopwatch())
-        streams = (config.population.size, config.environment.num_envs)
+        streams = (config.population.agents, config.environment.num_envs)
         flags = torch.zeros(streams, dtype=torch.bool)
         seen = {"observation": torch.randn(*streams, *environments.interface.parts["observation"].shape)}
         transition = Transition(seen, flags, torch.randn(streams), seen, flags, flags, ~flags)
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> None:
             seconds.append(time.perf_counter() - started)
         size = sum(path.stat().st_size for path in next((run.path / "checkpoints").iterdir()).iterdir())
     line = {
-        "agents": config.population.size,
+        "agents": config.population.agents,
         "replay": config.replay.capacity,
         "checkpoint_mb": round(size / 2**20, 2),
         "median_s": round(statistics.median(seconds), 4),

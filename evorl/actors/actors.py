@@ -47,7 +47,7 @@ def max_staleness(config: AnyConfig, algorithm: Algorithm, copies: int, agents: 
     if config.algorithm.replayed:
         updates = steps * pace.updates * _most_updates(config, agents) / pace.steps
         # Each agent has its own update schedule, so every rollout may trigger an update of some agent.
-        behind = math.ceil(waiting * (math.ceil(updates) if config.population.size > 1 else updates))
+        behind = math.ceil(waiting * (math.ceil(updates) if config.population.agents > 1 else updates))
     else:
         # A batch of several rollouts has all its updates at once.
         behind = math.ceil(waiting * steps / pace.steps) * math.ceil(pace.updates)

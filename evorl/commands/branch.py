@@ -19,7 +19,7 @@ from evorl.config.yaml import assignment
 from evorl.envs.generation import MIN_SHARE
 from evorl.runs.launch import check, read_config
 from evorl.runs.reading.trust import refuse_code
-from evorl.runs.storage.checkpoint_files import AGENTS, ELITE, STATE, Checkpoints
+from evorl.runs.storage.checkpoint_files import AGENTS, ELITE, ISLANDS, STATE, Checkpoints
 from evorl.runs.storage.directory import (
     CONFIG,
     LINEAGE,
@@ -145,7 +145,7 @@ def checkpoint_of(run: Path, wanted: int | None, config: AnyConfig) -> tuple[int
             listed = checkpoints.verify(number).keys()
             if missing := {AGENTS, STATE} - listed:
                 raise UserError(f"{checkpoints.path(number)}: lacks {min(missing)}")
-            files = {name: checkpoints.read(number, name) for name in listed & {AGENTS, ELITE, STATE}}
+            files = {name: checkpoints.read(number, name) for name in listed & {AGENTS, ELITE, ISLANDS, STATE}}
             progress = progress_of(files[STATE], str(checkpoints.path(number) / STATE))
         except UserError as error:
             if wanted is not None:
@@ -167,7 +167,7 @@ def checkpoint_of(run: Path, wanted: int | None, config: AnyConfig) -> tuple[int
 def _refuse_an_end(where: str, progress: Progress, config: AnyConfig) -> None:
     """Raise UserError if a branch would end at once."""
     most, steps, way = config.training.max_steps, progress.agent_steps, "raise it, or take an earlier --generation"
-    if progress.is_solved(config):
+    if progress.ends_at_target(config):
         raise UserError(f"training.target_fitness: {where} has reached {config.training.target_fitness:g} there; {way}")
     if most - steps <= MIN_SHARE * config.evolution.steps:
         raise UserError(
@@ -179,7 +179,7 @@ def _refuse_an_end(where: str, progress: Progress, config: AnyConfig) -> None:
 def with_hyperparameters(files: Mapping[str, bytes], names: Sequence[str], config: AnyConfig) -> dict[str, bytes]:
     """The files of agents, in which the hyperparameters of these names have the configured values.
 
-    Those of the elite have them, too: it may become a parent.
+    Those of elites have them, too: they may become parents.
     """
     values = config.algorithm.first_hyperparameters()
 
@@ -189,7 +189,7 @@ def with_hyperparameters(files: Mapping[str, bytes], names: Sequence[str], confi
             agent, hyperparameters={name: each for name, each in hyperparameters.items() if each is not None}
         )
 
-    agents = {file: decode_agents(files[file], file) for file in (AGENTS, ELITE) if file in files and names}
+    agents = {file: decode_agents(files[file], file) for file in (AGENTS, ELITE, ISLANDS) if file in files and names}
     return {file: encode_agents([changed(agent) for agent in members]) for file, members in agents.items()}
 
 

@@ -31,6 +31,9 @@ from evorl.config.fields import (
     without_booleans,
 )
 
+MOST_AGENTS = 1_000
+"""The most agents of a run: all agents of a checkpoint share one header."""
+
 
 def with_dotted_names(ranges: Any) -> Any:
     """Return ranges by dotted name, flattening environment ranges that are given as nested sections."""
@@ -141,9 +144,16 @@ class Evolution(Section):
 class PopulationSettings(Section):
     """The agents and where they train."""
 
-    size: Annotated[int, Field(ge=1, le=1_000)] = 4  # All agents of a checkpoint share one header.
-    """The number of agents. A single one trains on without selection and mutation, as in other libraries; its best
-    state so far is kept as the elite."""
+    size: Annotated[int, Field(ge=1, le=MOST_AGENTS)] = 4
+    """The number of agents. A single one trains on without selection and mutation, as in other
+    libraries; its best state so far is kept as the elite."""
+    islands: Annotated[int, Field(ge=1, le=500)] = 1
+    """Independent populations of `size` agents each, which train side by side: selection, the archive and the replay
+    stay within an island, and the capacity and `learning_starts` of the replay are those of each island."""
+    control: bool = False
+    """Give every island a twin that begins with the same agents and trains on without selection and mutation. At the
+    end, evolution is compared with none over all islands, by an exact test. Such a run goes on to `training.max_steps`
+    when the target is reached."""
     placement: Literal["replicated", "sharded"] = "replicated"
     """`replicated`: every rank trains all agents and gradients are averaged. `sharded`: each trains its share alone."""
     from_: Annotated[UserPath | None, Field(alias="from")] = None
@@ -155,6 +165,34 @@ class PopulationSettings(Section):
     hyperparameters: tuple[Text, ...] = ()
     """With `from`: the names of hyperparameters that agents take from `algorithm` in place of their own. Those that the
     command line or `evorl.train` sets, as in `algorithm.learning_rate=1e-4`, are added."""
+
+    @property
+    def founders(self) -> int:
+        """The number of agents that evolve, of all islands."""
+        return self.size * self.islands
+
+    @property
+    def agents(self) -> int:
+        """The number of all agents, twins included."""
+        return self.founders * (1 + self.control)
+
+    @property
+    def places(self) -> list[slice]:
+        """The places of each population's agents among all: of every island, then of every island's twin."""
+        return [slice(first, first + self.size) for first in range(0, self.agents, self.size)]
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if len(self.places) > 1 and self.size == 1:
+            raise ValueError(
+                "size: 1 leaves nothing to select in an island; use 2 or more, or leave islands and control out"
+            )
+        if self.agents > MOST_AGENTS:
+            twins = ", with as many twins," if self.control else ""
+            raise ValueError(
+                f"islands: {self.islands} of {self.size} agents{twins} are more than {MOST_AGENTS:,} agents"
+            )
+        return self
 
     @model_serializer(mode="wrap")
     def _by_their_keys(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:

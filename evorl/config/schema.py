@@ -137,9 +137,14 @@ class Config(Section, Generic[Settings]):
                 f"checkpoint.minutes: {self.algorithm.name} learns from actors, whose state within a generation cannot "
                 "be saved; leave it out"
             )
-        if size * self.environment.num_envs > MAX_COPIES:
+        if self.population.control and selection.name == "none":
             raise ValueError(
-                f"environment.num_envs: {self.environment.num_envs} for each of {size} agents make more than "
+                "population.control: evolution.selection.name is none, so there is no evolution to compare with none; "
+                "leave one of them out"
+            )
+        if (agents := self.population.agents) * self.environment.num_envs > MAX_COPIES:
+            raise ValueError(
+                f"environment.num_envs: {self.environment.num_envs} for each of {agents} agents make more than "
                 f"{MAX_COPIES} environments"
             )
 

@@ -43,9 +43,9 @@ READ_EVERY = 16
 """Steps after which a GPU is asked whether any evaluation episode goes on."""
 HASH = 0x9E3779B97F4A7C15 - 2**64
 """An odd multiplier of hashes, 2^64 divided by the golden ratio."""
-Purpose = Literal["generation", "confirmation", "measurement"]
-"""The purpose of episodes: the fitness of all agents, the choice of the elite, or an estimate of its
-performance."""
+Purpose = Literal["generation", "confirmation", "measurement", "comparison"]
+"""The purpose of episodes: the fitness of all agents, the choice of the elite, an estimate of its performance, or the
+comparison of evolution with none."""
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ class Evaluator(Closeable):
     def remeasure(
         self, agents: Sequence[Agent], generation: int, purpose: Purpose, first: int, episodes: int
     ) -> NDArray[np.float64]:
-        """Fitness [P, episodes] of one or two agents that every rank holds; all ranks share the episodes.
+        """Fitness [P, episodes] of some agents that every rank holds; all ranks share the episodes.
 
         The agents play the generation's episodes, or fresh ones for another purpose, starting at episode number
         `first`. Fresh episodes are independent: if those of several copies repeat each other, one copy of the main

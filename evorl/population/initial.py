@@ -22,14 +22,16 @@ def initial_population(config: AnyConfig, algorithm: Algorithm) -> list[Agent]:
     """Create the first generation.
 
     Agents differ only in their random weights or, if `evolution.initial` is `sampled`, also in whatever evolution may
-    change: hyperparameters are then drawn from their ranges, and sizes of layers from their limits.
+    change: hyperparameters are then drawn from their ranges, and sizes of layers from their limits. A twin has the
+    same of all these as its island.
     """
     agents, evolution = [], config.evolution
-    for id in range(config.population.size):
-        generator = torch_generator(config.seed, generation=0, rank=id, purpose="first parameters")
+    for id in range(config.population.agents):
+        founder = id % config.population.founders
+        generator = torch_generator(config.seed, generation=0, rank=founder, purpose="first parameters")
         agent = _founder(id, config, algorithm)
         if evolution.initial == "sampled":
-            rng = numpy_generator(config.seed, generation=0, rank=id, purpose="first hyperparameters")
+            rng = numpy_generator(config.seed, generation=0, rank=founder, purpose="first hyperparameters")
             agent.hyperparameters |= sample_hyperparameters(evolution.hyperparameters or {}, rng)
             if evolution.mutation.architecture > 0:
                 agent.architectures = {
@@ -54,7 +56,7 @@ def _founder(id: int, config: AnyConfig, algorithm: Algorithm) -> Agent:
 
 def check_memory(config: AnyConfig, algorithm: Algorithm) -> None:
     """Raise UserError if this process's agents, with Adam's moments and target networks, do not fit into memory."""
-    agents = 1 if config.population.placement == "sharded" else config.population.size
+    agents = 1 if config.population.placement == "sharded" else config.population.agents
     numbers = 0
     for spec in algorithm.networks.values():
         sizes, copies = spec.architecture.sizes(), 4 if spec.target is not None else 3

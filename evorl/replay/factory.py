@@ -32,16 +32,18 @@ def replay_experience(
     normalized: Sequence[str],
     sequences: tuple[int, int] | None,
 ) -> ReplayExperience:
-    """Build this rank's part of the replay; `capacity` and `learning_starts` are divided over the ranks.
+    """Build this rank's part of the replay; an island's `capacity` and `learning_starts` are divided over the ranks.
 
     `returns` computes the algorithm's n-step returns; agents normalise the observation parts in `normalized`, and
     recurrent ones learn from `sequences` (length, burn-in). Raises UserError if memory is insufficient or the
     rank's part is too small for such windows.
     """
     ranks, replay = placement.ranks, config.replay
-    share = max(1, replay.capacity // ranks.size)
-    lanes = placement.local_size * config.environment.num_envs
-    storage = make_replay(share, lanes, interface, action, ranks.device, ranks.on_host)
+    # The agents of a population that is divided over ranks share a replay only within a rank.
+    populations, sharing = len(config.population.places), min(config.population.size, placement.local_size)
+    share = max(1, replay.capacity * populations // ranks.size)
+    islands, lanes = placement.local_size // sharing, placement.local_size * config.environment.num_envs
+    storage = make_replay(share, lanes, interface, action, ranks.device, ranks.on_host, islands)
     prioritised, split = replay.prioritised is not None or not replay.shared, config.algorithm.split_batches
     period = 1 if config.actors is None else int(config.algorithm.sent_steps)
     builder = BatchBuilder(storage, replay.n_step, returns)
@@ -52,7 +54,7 @@ def replay_experience(
     sampler: Sampler = UniformSampler(storage, **common)
     if prioritised:
         # Per-agent replay without prioritisation has equal priorities.
-        size = PriorityTree.memory(placement.local_size, storage.size)
+        size = PriorityTree.memory(placement.local_size, storage.size // islands)
         check_room(size, "replay.capacity: priorities", copies=1, processes=ranks.on_host)
         rows = steps_of_generation(config, placement.copies, period)
         sampler = PrioritisedSampler(
@@ -65,13 +67,15 @@ def replay_experience(
             **common,
         )
     parts = {name: interface.parts[name] for name in normalized}
-    statistics = ObservationStatistics(parts, placement.gather_copies, stopwatch, replay.shared)
+    statistics = ObservationStatistics(parts, placement.gather_copies, stopwatch, sharing if replay.shared else 1)
     return (ReplayExperience if config.actors is None else ReceivedTransitions)(
         storage,
         builder,
         sampler,
         statistics,
-        learning_starts=min(replay.learning_starts * placement.copies // ranks.size, share * placement.copies),
+        learning_starts=min(
+            replay.learning_starts * populations * placement.copies // ranks.size, share * placement.copies
+        ),
         # Ranks that exchange priorities learn each other's sizes anyway and need no lockstep.
         lockstep=always_valid and not prioritised and config.actors is None,
         reward_clip=config.algorithm.reward_clip,
@@ -83,7 +87,13 @@ def replay_experience(
 
 
 def make_replay(
-    capacity: int, lanes: int, interface: EnvSpec, action: Field, device: torch.device, ranks_on_host: int = 1
+    capacity: int,
+    lanes: int,
+    interface: EnvSpec,
+    action: Field,
+    device: torch.device,
+    ranks_on_host: int = 1,
+    islands: int = 1,
 ) -> Storage:
     """Allocate a storage of `capacity` transitions from `lanes` environments, at least one row of them.
 
@@ -97,4 +107,4 @@ def make_replay(
     empty = None if on_cpu else lambda shape, dtype: torch.empty(shape, dtype=dtype, device=meta)
     size = Storage(rows, lanes, parts, columns, meta, empty=empty).memory
     check_room(size, "replay.capacity", copies=1, device=device, processes=ranks_on_host if on_cpu else 1)
-    return Storage(rows, lanes, parts, columns, device)
+    return Storage(rows, lanes, parts, columns, device, islands=islands)

@@ -24,15 +24,18 @@ SEEN, VALID = "seen.", "valid"
 class ObservationStatistics:
     """Merges observations of all ranks that hold the agents into the statistics by which agents normalise them.
 
-    If `shared`, every agent normalises by the observations of all agents on this rank; otherwise each by its own. A
+    Every agent normalises by the observations of all agents on this rank that share theirs with it, or by its own. A
     replay adds single steps, which are merged every `EVERY` steps: ranks take equally many, so they merge together.
     """
 
-    def __init__(self, parts: ObservationSpecs, gather: Gather, stopwatch: Stopwatch, shared: bool = False) -> None:
-        """`parts` are the observation parts to normalise; `gather` reaches all ranks that hold the same agents."""
+    def __init__(self, parts: ObservationSpecs, gather: Gather, stopwatch: Stopwatch, sharing: int = 1) -> None:
+        """`parts` are the observation parts to normalise; `gather` reaches all ranks that hold the same agents.
+
+        Each `sharing` agents, one after another, share their observations.
+        """
         self._parts = parts
         self._gather = gather
-        self._shared = shared
+        self._sharing = sharing
         self._stopwatch = stopwatch
         self._policy: ActingAgents
         self._seen: list[Tensors] = []
@@ -61,9 +64,8 @@ class ObservationStatistics:
 
     def merge(self, observation: Tensors, valid: Tensor) -> None:
         """Merge the `valid` [P, T, E] ones of observations [P, T, E, ...]."""
-        weight, agents = valid.flatten(1), np.arange(len(valid))
-        if self._shared:
-            weight, agents = weight.reshape(1, -1), np.zeros(len(valid), np.intp)
+        agents = np.arange(len(valid)) // self._sharing
+        weight = valid.reshape(len(valid) // self._sharing, -1)
         for name, part in self._parts.items():
             values = as_numbers(observation[name], part)
             with self._stopwatch("communication"):

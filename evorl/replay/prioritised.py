@@ -1,6 +1,7 @@
 """Prioritised replay over all ranks (arXiv 1511.05952): sum trees, and the sampler that keeps each step's priorities.
 
-Axes: U updates, P agents, B batch, R ranks; N leaves of a tree or lanes, S steps of some rows, K steps at once.
+Axes: U updates, P agents, B batch, R ranks; N leaves of a tree or lanes, S steps of an island in some rows, K steps at
+once.
 """
 
 from __future__ import annotations
@@ -194,15 +195,18 @@ class PrioritisedSampler(Sampler):
             prioritised = Prioritised(exponent=0, importance_exponent=ImportanceExponent(start=0, end=0))
         self._exponent, self._importance = prioritised.exponent, prioritised.importance_exponent
         self._generation_steps, self._importance_steps = generation_steps, self._importance.steps or max_steps
-        self.tree = PriorityTree(agents, storage.size)
+        self.tree = PriorityTree(agents, storage.size // storage.islands)
+        """A leaf is the number of a step within the agent's island."""
         self.maximum = np.full(agents, FIRST_PRIORITY)
         """The largest priority [P] ever set."""
         self._oldest = 0
         """Number of the first row with priorities."""
         self._newest = 0
         """Number of the first row without priorities yet."""
-        owner = np.arange(storage.lanes) * agents // storage.lanes
-        self._may_draw = (owner == np.arange(agents)[:, None]) | shared
+        sharing = agents // storage.islands
+        self._island = np.arange(agents) // sharing
+        owner = np.arange(storage.width) * sharing // storage.width
+        self._may_draw = (owner == np.arange(agents)[:, None] % sharing) | shared
         self._ids: list[int] = []
         """The agents that the priorities belong to."""
         self._pending: PendingErrors | None = None
@@ -298,7 +302,7 @@ class PrioritisedSampler(Sampler):
         active = torch.zeros(updates, agents, device=device)
         self._pending = PendingErrors(index, in_share, newest, self._oldest, td_errors, active)
         weights = [_by_update(values.astype(np.float32), device) for values in (weight, share)]
-        return Draws(_by_update(index, device), *weights)
+        return Draws(self._storage.index_in_islands(_by_update(index, device)), *weights)
 
     def observe(self, update: int, result: UpdateResult) -> None:
         """Buffer the td_errors of an update of the last draw; they become priorities before the next draw.
@@ -324,7 +328,7 @@ class PrioritisedSampler(Sampler):
         self._set_priorities()
         self._drop()
         self._add_rows()
-        held = rows_held(self._storage.written, self._storage.ring) * self._storage.lanes
+        held = rows_held(self._storage.written, self._storage.ring) * self._storage.width
         return {
             "priorities": torch.from_numpy(self.tree.leaves[:, :held].copy()),
             "priorities.maximum": torch.from_numpy(self.maximum.copy()),
@@ -333,7 +337,7 @@ class PrioritisedSampler(Sampler):
 
     def load_state_dict(self, state: Tensors) -> None:
         storage, agents = self._storage, len(self.maximum)
-        held = rows_held(storage.written, storage.ring) * storage.lanes
+        held = rows_held(storage.written, storage.ring) * storage.width
         expected = {
             "priorities": ((agents, held), torch.float64),
             "priorities.maximum": ((agents,), torch.float64),
@@ -366,7 +370,7 @@ class PrioritisedSampler(Sampler):
         index, flat = pending.index[:, updates], (len(self._ids), -1)
         if self._oldest > pending.oldest:
             # Steps whose rows were overwritten since the draw belong to other transitions now.
-            row = pending.newest - (pending.newest - index // self._storage.lanes) % self._storage.ring
+            row = pending.newest - (pending.newest - index // self._storage.width) % self._storage.ring
             where = where & (row >= self._oldest)
         self.set(index.reshape(flat), priority.reshape(flat), where.reshape(flat))
 
@@ -390,10 +394,11 @@ class PrioritisedSampler(Sampler):
         # A ring with fewer rows has kept only the last of them.
         wanted = wanted[max(0, len(wanted) - count) :]
         unknown = np.full((count - len(wanted), storage.lanes), np.nan)
-        flat, rows = np.concatenate([unknown, wanted]).reshape(-1), list(self._rows(self._newest, storage.written))
-        pieces = np.split(flat, np.cumsum([stop - start for start, stop, _ in rows])[:-1]) if rows else []
+        known, rows = np.concatenate([unknown, wanted]), list(self._rows(self._newest, storage.written))
+        ends = np.cumsum([(stop - start) // storage.width for start, stop, _ in rows])[:-1]
+        pieces = [self._by_agent(part) for part in np.split(known, ends)] if rows else []
         for (_, _, mask), values in zip(rows, pieces, strict=True):
-            largest = np.max(np.broadcast_to(values, mask.shape), 1, where=mask & np.isfinite(values), initial=0.0)
+            largest = np.max(values, 1, where=mask & np.isfinite(values), initial=0.0)
             self.maximum = np.maximum(self.maximum, largest)
         for (start, stop, mask), values in zip(rows, pieces, strict=True):
             new: Floats = np.where(np.isfinite(values), values, self.maximum[:, None])
@@ -401,22 +406,30 @@ class PrioritisedSampler(Sampler):
         self._newest = storage.written
 
     def _rows(self, first: int, last: int) -> Iterator[tuple[int, int, NDArray[np.bool_]]]:
-        """Yield index ranges of the rows `first` to `last`, with the mask [P, S] of steps that each agent may draw."""
+        """Yield ranges of leaves of the rows `first` to `last`, with the mask [P, S] of those each agent may draw."""
         storage = self._storage
         for start, stop in self._pieces(first, last):
-            mask = np.tile(self._may_draw, (stop - start) // storage.lanes)
-            if storage.gaps:
-                mask &= storage.flags["valid"].view(-1)[start:stop].cpu().numpy()
+            mask = np.tile(self._may_draw, (stop - start) // storage.width)
+            if storage.gaps.any():
+                valid = storage.flags["valid"][start // storage.width : stop // storage.width]
+                mask &= self._by_agent(valid.cpu().numpy())
             yield start, stop, mask
 
+    def _by_agent(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Of values [rows, N], those of each agent's island [P, S]."""
+        islands = self._storage.islands
+        parts = values.reshape(len(values), islands, -1).swapaxes(0, 1).reshape(islands, -1)
+        by_agent: NDArray[Any] = parts[self._island]
+        return by_agent
+
     def _pieces(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """Yield contiguous index ranges of the rows `first` to `last` (excluded)."""
-        ring, lanes = self._storage.ring, self._storage.lanes
+        """Yield contiguous ranges of leaves of the rows `first` to `last` (excluded)."""
+        ring, width = self._storage.ring, self._storage.width
         first = max(first, last - ring)
         while first < last:
             row = first % ring
             count = min(last - first, ring - row)
-            yield row * lanes, (row + count) * lanes
+            yield row * width, (row + count) * width
             first += count
 
 

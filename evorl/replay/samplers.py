@@ -138,13 +138,14 @@ def share_of_draws(
 
 
 class UniformSampler(Sampler):
-    """Every transition of the union is equally likely.
+    """Every transition of the union of an agent's island is equally likely.
 
     Batches are as wide as the largest share of any agent. Each draw has weight R / draws, so that the mean over ranks
     of the weighted sums is the mean over the agent's draws from the union.
     """
 
-    _sizes: NDArray[np.int64]
+    _sizes: NDArray[np.int64] | NDArray[np.float64]
+    """The transitions of each rank [R], or of each rank that an agent may draw [R, P]."""
     _own: torch.Generator
 
     def begin(self, agents: Sequence[Agent], generation: int, ranks: int) -> None:
@@ -154,8 +155,13 @@ class UniformSampler(Sampler):
         )
         self._generators["own"] = self._own
 
+    def local_totals(self) -> NDArray[np.float64]:
+        islands = self._storage.drawable_of_islands
+        return islands.astype(np.float64) if len(islands) > 1 else np.zeros(0)
+
     def sync(self, sizes: NDArray[np.int64], steps: NDArray[np.float64], totals: NDArray[np.float64]) -> None:
-        self._sizes = sizes
+        # Ranks in lockstep have equal parts of every island.
+        self._sizes = totals.repeat(len(steps) // totals.shape[1], 1) if totals.size else sizes
 
     def draw(self, updates: int) -> Draws:
         agents = len(self._draws)

@@ -1,7 +1,7 @@
 """Ring buffer of transitions from many environments, in preallocated memory.
 
-Axes: T rows of the ring, one for each step of all lanes; N lanes, each one environment of one agent; B batch; F
-frames of a stack.
+Axes: T rows of the ring, one for each step of all lanes; N lanes, each one environment of one agent; I islands of
+agents, which have equally many of the lanes, one after another; P agents, B batch; F frames of a stack.
 
 Rows are numbered from the start of the storage. Index t * N + n holds lane n's observation before a step, and the
 step's results. It keeps its number until the ring wraps around, so priorities, sequences and n-step returns are
@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from evorl.envs.spaces import ObservationSpec
@@ -68,12 +69,15 @@ class Storage:
         device: torch.device,
         *,
         empty: Empty | None = None,
+        islands: int = 1,
     ) -> None:
         """Allocate `rows` steps, plus the rows before and after that their observations need, with `empty`.
 
         The second ring is allocated with `empty`, or else with the first observation that it takes.
         """
         self.rows, self.lanes, self.device = rows, lanes, device
+        self.islands, self.width = islands, lanes // islands
+        """I, and the lanes of each island."""
         self.parts = dict(observation)
         self.fields = dict(columns)
         self.depth = max([1, *(part.frames for part in self.parts.values())])
@@ -97,7 +101,7 @@ class Storage:
         """Observation parts: T * N for the steps, one of zeros, and T * N of the second ring."""
         self._has_finals = empty is not None
         self._allocate()
-        self._invalid = np.zeros(self.ring, dtype=np.int64)
+        self._invalid = np.zeros((self.ring, islands), dtype=np.int64)
         self._everyone = torch.ones(lanes, dtype=torch.bool)
         self.clear()
 
@@ -119,8 +123,8 @@ class Storage:
 
     def clear(self) -> None:
         """Empty the storage; the next row is row 0."""
-        self.gaps = 0
-        """Number of steps among the newest `rows` that are not valid."""
+        self.gaps = np.zeros(self.islands, dtype=np.int64)
+        """Numbers of steps [I] among the newest `rows` that are not valid."""
         self.written = 0
         """Total number of rows written."""
         self.oldest = 0
@@ -131,7 +135,12 @@ class Storage:
 
     @property
     def drawable(self) -> int:
-        return (self.written - self.oldest) * self.lanes - self.gaps
+        return int(self.drawable_of_islands.sum())
+
+    @property
+    def drawable_of_islands(self) -> NDArray[np.int64]:
+        """The numbers of steps [I] that can be drawn."""
+        return (self.written - self.oldest) * self.width - self.gaps
 
     @property
     def full(self) -> bool:
@@ -186,7 +195,7 @@ class Storage:
             age = self.flags["age"]
             age[row] = (age[row - 1] + 1).clamp_(max=self.depth - 1).masked_fill_(started.to(self.device), 0)
         self._was_valid = self._everyone if whole else valid.clone()
-        self._advance(0 if whole else int((~valid).sum()))
+        self._advance(0 if whole else self._by_island(~valid))
 
     def write_step(self, transition: Transition, columns: Mapping[str, Tensor]) -> None:
         """Append a step of environments [P, E], which are the N lanes, with `columns` [P, E, ...]."""
@@ -228,15 +237,20 @@ class Storage:
         self.flags["valid"][row] = self.flags["final"][row] = False
         self.flags["boundary"][row] = True
         self.flags["age"][row] = age
-        self._advance(self.lanes)
+        self._advance(self.width)
 
-    def _advance(self, invalid: int) -> None:
-        """Count a row that was written, with this many invalid steps, and drop the oldest row if the ring is full."""
+    def _by_island(self, flags: Tensor) -> NDArray[np.int64]:
+        """The numbers [..., I] of flags [..., N] that are set."""
+        counts: NDArray[np.int64] = flags.unflatten(-1, (self.islands, self.width)).sum(-1).numpy()
+        return counts
+
+    def _advance(self, invalid: NDArray[np.int64] | int) -> None:
+        """Count a row that was written, with so many invalid steps [I], and drop the oldest row if the ring is full."""
         self._invalid[self.written % self.ring] = invalid
         self.gaps += invalid
         self.written += 1
         if self.written - self.rows > self.oldest:
-            self.gaps -= int(self._invalid[self.oldest % self.ring])
+            self.gaps -= self._invalid[self.oldest % self.ring]
             self.oldest += 1
 
     def _keep_final(self, lanes: Tensor) -> None:
@@ -333,32 +347,51 @@ class Storage:
         return torch.minimum(cut.byte().argmax(-1), since_oldest)
 
     def draw(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        """Indices of this shape, drawn uniformly and with replacement from those that can be drawn.
+        """Indices of this shape [..., P, B], drawn uniformly and with replacement from those that can be drawn.
 
-        Invalid ones are rejected and drawn again, which leaves all valid ones equally likely. Those that `ROUNDS`
-        rounds have left come from a list of the valid ones. Indices are arbitrary where none can be drawn.
+        An agent draws those of its own island. Invalid ones are rejected and drawn again, which leaves all valid ones
+        equally likely. Those that `ROUNDS` rounds have left come from a list of the valid ones. Indices are arbitrary
+        where an island has none that can be drawn.
         """
-        first, count = self.oldest % self.ring * self.lanes, (self.written - self.oldest) * self.lanes
+        first, count = self.oldest % self.ring * self.lanes, (self.written - self.oldest) * self.width
+        *updates, agents, draws = shape
 
-        def drawn(below: int) -> Tensor:
-            return torch.randint(below, shape, generator=generator, device=self.device)
+        def drawn(below: int, agents: int = agents) -> Tensor:
+            return torch.randint(below, (*updates, agents, draws), generator=generator, device=self.device)
 
-        index = (drawn(max(1, count)) + first).remainder_(self.size)
-        if not self.gaps or not self.drawable:
+        def drawn_index() -> Tensor:
+            return self.index_in_islands(drawn(max(1, count))).add_(first).remainder_(self.size)
+
+        index = drawn_index()
+        if not self.gaps.any() or not self.drawable:
             return index
         valid = self._flat["valid"]
         for _ in range(ROUNDS):
             rejected = ~valid[index]
             if not rejected.any():
                 return index
-            index = torch.where(rejected, (drawn(count) + first).remainder_(self.size), index)
-        return torch.where(valid[index], index, self.valid_index()[drawn(self.drawable)])
+            index = torch.where(rejected, drawn_index(), index)
+        lists = [self.valid_index(number) for number in range(self.islands)]
+        listed = [
+            indices[drawn(len(indices), agents // self.islands)] if len(indices) else part
+            for indices, part in zip(lists, index.chunk(self.islands, -2), strict=True)
+        ]
+        return torch.where(valid[index], index, torch.cat(listed, -2))
 
-    def valid_index(self) -> Tensor:
-        """All indices [B] that can be drawn, oldest first."""
+    def index_in_islands(self, number: Tensor) -> Tensor:
+        """The indices [..., P, B] of steps that have these numbers [..., P, B] within the islands of P agents."""
+        if self.islands == 1:
+            return number
+        agents = number.shape[-2]
+        island = torch.arange(agents, device=number.device).unsqueeze(-1) // (agents // self.islands)
+        return number // self.width * self.lanes + island * self.width + number % self.width
+
+    def valid_index(self, island: int | None = None) -> Tensor:
+        """All indices [B] that can be drawn, or those of one island, oldest first."""
         numbers = torch.arange(self.oldest * self.lanes, self.written * self.lanes, device=self.device)
         index = numbers.remainder_(self.size)
-        return index[self._flat["valid"][index]]
+        valid = self._flat["valid"][index]
+        return index[valid if island is None else valid & (index % self.lanes // self.width == island)]
 
     def state_dict(self) -> Tensors:
         """Written rows of the ring, its counters, and the L observations of the second ring [L, ...], as `last.`."""
@@ -384,8 +417,8 @@ class Storage:
         for name, data in self._data.items():
             data[at] = tensors[f"last.{name}"].to(self.device)
         valid = tensors["valid"].cpu()
-        self._invalid[:held] = (~valid).sum(1).numpy()
-        self.gaps = int(self._invalid[np.arange(self.oldest, self.written) % self.ring].sum())
+        self._invalid[:held] = self._by_island(~valid)
+        self.gaps = self._invalid[np.arange(self.oldest, self.written) % self.ring].sum(0)
         self._was_valid = valid[self.newest_row].clone()
 
     def _stores(self) -> Tensors:

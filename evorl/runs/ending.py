@@ -7,6 +7,7 @@ from typing import Any
 from evorl.config import AnyConfig
 from evorl.config.errors import on_one_line
 from evorl.distributed import Ranks
+from evorl.runs.agents.comparison import comparison_of, episodes_of
 from evorl.runs.storage.progress import Progress
 from evorl.system.plugins import described
 from evorl.system.signals import Interrupted
@@ -32,6 +33,11 @@ def summary_of(progress: Progress, config: AnyConfig, ranks: int, ended: str, be
         "evaluation_steps": progress.evaluation_steps,
         "wall_clock_seconds": progress.wall_clock_seconds,
         "ranks": ranks,
+        **(
+            {"comparison": comparison_of(progress.pairs, episodes_of(config)) if progress.pairs else None}
+            if config.population.control
+            else {}
+        ),
         "ended": ended,
         "because": because or None,
     }

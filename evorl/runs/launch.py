@@ -234,10 +234,13 @@ def check(config: AnyConfig, trains: bool = True, ranks: int | None = None) -> A
     _check_names(config)
     if trains:
         _check_training(config, ranks)
-    size = config.population.size
-    if config.population.placement == "sharded" and size % ranks:
+    population = config.population
+    several = len(population.places) > 1
+    parts = len(population.places) if several else population.size
+    if population.placement == "sharded" and parts % ranks:
+        name, kind = ("islands", "islands and twins") if several else ("size", "agents")
         raise UserError(
-            f"population.size: {size} agents cannot be divided over {ranks} processes with population.placement: "
+            f"population.{name}: {parts} {kind} cannot be divided over {ranks} processes with population.placement: "
             f"sharded; use a multiple of {ranks}"
         )
     if is_tensor(config.environment.id) and config.actors is not None:
@@ -289,7 +292,7 @@ def _try_environment(config: AnyConfig, trains: bool, ranks: int) -> None:
     copies = 1 if config.population.placement == "sharded" else ranks
     device = device_of(config.environment)
     if trains:
-        agents = config.population.size // (1 if copies == ranks else ranks)
+        agents = config.population.agents // (1 if copies == ranks else ranks)
         # The elite and its challenger play in as many copies at once as there are, and in two at least.
         reserve(config.environment, max(2, agents * config.environment.num_envs), device)
     with make_environments(config.environment, 1, 1, device) as one:
@@ -361,6 +364,11 @@ def _check_game(config: AnyConfig, trains: bool) -> None:
         if RATING in config.evolution.fitness:
             raise UserError(f"evolution.fitness: {id} is not a two-player game, so nobody has a rating; use return")
         return
+    if len(config.population.places) > 1:
+        raise UserError(
+            f"population.islands: {id} is a game, whose agents meet each other and are rated together; leave islands "
+            "and control out"
+        )
     league = config.league or LeagueSettings()
     check_name("league.matchmaking", league.matchmaking, MATCHMAKING)
     _check_both_seats(config, league)

@@ -28,6 +28,8 @@ from evorl.networks import small_image_setting
 from evorl.population import Learner, Policy
 from evorl.population.evaluation import Evaluator
 from evorl.replay import Experience
+from evorl.runs.agents.comparison import compare
+from evorl.runs.agents.elite import Elite
 from evorl.runs.agents.fitness import Fitness, generation_fitness
 from evorl.runs.agents.opponents import Opponent, Task, load_benchmark
 from evorl.runs.agents.transfer import first_agents
@@ -39,7 +41,7 @@ from evorl.runs.output.logger import EVALUATION, Logger
 from evorl.runs.output.metrics import Counts, RecentEpisodes
 from evorl.runs.storage.checkpoint import CheckpointManager, Part
 from evorl.runs.storage.directory import RunDirectory, from_here
-from evorl.runs.storage.progress import Position, Progress
+from evorl.runs.storage.progress import Island, Position, Progress
 from evorl.seeding import derive_seed, numpy_generator, torch_generator
 from evorl.system.console import WarnOnce, say
 from evorl.system.files import digest
@@ -148,7 +150,7 @@ class Run:
             # The settings may be those of a branch, but this run begins anew.
             run = config.run.model_copy(update={"branch_of": None})
             self.config = config = config.model_copy(update={"run": run})
-            self.progress = Progress(next_id=config.population.size)
+            self.progress = Progress.of_new_run(config)
             self.agents = first_agents(config, algorithm, self.ranks)
         else:
             self.progress, self.agents = restored
@@ -190,7 +192,12 @@ class Run:
     def finished(self) -> bool:
         """True if the target is reached, the steps are used up, or a callback stopped the run; same on all ranks."""
         spent = self.progress.generation > 0 and self._whole_plan.is_spent(self._steps_left)
-        return self.progress.solved or spent or bool(self._stopped)
+        return self.progress.ends_at_target(self.config) or spent or bool(self._stopped)
+
+    @property
+    def _islands(self) -> list[tuple[Island, slice]]:
+        """The state of each island, with the places of its agents."""
+        return list(zip(self.progress.islands, self.config.population.places, strict=False))
 
     @property
     def _steps_left(self) -> int:
@@ -381,6 +388,13 @@ class Run:
             self.config, policy, trained, evaluator, self.generation, counts.train_return, counts.train_episodes
         )
         self.progress.solved = elite.compete(self.config, trained, fitness, evaluator, self.generation)
+        for island, place in self._islands:
+            if island.elite is not None:
+                island.elite.compete(self.config, trained, fitness, evaluator, self.generation, place)
+        self.progress.pairs = []
+        if self.config.population.control and self._whole_plan.is_spent(self._steps_left - int(counts.steps.mean())):
+            self.progress.pairs = compare(self.config, trained, evaluator, self.generation)
+        elite.evaluation_steps += evaluator.pop_steps()
         if self.league is not None:
             elite.evaluation_steps += self.league.pop_steps()
         return fitness
@@ -422,15 +436,13 @@ class Run:
         progress.global_steps += int(counts.steps.sum())
         progress.evaluation_steps += progress.elite.evaluation_steps
         progress.wall_clock_seconds = self._wall_clock_seconds()
-        progress.rank_correlation = rank_correlation(trained)
         spent = progress.agent_steps / self.config.training.max_steps
-        evolution = self.config.evolution
-        if (
-            progress.selection_began is None
-            and selects(evolution, len(trained))
-            and begins(evolution, self.generation, progress.rank_correlation, spent)
-        ):
-            progress.selection_began = self.generation
+        evolution, size = self.config.evolution, self.config.population.size
+        for island, place in self._islands:
+            island.rank_correlation = rank_correlation(trained[place])
+            begun = begins(evolution, self.generation, island.rank_correlation, spent)
+            if island.selection_began is None and selects(evolution, size) and begun:
+                island.selection_began = self.generation
         seconds = {"training": self._training_seconds, **self.stopwatch.seconds}
         self.stopwatch.clear()
 
@@ -448,27 +460,37 @@ class Run:
 
         Raises UserError on all ranks if a fault has stopped every agent.
         """
-        progress, generation, elite = self.progress, self.generation, self.progress.elite
-        if all(agent.fault for agent in trained):
-            faults = "; ".join(f"agent {agent.id}: {agent.fault}" for agent in trained[:4])
+        progress, generation = self.progress, self.generation
+        population, seed = self.config.population, self.config.seed
+        for place in population.places:
+            if not all(agent.fault for agent in trained[place]):
+                continue
+            whom = "agents" if len(population.places) == 1 else "agents of an island, or of a twin,"
+            faults = "; ".join(f"agent {agent.id}: {agent.fault}" for agent in trained[place][:4])
             raise UserError(
-                f"all agents were lost in generation {generation} ({faults}); lower algorithm.learning_rate, scale "
+                f"all {whom} were lost in generation {generation} ({faults}); lower algorithm.learning_rate, scale "
                 "rewards to about 1, or set algorithm.reward_clip or max_grad_norm",
                 reported_elsewhere=not self.ranks.is_main,
             )
         if not self.ranks.is_main:
             return []
-        evolved = evolve(
-            trained,
-            Context(self.config.evolution, self.algorithm.networks),
-            progress.next_id,
-            numpy_generator(self.config.seed, generation=generation, rank=0, purpose="evolution"),
-            elite.competing(self.config, generation),
-            generation,
-            elite.generation,
-            selects=progress.selection_began is not None,
-        )
-        progress.next_id = max(progress.next_id, 1 + max(agent.id for agent in evolved))
+        evolved: list[Agent] = []
+        context = Context(self.config.evolution, self.algorithm.networks)
+        # A twin has no elite, and its selection never begins: it only loses agents to faults.
+        twins = [Island(elite=Elite()) for _ in population.places[population.islands :]]
+        for number, (island, place) in enumerate(zip([*progress.islands, *twins], population.places, strict=True)):
+            elite = island.elite or progress.elite
+            evolved += evolve(
+                trained[place],
+                context,
+                progress.next_id,
+                numpy_generator(seed, generation=generation, rank=number, purpose="evolution"),
+                elite.competing(self.config, generation),
+                generation,
+                elite.generation,
+                selects=island.selection_began is not None,
+            )
+            progress.next_id = max(progress.next_id, 1 + max(agent.id for agent in evolved))
         return evolved
 
     def checkpoint(self, evolved: list[Agent]) -> list[Agent]:

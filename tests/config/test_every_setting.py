@@ -173,6 +173,8 @@ ACTS = {
     "replay.prioritised.importance_exponent.steps": Trains("prioritised", "10"),
     "replay.shared": Trains("dqn", "false"),
     "population.size": Trains("dqn", "3"),
+    "population.islands": "runs/test_islands.py::test_agents_draw_no_transition_of_another_island",
+    "population.control": "runs/test_islands.py::test_twins_stay_what_they_were_and_islands_keep_to_themselves",
     "population.placement": "distributed/test_ranks.py::test_sharded_ranks_train_their_own_agents_and_evolve_together",
     "population.from": "runs/test_transfer.py::test_population_from_begins_with_the_elite",
     "evaluation.environment.id": "runs/test_fitness.py::test_an_environment_of_evaluation_fits_that_of_training",

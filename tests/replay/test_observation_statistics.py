@@ -35,7 +35,7 @@ def watching(gather, shared, count, rank=0):
         heard.append((now, part, moments))
 
     parts = {"observation": vector(D)}
-    buffer = ObservationStatistics(parts, gather, Stopwatch(), shared)
+    buffer = ObservationStatistics(parts, gather, Stopwatch(), P if shared else 1)
     buffer.begin(SimpleNamespace(update_observation_stats=take))
     for now, transition in enumerate(steps_of(rank, count), 1):  # noqa: B007
         buffer.add(transition)

@@ -282,6 +282,7 @@ class Elite:
         fitness: Fitness,
         evaluator: Evaluator,
         generation: int,
+        island: slice | None = None,
     ) -> bool:
         """Assign the `fitness` [P] to the agents, and let the best one challenge the elite.
 
@@ -290,12 +291,17 @@ class Elite:
         The elite plays the generation's episodes, and so does the best agent unless evaluation has played them with it.
         If the elite loses, both play fresh episodes. The winner is then measured, and tested for the target, on
         separate episodes. Returns True if the target is reached.
+
+        The elite of an `island` is challenged by the best of the agents in these places, and only competes as a parent:
+        it is neither measured nor tested.
         """
         for agent, value in zip(agents, fitness.mean, strict=True):
             agent.fitness = float(value) if np.isfinite(value) and agent.fault is None else None
-        note_ranks(agents, config.evolution)
+        if island is None:
+            for population in config.population.places:
+                note_ranks(agents[population], config.evolution)
         self.see(fitness.seen)
-        leader = max(range(len(agents)), key=lambda index: _by_fitness(agents[index]))
+        leader = max(range(len(agents))[island or slice(None)], key=lambda index: by_fitness(agents[index]))
         best, episodes, confirms = agents[leader], config.evaluation.episodes, config.evaluation.confirmation_episodes
         self.parents = decode_agents(self.payload, "the elite") if self.payload else []
         players = [best, *self.parents] if fitness.evaluated is None else self.parents
@@ -327,12 +333,13 @@ class Elite:
         solved = False
         if won:
             self.parents, self.training_fitness = [], best.fitness if fitness.by_training else None
-        if won or self.parents:
+        if island is None and (won or self.parents):
             solved = self._test(config, self.parents or [best], played[0 if won else 1], evaluator, generation, agents)
-        if won and self.score:
+        if won and (self.score or island is not None):
             # Store the measured mean: the mean over the episodes that selected it is biased upwards. Later episodes do
             # not change it, since the file would change with it in each generation.
-            self.payload = encode_agents([replace(best, fitness=self.score.mean)])
+            measured = self.score.mean if self.score and island is None else best.fitness
+            self.payload = encode_agents([replace(best, fitness=measured)])
         self.evaluation_steps, self.repeats = evaluator.pop_steps(), evaluator.repeats
         return solved
 
@@ -378,6 +385,6 @@ class Elite:
         return play
 
 
-def _by_fitness(agent: Agent) -> tuple[bool, float, int]:
+def by_fitness(agent: Agent) -> tuple[bool, float, int]:
     """The sort key of an agent: by fitness, and among equals by id, so that the newest comes last."""
     return agent.fitness is not None, agent.fitness or 0.0, agent.id

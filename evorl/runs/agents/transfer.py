@@ -59,11 +59,11 @@ def _trained(config: AnyConfig, algorithm: Algorithm, run: Path) -> list[Agent]:
         raise UserError(
             f"{where}: was trained in environment.id {shown(there)}, but this run is in {shown(here)}: {reason}"
         ) from error
-    if config.population.size < len(origins):
+    if config.population.founders < len(origins):
         origins.sort(key=lambda agent: -math.inf if agent.fitness is None else agent.fitness, reverse=True)
     agents, configured = [], algorithm.settings.first_hyperparameters()
-    for id in range(config.population.size):
-        origin = origins[id % len(origins)]
+    for id in range(config.population.agents):
+        origin = origins[id % config.population.founders % len(origins)]
         hyperparameters = {
             name: value for name, value in origin.hyperparameters.items() if not name.startswith(ENVIRONMENT)
         }

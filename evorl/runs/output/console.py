@@ -23,7 +23,9 @@ from evorl.evolution.selection import TRUSTED_CORRELATION, selects
 from evorl.kernels.library import executor
 from evorl.population.evaluation import RANDOM
 from evorl.replay import Pace
+from evorl.runs.agents.comparison import sentence
 from evorl.runs.agents.elite import ERROR, Score
+from evorl.runs.output.metrics import CONTROL, EVOLVED
 from evorl.runs.reading.trust import code_to_allow
 from evorl.runs.storage.directory import from_here
 from evorl.system.console import compact, digits, duration, say, speed
@@ -57,13 +59,16 @@ def announce(config: AnyConfig, ranks: Ranks) -> None:
 
 
 def announcement(config: AnyConfig) -> list[str]:
-    size = config.population.size
-    alone = "" if selects(config.evolution, size) else ", without selection and mutation"
-    return [
-        f"{config.algorithm.name} on {config.environment.id}: {_counted(size, 'agent')} x "
-        f"{_counted(config.environment.num_envs, 'environment')}{alone}",
-        _aim(config),
-    ]
+    population = config.population
+    alone = "" if selects(config.evolution, population.size) else ", without selection and mutation"
+    agents = _counted(population.size, "agent")
+    if len(population.places) > 1:
+        agents = f"{_counted(population.islands, 'island')} of {agents}"
+    copies = _counted(config.environment.num_envs, "environment")
+    twins = ""
+    if population.control:
+        twins = f", and {'a twin' if population.islands == 1 else 'as many twins'} without evolution"
+    return [f"{config.algorithm.name} on {config.environment.id}: {agents} x {copies}{alone}{twins}", _aim(config)]
 
 
 def header(config: AnyConfig, placement: Placement, *, threads: int, directory: Path) -> list[str]:
@@ -93,6 +98,8 @@ def _aim(config: AnyConfig) -> str:
     steps = f"for {config.training.max_steps:,} steps of each agent"
     if config.training.target_fitness is None:
         return f"{steps}, without a target"
+    if config.population.control:
+        return f"{steps}, also beyond the target of {config.training.target_fitness:g}"
     return f"until the mean {_measure(config)} is above {config.training.target_fitness:g}, or {steps}"
 
 
@@ -250,11 +257,13 @@ def closing_lines(summary: Row, config: AnyConfig, directory: Path, *, has_elite
         command = f"branch {where} NEW" if STEPS in config.algorithm.frozen_on_resume else f"resume {where}"
         next_steps.append(f"`evorl {command} {STEPS}={longer}` to train longer")
     lines = [f"{how}; best: {_best(summary, config)}"]
+    compared = summary.get("comparison")
+    verdict = [sentence(compared)] if compared else []
     if config.environment.id.startswith(SCRIPT):
         # No command can import an environment that a script defines.
         again = f'the same call with run={{"name": "{directory.name}", "resume": "auto"}} to go on'
         next_steps = [*([f'`evorl.load("{from_here(directory)}")`'] if has_elite else []), again]
-    return [*lines, f"next: {', '.join(next_steps)}"] if next_steps else lines
+    return [*lines, *([f"next: {', '.join(next_steps)}"] if next_steps else []), *verdict]
 
 
 def _broken_off(summary: Row) -> str:
@@ -270,7 +279,16 @@ def _fitness(row: Row) -> str:
     equals = [index for index, fitness in enumerate(row["fitness"]) if fitness == row["best_fitness"]]
     index = max(equals, key=lambda index: row["agents"][index])
     best = f"best {digits(row['best_fitness'])} (#{row['agents'][index]}{_terms(row, index)})"
+    if EVOLVED in row:
+        parts = (f"{name} {_best_and_mean(row[name])}" for name in (EVOLVED, CONTROL))
+        return " | ".join([best, *parts])
     return f"{best}, mean {digits(row['mean_fitness'])}"
+
+
+def _best_and_mean(row: Row) -> str:
+    if row["best_fitness"] is None:
+        return "without a fitness"
+    return f"{digits(row['best_fitness'])}, mean {digits(row['mean_fitness'])}"
 
 
 def _terms(row: Row, index: int) -> str:

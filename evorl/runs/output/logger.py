@@ -23,6 +23,7 @@ from evorl.runs.output.metrics import (
     Use,
     Within,
     generation_row,
+    island_of,
     perturbed,
     record_of,
 )
@@ -73,7 +74,7 @@ class Logger:
             warn_once("interface", f"{reason(error, directory.path)}; training goes on")
         # Files are read before the trackers start, which a failure would leave running.
         step = (directory.metrics.last() or {}).get("global_steps", 0)
-        newest = directory.lineage.newest(config.population.size)
+        newest = directory.lineage.newest(config.population.agents)
         self._last_id = max((row["id"] for row in newest if isinstance(row.get("id"), int)), default=-1)
         self._trackers = Trackers(
             config, directory.path, _History(directory.metrics, self._varying, config.effective_value, warn_once)
@@ -91,7 +92,7 @@ class Logger:
             unit_scale=True,
             disable=not Terminal().isatty(),
         )
-        self._progress_lines = ProgressLines(self._tell, config.population.size, estimates_only=not self._bar.disable)
+        self._progress_lines = ProgressLines(self._tell, config.population.agents, estimates_only=not self._bar.disable)
         self._phase = ""
         self._recent = ""
         self._speed = ""
@@ -99,7 +100,7 @@ class Logger:
     def begin(self, generation: int, done: int, total: int) -> None:
         """Show that a generation of `total` steps of each agent begins, or goes on after `done` of them."""
         self._move_bar(done)
-        self._within.skip(done * self._config.population.size)
+        self._within.skip(done * self._config.population.agents)
         self._progress_lines.begin(generation, done, total)
         self.enter("training")
 
@@ -114,7 +115,7 @@ class Logger:
         """Show `steps` more of each agent; every `INTERVAL` seconds also log means from `recent`."""
         self._move_bar(steps)
         self._progress_lines.advance(steps, self._recent)
-        if recent is not None and (due := self._within.advance(steps * self._config.population.size, recent)):
+        if recent is not None and (due := self._within.advance(steps * self._config.population.agents, recent)):
             step, points = due
             self._trackers.log_within(step, points)
             # The speed of this generation: it may be the first, and may take minutes.
@@ -143,13 +144,17 @@ class Logger:
             )
         if warning := self._config.algorithm.warning(counts.metrics):
             self._warn_once("metrics", f"{warning} (generation {progress.generation})")
-        left_out = ("elite", "league", "benchmark", "evaluation_steps", "position")
+        left_out = ("elite", "islands", "pairs", "league", "benchmark", "evaluation_steps", "position")
         numbers = {name: value for name, value in asdict(progress).items() if name not in left_out}
+        numbers |= {"selection_began": progress.selection_began, "rank_correlation": progress.rank_correlation}
         row = generation_row(agents, fitness, counts, numbers, progress.elite, seconds, self._config)
         row |= {} if actors is None else {"actors": dict(actors)}
         logged, stop = call_each(self._callbacks, row, agents)
         row |= {LOGGED: logged} if logged else {}
-        lineage = [{"generation": progress.generation, **agent.describe()} for agent in agents]
+        lineage = [
+            {"generation": progress.generation, **island_of(place, self._config), **agent.describe()}
+            for place, agent in enumerate(agents)
+        ]
         self._log(row, lineage, progress.elite.payload)
         self.enter("evolution")
         return stop

@@ -33,6 +33,8 @@ SIZES: Mapping[str, Callable[[Mapping[str, Any]], int]] = {
 }
 """Size metrics of an agent's architectures, summed over its networks; sums of 0 are not drawn."""
 
+EVOLVED, CONTROL = "evolved", "control"
+"""The agents that evolve, and their twins: where there are any, a line has the best and the mean fitness of both."""
 PER_ACTOR = "steps_per_second/"
 
 Use = Callable[[str, float], float]
@@ -88,7 +90,7 @@ def generation_row(
     each agent's mean of every fitness term and of the return.
     """
     fitness = [agent.fitness for agent in agents]
-    finite = [value for value in fitness if value is not None]
+    founders, twins = config.population.founders, config.population.control
     training = seconds["training"]
     terms = {name: _list(values) for name, values in measured.terms.items()}
     return {
@@ -98,8 +100,8 @@ def generation_row(
         "elite_episodes": elite.score.episodes if elite.score else 0,
         "elite_lower_bound": elite.lower_bound,
         "elite_generation": elite.generation,
-        "best_fitness": max(finite, default=None),
-        "mean_fitness": float(np.mean(finite)) if finite else None,
+        **best_and_mean(fitness),
+        **({EVOLVED: best_and_mean(fitness[:founders]), CONTROL: best_and_mean(fitness[founders:])} if twins else {}),
         "env_steps_per_second": float(counts.steps.sum()) / training,
         "updates_per_second": float(counts.updates.sum()) / training,
         "seconds": dict(seconds),
@@ -120,6 +122,26 @@ def generation_row(
         "state": [agent.state.metrics() for agent in agents],
         "evaluation_steps": elite.evaluation_steps,
         **({} if config.evolution.fitness == {RETURN: 1.0} else {"terms": terms}),
+    }
+
+
+def best_and_mean(fitness: Sequence[float | None]) -> dict[str, float | None]:
+    """The best and the mean of the agents that have a fitness."""
+    finite = [value for value in fitness if value is not None]
+    return {
+        "best_fitness": max(finite, default=None),
+        "mean_fitness": float(np.mean(finite)) if finite else None,
+    }
+
+
+def island_of(place: int, config: AnyConfig) -> dict[str, Any]:
+    """The `island` of the agent at this place, from 0, and whether it is of its twin; empty for one population."""
+    population = config.population
+    if len(population.places) == 1:
+        return {}
+    return {
+        "island": place // population.size % population.islands,
+        **({"control": place >= population.founders} if population.control else {}),
     }
 
 
@@ -161,6 +183,12 @@ def record_of(row: Mapping[str, Any], varying: frozenset[str], use: Use) -> Reco
         "charts/SPS": row["env_steps_per_second"],
         "fitness/best": row["best_fitness"],
         "fitness/mean": row["mean_fitness"],
+        **{
+            f"{name}/{kind}": row[name][f"{kind}_fitness"]
+            for name in (EVOLVED, CONTROL)
+            for kind in ("best", "mean")
+            if name in row
+        },
         "fitness/std": _spread(row["fitness"]),
         "fitness/elite": row["elite_fitness"],
         "fitness/rank_correlation": row.get("rank_correlation"),

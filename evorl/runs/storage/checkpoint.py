@@ -29,6 +29,7 @@ from evorl.runs.storage.checkpoint_files import (
     ELITE,
     ENVIRONMENTS,
     EXPERIENCE,
+    ISLANDS,
     PARTS,
     STATE,
     Checkpoints,
@@ -39,7 +40,7 @@ from evorl.runs.storage.progress import Position, Progress, progress_of
 from evorl.seeding import derive_seed
 from evorl.system.console import WarnOnce, say
 from evorl.system.files import file_errors, json_bytes
-from evorl.system.formats import decode_agents, decode_tensors, encode_tensors
+from evorl.system.formats import decode_agents, decode_tensors, encode_agents, encode_tensors
 from evorl.types.agents import Agent
 from evorl.types.outcomes import UserError
 from evorl.types.tensors import Tensors
@@ -175,6 +176,9 @@ class CheckpointManager:
             files |= {AGENTS: agents, STATE: json_bytes(asdict(progress))}
             if progress.elite.payload:
                 files[ELITE] = progress.elite.payload
+            if elites := progress.island_elites:
+                agents_of = (decode_agents(elite.payload, "the islands' elites") for elite in elites)
+                files[ISLANDS] = encode_agents([agent for (agent,) in agents_of])
             if progress.archive:
                 files[ARCHIVE] = progress.archive
         return self._directory.write_checkpoint(self._ranks, checkpoints, number, files)
@@ -324,7 +328,9 @@ class CheckpointManager:
     def _is_too_short(self, progress: Progress) -> bool:
         """True if the last generation was cut short by a smaller `training.max_steps` than the current one."""
         limit = progress.shortened_by
-        return limit is not None and self._config.training.max_steps > limit and not progress.is_solved(self._config)
+        return (
+            limit is not None and self._config.training.max_steps > limit and not progress.ends_at_target(self._config)
+        )
 
     def _damage(self, checkpoints: Checkpoints, number: int) -> str:
         """The reason why the run cannot resume from a checkpoint, the same on all ranks, or ""."""
@@ -348,11 +354,15 @@ class CheckpointManager:
         ranks, where = self._ranks, checkpoints.path(number)
         read = partial(self._read_agents, checkpoints, number)
         state = ranks.from_main(lambda: json_bytes(asdict(self._state(checkpoints, number))), "the run's state")
-        progress, size = progress_of(state, str(where)), self._config.population.size
+        progress, size = progress_of(state, str(where)), self._config.population.agents
         agents = ranks.from_main(lambda: read(AGENTS, size), "the checkpoint's agents")
         progress.elite.payload = ranks.from_main(
             lambda: read(ELITE, 1) if ELITE in checkpoints.files(number) else b"", "the checkpoint's elite"
         )
+        if elites := progress.island_elites:
+            payload = ranks.from_main(lambda: read(ISLANDS, len(elites)), "the islands' elites")
+            for elite, agent in zip(elites, decode_agents(payload, str(where)), strict=True):
+                elite.payload = encode_agents([agent])
         if progress.league is not None and progress.league.archive:
             ids = progress.league.archive
             progress.archive = ranks.from_main(

@@ -38,6 +38,22 @@ class Position:
 
 
 @dataclass
+class Island:
+    """The state of one island's evolution.
+
+    `selection_began` is the first generation that selection followed, or None before it; `rank_correlation` that of its
+    agents' ranks in the last generation with those in the one before, where it is used. `elite` is its own where there
+    are several populations.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    selection_began: Number | None = None
+    rank_correlation: Annotated[float, Field(ge=-1.01, le=1.01)] | None = None
+    elite: Elite | None = None
+
+
+@dataclass
 class Progress:
     """The progress of a run. `generation` is the last one recorded, 0 before the first.
 
@@ -62,10 +78,9 @@ class Progress:
     replay: bool = True
     shortened_by: Number | None = None
     """The `training.max_steps` that cut the last generation short, or None."""
-    selection_began: Number | None = None
-    """The first generation that selection followed, or None before it."""
-    rank_correlation: Annotated[float, Field(ge=-1.01, le=1.01)] | None = None
-    """The correlation of the agents' ranks in the last generation with those in the one before, where it is used."""
+    islands: list[Island] = field(default_factory=lambda: [Island()])
+    pairs: list[tuple[float | None, float | None]] = field(default_factory=list)
+    """The comparison of every island with its twin, once the steps are used up."""
     drifts: Number = 0
     """The number of generations after which replicas differed between ranks and took the agents of rank 0."""
     benchmark: Words = ""
@@ -79,6 +94,31 @@ class Progress:
     def __post_init__(self) -> None:
         self.archive: bytes = b""
         """The agents of the league's archive, encoded; empty without any."""
+
+    @classmethod
+    def of_new_run(cls, config: AnyConfig) -> Progress:
+        """The progress of a run before its first generation."""
+        population = config.population
+        several = len(population.places) > 1
+        islands = [Island(elite=Elite() if several else None) for _ in range(population.islands)]
+        return cls(next_id=population.agents, islands=islands)
+
+    @property
+    def selection_began(self) -> int | None:
+        """The first generation that selection followed in all islands, or None before it."""
+        began = [island.selection_began for island in self.islands if island.selection_began is not None]
+        return max(began) if len(began) == len(self.islands) else None
+
+    @property
+    def rank_correlation(self) -> float | None:
+        """The mean of the islands' correlations of ranks, or None."""
+        values = [island.rank_correlation for island in self.islands if island.rank_correlation is not None]
+        return sum(values) / len(values) if values else None
+
+    @property
+    def island_elites(self) -> list[Elite]:
+        """The islands' own elites that there are already."""
+        return [island.elite for island in self.islands if island.elite is not None and island.elite.generation]
 
     def copy(self) -> Progress:
         """A snapshot of the fields of `state.json` alone, without the agents of the elite and the archive."""
@@ -94,6 +134,10 @@ class Progress:
         """True if the configuration's target is reached; it may have been raised since the checkpoint."""
         target, bound = config.training.target_fitness, self.elite.lower_bound
         return self.solved and target is not None and bound is not None and bound >= target
+
+    def ends_at_target(self, config: AnyConfig) -> bool:
+        """True if the run is over because it is solved; the islands of one with twins train on for equal steps."""
+        return self.is_solved(config) and not config.population.control
 
     def measured_otherwise(self, config: AnyConfig) -> bool:
         """True if the elite's returns are of episodes with another `evaluation.max_steps`."""
