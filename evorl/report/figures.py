@@ -437,8 +437,8 @@ def _lives(run: Drawn, value: Callable[[Stage], float | None]) -> list[Figure]:
                 x.append(steps[stage.generation])
                 y.append(value(stage))
                 words.append(_about(stage, run))
-                # The parent has a mark of its own.
-                sizes.append(0 if stage is parent else 5 if kind == PLAIN else 8)
+                # The parent has a mark of its own; an agent without one has no line to be seen by.
+                sizes.append(0 if stage is parent else 5 if kind == PLAIN and parent is not None else 8)
         x.append(None)
         y.append(None)
         words.append("")

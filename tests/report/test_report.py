@@ -74,7 +74,9 @@ def test_training_returns_are_drawn_beside_fitness(run):
 
 def test_a_short_run_has_no_cards_without_content(tmp_path, run):
     cards = ["The winner's path", "Family tree", "Architectures", "What mutations did"]
-    short = page([load(write_run(tmp_path / "short", lives=LIVES[:2], elite=1))])
+    begun = load(write_run(tmp_path / "short", lives=LIVES[:2], elite=1))
+    assert max(figures.returns(begun)["data"][0]["marker"]["size"]) == 8, "points without a line are large enough"
+    short = page([begun])
     assert not any(f"<h2>{title}</h2>" in short for title in cards)
     assert '"speed-0"' not in short
     titles = re.findall("<h2>(.*?)</h2>", page([run]))
