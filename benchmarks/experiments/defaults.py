@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 from score_statistics import bootstrap, probability_of_improvement
-from score_tests import sign_test
 
 from evorl.algorithms import SETTINGS
 from evorl.config import AnyConfig, read_yaml, validate
@@ -83,7 +82,6 @@ ARMS: Mapping[str, Arm] = {
     "early": lambda config: [*EARLY],
     "gentle": lambda config: ["evolution.selection.replace=0.25", "evolution.burn_in=0"],
     "late_gentle": lambda config: ["evolution.selection.replace=0.25", "evolution.burn_in=auto"],
-    "no_evolution": lambda config: ["evolution=false"],
     "small_moves": moving(SMALL),
     "larger_moves": moving(LARGER),
     "no_moves": without("hyperparameters"),
@@ -110,22 +108,12 @@ def run_missing(configs: Sequence[str], arms: Sequence[str], seeds: Sequence[int
             path = ROOT / "configs" / "training" / f"{name}.yaml"
             config = validate(read_yaml(path), SETTINGS)
             for arm in arms:
-                runs = read(data)[name]
-                if seed in runs[arm]:
-                    continue
-                if arm == "no_evolution" and (tie := before_selection(config, runs["late_gentle"].get(seed))):
-                    append(data, {**tie, "arm": arm})
+                if seed in read(data)[name][arm]:
                     continue
                 settings = [*ARMS[arm](config), "run.threads=1"]
                 with tempfile.TemporaryDirectory() as directory:
                     result = train(path, seed, 1, settings, Path(directory))
                 append(data, {"config": name, "arm": arm, **result})
-
-
-def before_selection(config: AnyConfig, run: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Return a run with late selection if it ended before selection began: without evolution it would be the same."""
-    last = config.training.max_steps / 3
-    return run if run is not None and run["solved"] and run["agent_steps"] < last else None
 
 
 def steps(runs: Mapping[int, Mapping[str, Any]]) -> np.ndarray:
@@ -158,24 +146,6 @@ def over_all_sets(found: Found, sets: Path) -> str:
     return f"{result.value:.2f} ({result.low:.2f} to {result.high:.2f}; {counts})"
 
 
-def paired(found: Found) -> list[str]:
-    """Return one row per configuration and arm over `no_evolution`: wins, losses, ties, and the exact sign test."""
-    rows = []
-    for name, arms in found.items():
-        for arm, runs in arms.items():
-            seeds = sorted(runs.keys() & arms["no_evolution"].keys())
-            if arm == "no_evolution" or not seeds:
-                continue
-            ours, theirs = (steps({seed: of[seed] for seed in seeds}) for of in (runs, arms["no_evolution"]))
-            outcomes = (ours < theirs) + 0.5 * (ours == theirs)
-            wins, losses = int((ours < theirs).sum()), int((ours > theirs).sum())
-            share = bootstrap(lambda drawn: float(drawn[0].mean()), [outcomes], rng=np.random.default_rng(0))
-            cells = name, f"`{arm}`", f"{wins}", f"{losses}", f"{len(seeds) - wins - losses}"
-            interval = f"{share.value:.2f} ({share.low:.2f} to {share.high:.2f})"
-            rows.append("| " + " | ".join((*cells, interval, f"{sign_test(wins, losses):.4f}")) + " |")
-    return rows
-
-
 def table(found: Found) -> list[str]:
     """Return one row per arm: its runs, and the comparisons with the arms of small and of larger moves."""
     rows = []
@@ -203,7 +173,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print the table of what is there, and train nothing")
     parsed = parser.parse_args()
     if parsed.table:
-        print("\n".join([*table(read(parsed.data)), *paired(read(parsed.data))]))
+        print("\n".join(table(read(parsed.data))))
     else:
         run_missing(parsed.configs, parsed.arms, parsed.seeds, parsed.data)
 

@@ -34,12 +34,6 @@ def fisher_exact(ours: tuple[int, int], theirs: tuple[int, int]) -> float:
     return sum(found for found in map(probability, possible) if found <= observed)
 
 
-def sign_test(wins: int, losses: int) -> float:
-    """Return the two-sided p of the exact sign test; ties are left out of the counts."""
-    tail = sum(comb(wins + losses, count) for count in range(min(wins, losses) + 1))
-    return min(1.0, 2 * tail / 2 ** (wins + losses))
-
-
 def flips(pairs: int, draws: int, rng: np.random.Generator) -> Array:
     """Return `draws` random assignments of signs [draws, pairs]."""
     return rng.choice(np.array([-1.0, 1.0]), size=(draws, pairs))

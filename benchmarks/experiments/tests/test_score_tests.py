@@ -17,18 +17,11 @@ from score_tests import (
     rank_sum_distribution,
     sign_flip_power,
     sign_flip_test,
-    sign_test,
 )
 
 
 def rng():
     return np.random.default_rng(0)
-
-
-def test_sign_test_of_known_counts():
-    assert sign_test(9, 1) == pytest.approx(22 / 1024)
-    assert sign_test(1, 9) == sign_test(9, 1)
-    assert sign_test(2, 2) == sign_test(0, 0) == 1
 
 
 def test_fishers_exact_test_against_all_draws_of_the_marked():
