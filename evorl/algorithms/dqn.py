@@ -209,7 +209,9 @@ class DQN(OffPolicy):
         atoms = self.atoms(network(batch.observation))
         with torch.no_grad():
             target_atoms = self.atoms(target(batch.next_observation))
-            choosing = self.atoms(network(batch.next_observation)) if self.settings.double else target_atoms
+            # An actor of Ape-X has one network for both.
+            chooses = self.settings.double and network is not target
+            choosing = self.atoms(network(batch.next_observation)) if chooses else target_atoms
         return atoms, target_atoms, choosing
 
     def _sequences(

@@ -19,6 +19,7 @@ from helpers.support import (
 )
 
 from evorl.algorithms import make_algorithm
+from evorl.networks.stack import StackedNetwork
 from evorl.population.evaluation import evaluate
 from evorl.types.agents import Architecture
 from evorl.types.outcomes import UserError
@@ -44,6 +45,18 @@ def test_the_loss_is_the_papers_for_each_agent(double):
             target = float(some.columns["reward"][p, b]) + gamma * value
             total += (float(q[p, b, some.columns["action"][p, b]]) - target) ** 2
         assert float(losses[p]) == pytest.approx(total / 8, rel=1e-5)
+
+
+def test_an_actor_whose_network_is_its_own_target_computes_next_values_once(monkeypatch):
+    dqn = algorithm()
+    agents = [agent(dqn=dqn)]
+    learner = population(agents, dqn)
+    (stack,) = learner.policy.stacks
+    stack.target_networks = dict(stack.networks)
+    calls, forward = [], StackedNetwork.forward_recurrent
+    monkeypatch.setattr(StackedNetwork, "forward_recurrent", lambda *given: calls.append(1) or forward(*given))
+    dqn.loss(stack, batch(agents), torch.Generator())
+    assert len(calls) == 2
 
 
 def test_targets_follow_by_each_agents_tau():
