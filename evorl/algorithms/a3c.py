@@ -112,6 +112,7 @@ class A3C(A3CDataParallel):
         return ReceivedGradients(
             steps=settings.sent_steps,
             gradients=settings.rollouts,
+            applied=settings.actor_messages == "updates",
             gather=placement.gather_copies,
             device=placement.ranks.device,
             stopwatch=stopwatch,
@@ -121,8 +122,7 @@ class A3C(A3CDataParallel):
 class A3CShared(A3C):
     """A2C whose actors update parameters in shared memory themselves, one actor at a time.
 
-    The learner repeats the same updates in the order in which it receives them, to count them. When a generation ends,
-    it loads the actors' parameters.
+    The learner counts these updates as it hears of them. When a generation ends, it loads the actors' parameters.
     """
 
     Settings = A3CSharedSettings

@@ -132,11 +132,12 @@ class StackLearner:
         self._healthy = torch.ones(len(agents), device=device)
         self._faults = torch.zeros(2, len(agents), dtype=torch.float64, device=device)
         self.updates = torch.zeros(len(agents), dtype=torch.float64, device=device)
-        self.active, self.sums = None, {}
+        self.active, self.sums, self._applied = None, {}, False
 
     def begin(self, batch: Batch, checks_agents: bool) -> None:
         """Begin an update of the agents that are due, or all."""
         self.active = batch.due * self._healthy if checks_agents or not batch.all_due else None
+        self._applied = batch.applied
 
     def end(self) -> None:
         """Count the update."""
@@ -170,8 +171,9 @@ class StackLearner:
             active = self._quarantine(active, torch.stack((network.mean_loss + network.divergence, norms)))
         if loss.limit is not None:
             active = (self._healthy if active is None else active) * (network.divergence <= loss.limit)
-        clip = None if limit is None else share_within(limit(self.stack), norms)
-        network.step(self.stack, objective.learning_rate(self.stack), active, clip)
+        if not self._applied:
+            clip = None if limit is None else share_within(limit(self.stack), norms)
+            network.step(self.stack, objective.learning_rate(self.stack), active, clip)
         if reported:
             # A gradient from another worker comes with the norm that it had there.
             self._add_metrics(objective, {"gradient_norm": norms, **metrics}, active)

@@ -175,11 +175,11 @@ class ReceivedGradients(Experience):
     """Passes on actors' gradients in arrival order, one at a time or averaged over several."""
 
     def __init__(
-        self, steps: int, gradients: int, *, gather: Gather, device: torch.device, stopwatch: Stopwatch
+        self, steps: int, gradients: int, applied: bool, *, gather: Gather, device: torch.device, stopwatch: Stopwatch
     ) -> None:
-        """Average `gradients` gradients of `steps` steps each per update."""
+        """Average `gradients` gradients of `steps` steps each per update, which the actors may have `applied`."""
         super().__init__(steps * gradients, gather=gather, device=device, stopwatch=stopwatch)
-        self._gradients = gradients
+        self._gradients, self._applied = gradients, applied
         self._waiting: list[Batch] = []
         self._steps = np.zeros(0)
 
@@ -205,7 +205,8 @@ class ReceivedGradients(Experience):
         self._steps = np.zeros_like(self._steps)
         first = waiting[0]
         columns = _mean([batch.columns for batch in waiting])
-        yield replace(first, columns=columns, gradients=_mean([batch.gradients for batch in waiting]))
+        gradients = _mean([batch.gradients for batch in waiting])
+        yield replace(first, columns=columns, gradients=gradients, applied=self._applied)
         self._policy.acted(steps)
 
 

@@ -80,7 +80,8 @@ class Batch:
     are means by `share`, or by `weight` if there is no `share`. Agents with `due` [P] 0 skip this update; `all_due`
     says that none does. `columns` are actions, rewards, and anything else stored or computed per transition.
     Sequences for recurrent agents are time-major in B = T * S, with their `recurrent` input. A batch may instead carry
-    flat `gradients` by network, computed by actors, with their metrics [P, 1] as columns.
+    flat `gradients` by network, computed by actors, with their metrics [P, 1] as columns; where the actors have also
+    `applied` them, an update only counts and checks them.
     `number` is the batch's index among those that were drawn together.
     """
 
@@ -94,6 +95,7 @@ class Batch:
     gradients: Tensors = field(default_factory=dict)
     number: int = 0
     share: Tensor | None = None
+    applied: bool = False
 
     def unbound(self, all_due: Sequence[bool]) -> list[Batch]:
         """The batches of U updates, from one whose tensors lead with [U, P, B]; they are views."""
@@ -114,6 +116,7 @@ class Batch:
             self.gradients,
             self.number,
             None if self.share is None else self.share[members],
+            self.applied,
         )
 
 

@@ -56,15 +56,19 @@ def test_advantages_are_scaled_where_that_is_set(name):
     torch.testing.assert_close(scaled.var(-1, correction=0), torch.ones(2), rtol=1e-3, atol=0)
 
 
-def test_the_learner_repeats_the_updates_that_actors_make_to_shared_parameters():
+def test_the_learner_counts_the_updates_that_actors_make_to_shared_parameters_and_loads_their_result():
     lockstep = "actors={count: 2, lockstep: true}"
     with Learning(SHARED, lockstep, start=False) as learning:
         # No fifth rollout, whose update an actor could make before the parameters are compared.
         learning.begin(1, steps=4 * 5)
+        before = learning.policy.flat.detach().clone()
         learning.learn(4)
-        heard = learning.policy.flat.detach().clone()
+        torch.testing.assert_close(learning.policy.flat, before, rtol=0, atol=0)
         learning.actors.end(learning.learner)
-        torch.testing.assert_close(heard, learning.policy.flat)
+        assert not torch.equal(learning.policy.flat, before)
+        counted = learning.learner.metrics()
+        assert counted.updates.tolist() == counted.counts["loss"].tolist() == [4, 4]
+        assert [agent.state.updates["policy"] for agent in learning.learner.to_agents()] == [4, 4]
 
 
 def test_rollouts_of_parameters_that_are_too_old_are_discarded():
