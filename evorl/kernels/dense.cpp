@@ -16,6 +16,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <new>
 #include <thread>
 #include <vector>
 
@@ -68,6 +69,17 @@ inline long stride_of(long rows) {
   const long padded = up(rows);
   return padded % 128 ? padded : padded + LANES;
 }
+
+// Allocates at whole vectors: one that crosses a cache line takes twice as long to load or store.
+template <class T>
+struct Aligned {
+  using value_type = T;
+  T* allocate(size_t count) { return (T*)::operator new(count * sizeof(T), std::align_val_t(sizeof(Vec))); }
+  void deallocate(T* memory, size_t) { ::operator delete(memory, std::align_val_t(sizeof(Vec))); }
+  bool operator==(const Aligned&) const { return true; }
+  bool operator!=(const Aligned&) const { return false; }
+};
+typedef std::vector<float, Aligned<float>> Floats;
 
 // ---------------------------------------------------------------------------------------------------- products
 
@@ -343,37 +355,43 @@ inline void with_activation(Activation kind, const Work& work) {
   }
 }
 
-template <Activation KIND>
-void normalise_and_activate(const Member& of, long padded, long stride, const float* in, const Block::Branch& out) {
+// GROUP vectors of rows, whose sums over units do not wait for one another.
+template <Activation KIND, int GROUP>
+void normalise_and_activate(const Member& of, long stride, const float* in, float* normal, float* output, float* scale) {
+  // Locals, which no store can change.
+  const float *gain = of.gain.values, *shift = of.shift.values, *of_output = of.scale.values;
   const long units = of.units;
-  for (long b = 0; b < padded; b += LANES) {
-    Vec mean{}, deviation = all(1.f);
-    if (of.gain.values) {
-      Vec square{};
-      for (long u = 0; u < units; u++) mean += load(out.normal + u * stride + b) * of.share_of(u);
-      for (long u = 0; u < units; u++) {
-        const Vec centred = load(out.normal + u * stride + b) - mean;
-        square += centred * centred * of.share_of(u);
+  Vec mean[GROUP] = {}, square[GROUP] = {}, deviation[GROUP];
+  if (gain) {
+    for (long u = 0; u < units; u++)
+      for (long g = 0; g < GROUP; g++) mean[g] += load(normal + u * stride + g * LANES) * of.share_of(u);
+    for (long u = 0; u < units; u++)
+      for (long g = 0; g < GROUP; g++) {
+        const Vec centred = load(normal + u * stride + g * LANES) - mean[g];
+        square[g] += centred * centred * of.share_of(u);
       }
-      for (long i = 0; i < LANES; i++) deviation[i] = 1.f / std::sqrt(square[i] + 1e-5f);
-      store(out.scale + b, deviation);
-    }
-    for (long u = 0; u < units; u++) {
-      Vec z = load(out.normal + u * stride + b), value, slope;
-      if (of.gain.values) {
-        z = (z - mean) * deviation;
-        store(out.normal + u * stride + b, z);
-        z = z * of.gain.values[u] + of.shift.values[u];
-      }
-      activation<KIND>(z, value, slope);
-      if (of.scale.values) value = load(in + u * stride + b) + value * of.scale.values[u];
-      store(out.output + u * stride + b, value);
+    for (long g = 0; g < GROUP; g++) {
+      for (long i = 0; i < LANES; i++) deviation[g][i] = 1.f / std::sqrt(square[g][i] + 1e-5f);
+      store(scale + g * LANES, deviation[g]);
     }
   }
+  for (long u = 0; u < units; u++)
+    for (long g = 0; g < GROUP; g++) {
+      const long at = u * stride + g * LANES;
+      Vec z = load(normal + at), value, slope;
+      if (gain) {
+        z = (z - mean[g]) * deviation[g];
+        store(normal + at, z);
+        z = z * gain[u] + shift[u];
+      }
+      activation<KIND>(z, value, slope);
+      if (of_output) value = load(in + at) + value * of_output[u];
+      store(output + at, value);
+    }
 }
 
 // Rows [first, first + count) of one agent through the network.
-void forward(const Network& network, long agent, long first, long count, Block& block, std::vector<float>& scratch) {
+void forward(const Network& network, long agent, long first, long count, Block& block, Floats& scratch) {
   const long stride = network.stride(), padded = up(count);
   float* input = block.inputs;
   for (const Source& source : network.sources) {
@@ -399,7 +417,12 @@ void forward(const Network& network, long agent, long first, long count, Block& 
         part += width * stride;
       }
       with_activation(kind, [&](auto constant) {
-        normalise_and_activate<decltype(constant)::value>(of, padded, stride, in, out);
+        constexpr Activation KIND = decltype(constant)::value;
+        long b = 0;
+        for (; b + 4 * LANES <= padded; b += 4 * LANES)
+          normalise_and_activate<KIND, 4>(of, stride, in + b, out.normal + b, out.output + b, out.scale + b);
+        for (; b < padded; b += LANES)
+          normalise_and_activate<KIND, 1>(of, stride, in + b, out.normal + b, out.output + b, out.scale + b);
       });
     }
   }
@@ -423,7 +446,7 @@ void forward(const Network& network, long agent, long first, long count, Block& 
 struct WeightGradient {
   long stride, padded;
   bool first_block;
-  std::vector<float>&transposed, &product;
+  Floats &transposed, &product;
 
   void operator()(const float* in, long read, const float* gradient, long produced, float* weight) {
     const long wide = up(produced), row = stride_of(produced);
@@ -484,7 +507,7 @@ void activation_gradient(const Member& of, const WeightGradient& add, const Bloc
 }
 
 struct Scratch {
-  std::vector<float> gradient, gradient_below, z, transposed, product;
+  Floats gradient, gradient_below, z, transposed, product;
 };
 
 // Rows [first, first + count) of one agent: gradients of the heads' outputs to those of parameters and sources.
@@ -581,7 +604,7 @@ void backward(const Network& network, long agent, long first, long count, Block&
 }
 
 void run(const Network& network, long first_agent, long last_agent) {
-  thread_local std::vector<float> memory, outputs;
+  thread_local Floats memory, outputs;
   thread_local Scratch scratch;
   const long size = network.block_size();
   if (!network.trace) memory.resize(size);
