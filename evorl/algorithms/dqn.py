@@ -206,13 +206,13 @@ class DQN(OffPolicy):
     def _single(self, network: StackedNetwork, target: StackedNetwork, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """The value atoms [P, B, A, N] of an observation, those of the next one by the target network, and those that
         choose the next action: in double Q-learning the online network's."""
-        atoms = self.atoms(network(batch.observation))
         with torch.no_grad():
             target_atoms = self.atoms(target(batch.next_observation))
             # An actor of Ape-X has one network for both.
             chooses = self.settings.double and network is not target
             choosing = self.atoms(network(batch.next_observation)) if chooses else target_atoms
-        return atoms, target_atoms, choosing
+        # Last, so that what the backward pass reads is still in the cache.
+        return self.atoms(network(batch.observation)), target_atoms, choosing
 
     def _sequences(
         self, network: StackedNetwork, target: StackedNetwork, batch: Batch

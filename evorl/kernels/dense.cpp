@@ -306,6 +306,13 @@ struct Network {
     for (const Layer& layer : layers) units += layer.branches * (2 * layer.units + 1);
     return units * stride();
   }
+  // The same without a trace, where two layers at a time have [output] and those reciprocals, in turns.
+  long layer_size() const {
+    long units = 0;
+    for (const Layer& layer : layers) units = std::max(units, layer.branches * (layer.units + 1));
+    return units * stride();
+  }
+  long small_size() const { return width * stride() + 2 * layer_size(); }
   long trace_size() const { return agents * ((rows + BLOCK - 1) / BLOCK) * block_size(); }
 };
 
@@ -316,12 +323,15 @@ struct Block {
   std::vector<std::vector<Branch>> layers;
   Block(const Network& network, float* memory) : inputs(memory) {
     const long stride = network.stride();
-    memory += network.width * stride;
+    float* const first = memory += network.width * stride;
     for (const Layer& layer : network.layers) {
+      if (!network.trace) memory = first + layers.size() % 2 * network.layer_size();
       layers.emplace_back();
       for (long branch = 0; branch < layer.branches; branch++) {
-        layers.back().push_back({memory, memory + layer.units * stride, memory + 2 * layer.units * stride});
-        memory += (2 * layer.units + 1) * stride;
+        float *normal = memory, *output = network.trace ? normal + layer.units * stride : normal;
+        memory = output + layer.units * stride;
+        layers.back().push_back({normal, output, memory});
+        memory += stride;
       }
     }
   }
@@ -488,7 +498,10 @@ void activation_gradient(const Member& of, const WeightGradient& add, const Bloc
       const long at = u * stride + b;
       const Vec normal = load(out.normal + at);
       Vec incoming = load(from + at), value, slope;
-      activation<KIND>(of.gain.values ? normal * of.gain.values[u] + of.shift.values[u] : normal, value, slope);
+      if (KIND == TANH && !of.scale.values)  // Its slope follows from its value, which costs an exponential.
+        value = load(out.output + at), slope = all(1.f) - value * value;
+      else
+        activation<KIND>(of.gain.values ? normal * of.gain.values[u] + of.shift.values[u] : normal, value, slope);
       if (of.scale.values) {
         store(to + at, first_writer ? incoming : load(to + at) + incoming);
         scale_sum += incoming * value;
@@ -607,7 +620,7 @@ void run(const Network& network, long first_agent, long last_agent) {
   thread_local Floats memory, outputs;
   thread_local Scratch scratch;
   const long size = network.block_size();
-  if (!network.trace) memory.resize(size);
+  if (!network.trace) memory.resize(network.small_size());
   for (long agent = first_agent; agent < last_agent; agent++)
     for (long first = 0; first < network.rows; first += BLOCK) {
       const long count = std::min(BLOCK, network.rows - first);
