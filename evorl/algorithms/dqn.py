@@ -149,7 +149,7 @@ class DQN(OffPolicy):
         mask, generator = inputs.action_mask, inputs.generator
         network = stack.networks["q"] if inputs.deterministic else stack.networks["q"].with_noise(generator)
         outputs, state = network.forward_recurrent(inputs.observation, inputs.recurrent)
-        greedy = allowed(self.q_values(outputs), mask).max(-1).indices
+        greedy = allowed(self.q_values(outputs), mask).argmax(-1)
         if inputs.deterministic:
             return ActOutput(greedy, recurrent_state=state)
         explores = torch.rand(greedy.shape, generator=generator, device=greedy.device)
@@ -187,7 +187,7 @@ class DQN(OffPolicy):
         atoms, target_atoms, choosing_atoms = values_of(network, target, batch)
         with torch.no_grad():
             next_mask = batch.next_observation.get("action_mask")
-            next_action = allowed(self.values.mean(choosing_atoms), next_mask).max(-1).indices
+            next_action = allowed(self.values.mean(choosing_atoms), next_mask).argmax(-1)
             next_atoms = of_action(target_atoms, next_action)
         loss = self.values.loss(of_action(atoms, batch.columns["action"]), next_atoms, batch.columns, discount)
         penalty = self.penalty(stack, batch, atoms)

@@ -53,6 +53,8 @@ class KernelPlan:
         outputs = [(agents, shapes[f"{head}.bias"][2]) for head in plan.heads]
         self.outputs = [*outputs, (agents, shapes[f"{plan.heads[0]}.weight"][1])] if plan.features else outputs
         """P and the last axis of each output."""
+        self.trace_sizes: dict[int, int] = {}
+        """Floats that a forward pass keeps, by rows."""
         self.covers_all = end == sum(math.prod(shapes[name]) for name in plan.parameters if name in shapes)
         """True if no other layers share the flat buffer."""
 
@@ -80,7 +82,9 @@ def _forward(
     rows = sources[0].shape[1]
     outputs = [flat.new_empty(agents, rows, size) for agents, size in plan.outputs]
     addresses = _addresses(masks, sources, [None] * len(sources), outputs, [None] * len(outputs))
-    trace = flat.new_empty(kernel.trace_size(plan.words, addresses, rows)) if keep else None
+    if keep and rows not in plan.trace_sizes:
+        plan.trace_sizes[rows] = kernel.trace_size(plan.words, addresses, rows)
+    trace = flat.new_empty(plan.trace_sizes[rows]) if keep else None
     kernel.dense(plan.words, addresses, rows, flat, None, trace, torch.get_num_threads())
     return outputs, trace
 

@@ -79,7 +79,7 @@ class NetworkLearner:
         loss = objective.loss(stack, batch, generator)
         self.gradient.copy_(self.network.gradient(loss.per_sample, batch.weight))
         with torch.no_grad():
-            torch.bmm(loss.per_sample.unsqueeze(1), batch.weight.unsqueeze(2), out=self.mean_loss.view(-1, 1, 1))
+            torch.linalg.vecdot(loss.per_sample, batch.weight, out=self.mean_loss)
         return loss
 
     def step(self, stack: Stack, rate: Tensor, active: Tensor | None, clip: Tensor | None) -> None:

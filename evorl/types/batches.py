@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -99,9 +99,15 @@ class Batch:
 
     def unbound(self, all_due: Sequence[bool]) -> list[Batch]:
         """The batches of U updates, from one whose tensors lead with [U, P, B]; they are views."""
-        units = 0 if self.recurrent is None else self.recurrent.state.shape[-1]
-        batches = [self.part(update, units) for update in range(len(self.weight))]
-        return [replace(batch, all_due=of_all) for batch, of_all in zip(batches, all_due, strict=True)]
+        count, recurrent = len(all_due), self.recurrent
+        named = [_unbound(tensors, count) for tensors in (self.observation, self.next_observation, self.columns)]
+        memories = [recurrent and recurrent.part(update, recurrent.state.shape[-1]) for update in range(count)]
+        shares = [None] * count if self.share is None else self.share.unbind()
+        rows = zip(*named, self.weight.unbind(), self.due.unbind(), memories, all_due, shares, strict=True)
+        return [
+            Batch(observed, following, columns, weight, due, memory, of_all, share=share)
+            for observed, following, columns, weight, due, memory, of_all, share in rows
+        ]
 
     def part(self, members: slice | Tensor | int, units: int = 0) -> Batch:
         """Select some of the agents, with `units` recurrent units."""
@@ -118,6 +124,12 @@ class Batch:
             None if self.share is None else self.share[members],
             self.applied,
         )
+
+
+def _unbound(tensors: Observation, count: int) -> list[Tensors]:
+    """Views of each of the first axis' `count` indices."""
+    rows = zip(*(values.unbind() for values in tensors.values()), strict=True)
+    return [dict(zip(tensors, row, strict=True)) for row in rows] if tensors else [{}] * count
 
 
 @dataclass
