@@ -90,16 +90,19 @@ class ValueSettings(OffPolicySettings):
             "quantile": "quantiles (algorithm.quantile)",
         }[self.distribution]
 
-    def warning(self, metrics: Mapping[str, NDArray[np.float64]]) -> str | None:
-        """Warn if some returns lay outside the support."""
+    def warning(self, metrics: Mapping[str, NDArray[np.float64]], returns: NDArray[np.float64]) -> str | None:
+        """Warn if some returns lay outside the support, and name the episodes' `returns` [P]."""
         shares = metrics.get("outside_support", np.zeros(1))
         share = shares[np.isfinite(shares)].max(initial=0.0)
         if not share:
             return None
         low, high = self.categorical.v_min, self.categorical.v_max
+        ended = returns[np.isfinite(returns)]
+        means = f"; episodes returned {ended.min():.4g} to {ended.max():.4g} before discounting" if ended.size else ""
         return (
             f"algorithm.categorical: {share:.2%} of the returns learned from lay outside v_min {low:g} to v_max "
-            f"{high:g} and were learned as the nearest end; set both so that all returns lie between them"
+            f"{high:g} and were learned as the nearest end; set both so that all discounted returns lie between "
+            f"them{means}"
         )
 
 

@@ -243,8 +243,9 @@ class AlgorithmSettings(Section):
         """Return settings of other sections that may not change on resume, because learned state depends on them."""
         return ()
 
-    def warning(self, metrics: Mapping[str, NDArray[np.float64]]) -> str | None:
-        """Return a warning about a generation's metrics [P] by name, or None."""
+    def warning(self, metrics: Mapping[str, NDArray[np.float64]], returns: NDArray[np.float64]) -> str | None:
+        """Return a warning about a generation's metrics [P] by name, or None; `returns` [P] are those of its episodes,
+        NaN where none ended."""
         return None
 
     def first_hyperparameters(self) -> dict[str, float]:

@@ -130,10 +130,13 @@ def test_returns_outside_the_support_are_told(v_max, warns):
     found = learner.metrics()
     shares = {name: found.sums[name] / found.counts[name] for name in found.sums}
     assert (shares["outside_support"] > 0.1).all() == warns
-    told = config("algorithm.distribution=categorical", support).algorithm.warning(shares)
+    told = config("algorithm.distribution=categorical", support).algorithm.warning(
+        shares, np.array([-200.0, np.nan, -187.5])
+    )
     assert (told is not None) == warns
     if told:
         assert "lay outside v_min 0 to v_max 1 and were learned as the nearest end" in told
+        assert told.endswith("; episodes returned -200 to -187.5 before discounting")
 
 
 def test_a_run_says_once_that_returns_lie_outside_the_support(in_directory):

@@ -142,7 +142,7 @@ class Logger:
                 f"no episode ended in generation {progress.generation}, which had {self._length.of_each:,} steps of "
                 "each environment, so train_return is empty",
             )
-        if warning := self._config.algorithm.warning(counts.metrics):
+        if warning := self._config.algorithm.warning(counts.metrics, counts.train_return):
             self._warn_once("metrics", f"{warning} (generation {progress.generation})")
         left_out = ("elite", "islands", "pairs", "league", "benchmark", "evaluation_steps", "position")
         numbers = {name: value for name, value in asdict(progress).items() if name not in left_out}
