@@ -20,6 +20,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from evorl.config.errors import on_one_line
 from evorl.config.fields import RATING
 from evorl.league.standings import Standings
+from evorl.runs.agents.comparison import Pair
 from evorl.runs.agents.elite import Score
 from evorl.runs.reading.lineage import Stage, ancestors, reader_of, stage_of
 from evorl.runs.reading.read import read_overview
@@ -180,6 +181,12 @@ class Drawn:
         if last.elite_fitness is None:
             return None
         return Score(max(1, last.elite_episodes), last.elite_fitness, last.elite_std)
+
+    @property
+    def pairs(self) -> list[Pair]:
+        """The means of every island's best agent and of its twin's; empty without a comparison."""
+        compared = self.summary.get("comparison") or {"pairs": []}
+        return [(pair["evolved"], pair["control"]) for pair in compared["pairs"]]
 
     @property
     def described_best(self) -> str:

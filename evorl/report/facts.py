@@ -9,6 +9,7 @@ from typing import Any
 from evorl.report.data import Drawn
 from evorl.report.figures import look
 from evorl.report.statistics import FEWEST, Effect, Group, Interval, interval
+from evorl.runs.agents.comparison import comparison_of, sentence
 from evorl.runs.reading.lineage import Stage
 from evorl.system.console import compact, digits, duration
 
@@ -28,9 +29,24 @@ def badges(run: Drawn) -> list[tuple[str, str, str]]:
         (state(run), "state", aim),
         (best, "best agent", more or "no agent yet"),
         (compact(last.agent_steps), "steps of each agent", f"{compact(last.global_steps)} of all"),
-        (str(last.generation), "generations", f"{run.setting('population.size')} agents in each"),
+        (str(last.generation), "generations", _agents(run)),
         (duration(last.wall_clock_seconds), "wall clock", f"{compact(last.env_steps_per_second)} steps/s at the end"),
     ]
+
+
+def _agents(run: Drawn) -> str:
+    size, islands = run.setting("population.size"), run.setting("population.islands") or 1
+    if run.setting("population.control"):
+        return f"{islands} x {size} agents in each, and as many twins"
+    return f"{islands} x {size} agents in each" if islands != 1 else f"{size} agents in each"
+
+
+def comparison(run: Drawn) -> str:
+    """Return the comparison of evolution with none in words, or "" if a run has none."""
+    if not run.pairs:
+        return ""
+    compared = sentence(comparison_of(run.pairs, 0))
+    return f"{compared[0].upper()}{compared[1:]}."
 
 
 def state(run: Drawn) -> str:

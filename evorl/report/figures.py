@@ -100,6 +100,29 @@ def _by_agent(
     return {"data": [*_lives(run, value), _winner(run, value)], "layout": layout}
 
 
+def pairs(run: Drawn) -> Figure | None:
+    """Plot the best agents of every island and of its twin, joined by a line; None where there are no twins."""
+    if not run.pairs:
+        return None
+    numbers = [str(island) for island in range(len(run.pairs))]
+    layout = {**_axes("island", html.escape(run.score_name)), "height": 300}
+    layout["xaxis"] |= {"type": "category"}
+    joined = {
+        "type": "scatter", "mode": "lines", "hoverinfo": "skip", "showlegend": False, "line": {"color": PLAIN.colour},
+        "x": [x for number in numbers for x in (number, number, None)],
+        "y": [y for pair in run.pairs for y in (*pair, None)],
+    }  # fmt: skip
+    ends = zip(("evolved", "without evolution"), GROUPS, zip(*run.pairs, strict=True), strict=False)
+    marks = [
+        {
+            "type": "scatter", "mode": "markers", "name": name, "x": numbers, "y": list(means),
+            "marker": {"color": colour, "size": 9}, "hovertemplate": "%{y:.4~r}",
+        }
+        for name, colour, means in ends
+    ]  # fmt: skip
+    return {"data": [joined, *marks], "layout": layout}
+
+
 def results(run: Drawn) -> Figure | None:
     """Plot the elite's mean result against the league's benchmark over steps, where agents are rated."""
     if not run.is_rated:

@@ -11,7 +11,16 @@ from typing import Any
 from evorl.config.schema import as_yaml
 from evorl.report import figures
 from evorl.report.data import Drawn
-from evorl.report.facts import badges, compared, effect_rows, environment_facts, path_heading, path_rows, run_facts
+from evorl.report.facts import (
+    badges,
+    compared,
+    comparison,
+    effect_rows,
+    environment_facts,
+    path_heading,
+    path_rows,
+    run_facts,
+)
 from evorl.report.statistics import effects, groups, measures
 from evorl.system.extras import require
 
@@ -58,6 +67,7 @@ def embedded(value: Any) -> str:
 
 def _figures(run: Drawn) -> Mapping[str, figures.Figure | None]:
     return {
+        "pairs": figures.pairs(run),
         "returns": figures.returns(run),
         "training": figures.training(run),
         "results": figures.results(run),
@@ -78,6 +88,7 @@ def _words(run: Drawn) -> dict[str, Any]:
         "subtitle": f"{run.setting('algorithm.name')} on {run.setting('environment.id')}",
         "fitness_name": run.fitness_name,
         "badges": badges(run),
+        "comparison": comparison(run),
         "facts": run_facts(run),
         "versions": environment_facts(run),
         "path": path_rows(run),

@@ -31,6 +31,7 @@ from evorl.evolution.selection import selects
 from evorl.league.rating import MATCHMAKING
 from evorl.networks import ACTIVATIONS, CELLS, NETWORKS
 from evorl.population import check_memory
+from evorl.runs.agents.comparison import FEWEST_PAIRS
 from evorl.runs.agents.opponents import Task, benchmark_of, is_run, opponent_of
 from evorl.runs.output.video import check_encoder
 from evorl.runs.program import Parser, parse
@@ -169,6 +170,11 @@ def _doubts(config: AnyConfig) -> Iterator[str]:
         yield "evolution.initial: sampled has no effect together with population.from, whose agents keep their settings"
     if config.population.from_ is None and config.population.from_agents == "population":
         yield "population.from_agents: changes nothing without population.from, which names the run to take them from"
+    if config.population.control and config.population.islands < FEWEST_PAIRS:
+        yield (
+            f"population.control: an exact test of fewer than {FEWEST_PAIRS} islands can never show that evolution "
+            f"helped; use population.islands={FEWEST_PAIRS} or more"
+        )
     weights = config.evolution.mutation.weights()
     share = weights["hyperparameters"] / sum(weights.values())
     if share > 0 and selects(config.evolution, config.population.size) and not config.evolution.hyperparameters:

@@ -36,6 +36,13 @@ SETTINGS = {
         "replay.n_step=3", "replay.prioritised={}",
     ),
     "dqn": (f"algorithm={{name: dqn, {REPLAYED}}}",),
+    "dqn on islands": (
+        f"algorithm={{name: dqn, {REPLAYED}}}", "population={size: 2, islands: 2, control: true}",
+    ),
+    "dqn on sharded islands": (
+        f"algorithm={{name: dqn, {REPLAYED}}}", "replay.prioritised={}",
+        "population={size: 2, islands: 2, control: true, placement: sharded}",
+    ),
     "dqn with memory": (
         f"algorithm={{name: dqn, {REPLAYED}, sequence_length: 4, burn_in: 2}}", "replay.prioritised={}",
         "network.recurrent=lstm", "network.recurrent_size=8",

@@ -329,6 +329,21 @@ def test_one_run_gets_its_page_in_its_directory(tmp_path, capsys):
     assert "default-src 'none'" in text, "and nothing may be asked for"
 
 
+def test_twins_are_compared_in_words_and_drawn_in_pairs(tmp_path, run):
+    assert figures.pairs(run) is None
+    path = write_run(tmp_path / "a")
+    pairs = [{"evolved": 2.0, "control": 1.0}] * 6 + [{"evolved": None, "control": 3.0}]
+    (path / "summary.json").write_text(json.dumps({"ended": "finished", "comparison": {"pairs": pairs, "episodes": 9}}))
+    joined, evolved, control = figures.pairs(load(path))["data"]
+    assert joined["y"] == [2.0, 1.0, None] * 6 + [None, 3.0, None]
+    assert (evolved["y"], control["y"]) == ([2.0] * 6 + [None], [1.0] * 6 + [3.0])
+    run_command(["report", str(path)])
+    assert "<p>Evolution ended higher in 6 of 7 islands: 0.86 (0.42 to 1.00)" in (path / "report.html").read_text()
+    (path / "summary.json").write_text(json.dumps({"ended": "finished", "comparison": {"pairs": 3, "episodes": 9}}))
+    with pytest.raises(UserError, match=r"summary.json: comparison.pairs: 3 does not fit"):
+        load(path)
+
+
 STANDINGS = Standings(
     population=(4, 5),
     archive=(4,),

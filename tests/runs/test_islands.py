@@ -6,11 +6,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers.support import algorithm, config, cut_back, lines, output_of, seen, train, train_below
+from helpers.support import SMALL, algorithm, config, cut_back, lines, output_of, seen, train, train_below
 
 from evorl.distributed import Placement, Ranks
 from evorl.population import initial_population
 from evorl.runs.agents.comparison import ERROR, compare, comparison_of, sentence, share_interval, sign_test
+from evorl.runs.launch import load_config
 from evorl.runs.output.console import announcement, closing_lines
 from evorl.runs.output.metrics import record_of
 from evorl.runs.run import Run
@@ -18,7 +19,9 @@ from evorl.runs.storage.progress import Progress
 from evorl.system.stopwatch import Stopwatch
 from evorl.types.agents import Agent
 from evorl.types.batches import Transition
+from evorl.types.outcomes import EvorlWarning
 
+pytestmark = pytest.mark.filterwarnings("ignore:population.control")
 PAIRED = (
     "population={size: 3, islands: 2, control: true}", "evolution.initial=sampled",
     "evolution.hyperparameters={learning_rate: {min: 1e-4, max: 1e-2}}", "evolution.mutation.hyperparameters=1",
@@ -68,6 +71,11 @@ def test_a_run_says_first_what_it_compares_and_last_how_that_ended(paired):
     for name, fitness in (("evolved", last["fitness"][:6]), ("control", last["fitness"][6:])):
         assert points[f"{name}/best"] == max(fitness)
         assert points[f"{name}/mean"] == pytest.approx(np.mean(fitness))
+
+
+def test_too_few_islands_to_show_anything_are_doubted(in_directory):
+    with pytest.warns(EvorlWarning, match="population.control: an exact test of fewer than 6 islands can never show"):
+        load_config(PAIRED, SMALL)
 
 
 def test_twins_begin_with_the_same_parameters():

@@ -22,6 +22,20 @@ from evorl.types.agents import Measured, Number, Words
 from evorl.types.outcomes import UserError
 
 
+class PairFile(TypedDict):
+    """The means of an island's best agent and of its twin's, in `summary.json`; null without a fitness."""
+
+    evolved: Measured | None
+    control: Measured | None
+
+
+class ComparisonFile(TypedDict):
+    """The keys of the comparison of evolution with none by which others follow."""
+
+    pairs: Annotated[list[PairFile], Field(max_length=1_000)]
+    episodes: Number
+
+
 class SummaryFile(TypedDict, total=False):
     """The keys of `summary.json` that commands use, with their types."""
 
@@ -31,6 +45,7 @@ class SummaryFile(TypedDict, total=False):
     best_fitness_episodes: Number
     agent_steps: Number
     wall_clock_seconds: Annotated[Measured, Field(ge=0)]
+    comparison: ComparisonFile | None
     ended: Words
 
 
