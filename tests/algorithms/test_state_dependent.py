@@ -150,7 +150,6 @@ def test_sac_learns_as_the_paper_says():
         action, log_prob = sampled(now)
         value = torch.minimum(*values(plain.p["critics"], now, action))
         plain.descend("actor", (heat.exp().detach() * log_prob - value).mean())
-        _, log_prob = sampled(now)
         plain.descend("temperature", -(heat * (log_prob.detach() - 0.7)).mean())
     (trained,) = learner.to_agents()
     plain.check(trained)

@@ -180,7 +180,8 @@ def play_as_actor(learner, experience, environments, steps):
         note_counts(message, environments)
         experience.extend(message)
         for batch in experience.take_batches():
-            experience.observe(batch, learner.update(batch))
+            # Actors that update shared parameters take the step themselves; the learner would only count it.
+            experience.observe(batch, learner.update(replace(batch, applied=False)))
 
 
 BETWEEN_SCORES = 40
