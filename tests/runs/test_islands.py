@@ -199,7 +199,7 @@ def test_the_comparison_is_that_of_the_tables():
         ([(1.0, 2.0)] * 7, "evolution ended higher in 0 of 7 islands: 0.00 (0.00 to 0.41), worse than none (p 0.016)"),
         (
             [(2.0, 1.0)],
-            "evolution ended higher in 1 of 1 islands: 1.00 (0.02 to 1.00), which could not be distinguished from no "
+            "evolution ended higher in 1 of 1 island: 1.00 (0.02 to 1.00), which could not be distinguished from no "
             "evolution (p 1); one pair proves nothing, whatever the result: it takes 6 islands that differ",
         ),
         (

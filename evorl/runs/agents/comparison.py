@@ -72,7 +72,8 @@ def sentence(comparison: Mapping[str, Any]) -> str:
     """The comparison in words."""
     ties, differing = comparison["ties"], comparison["higher"] + comparison["lower"]
     tied = f", {ties} {'tie' if ties == 1 else 'ties'} left out" if ties else ""
-    counts = f"evolution ended higher in {comparison['higher']} of {differing} islands{tied}"
+    islands = "island" if differing == 1 else "islands"
+    counts = f"evolution ended higher in {comparison['higher']} of {differing} {islands}{tied}"
     if not differing:
         return f"{counts}: nothing differs from no evolution"
     low, high = comparison["interval"]
