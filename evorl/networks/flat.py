@@ -86,8 +86,10 @@ class Weights(Mapping[str, Tensor]):
 
     @cached_property
     def _parameters(self) -> Tensors:
-        parts = self.flat.split([math.prod(shape) for shape in self.shapes.values()]) if self.shapes else ()
-        return {name: part.view(shape) for part, (name, shape) in zip(parts, self.shapes.items(), strict=True)}
+        # They may first be read in a pass without gradients, and again in one with them.
+        with torch.set_grad_enabled(self.flat.requires_grad):
+            parts = self.flat.split([math.prod(shape) for shape in self.shapes.values()]) if self.shapes else ()
+            return {name: part.view(shape) for part, (name, shape) in zip(parts, self.shapes.items(), strict=True)}
 
     def __getitem__(self, name: str) -> Tensor:
         return self.buffers[name] if name in self.buffers else self._parameters[name]
