@@ -167,7 +167,7 @@ def checkpoint_of(run: Path, wanted: int | None, config: AnyConfig) -> tuple[int
 def _refuse_an_end(where: str, progress: Progress, config: AnyConfig) -> None:
     """Raise UserError if a branch would end at once."""
     most, steps, way = config.training.max_steps, progress.agent_steps, "raise it, or take an earlier --generation"
-    if progress.ends_at_target(config):
+    if progress.is_solved(config):
         raise UserError(f"training.target_fitness: {where} has reached {config.training.target_fitness:g} there; {way}")
     if most - steps <= MIN_SHARE * config.evolution.steps:
         raise UserError(

@@ -153,7 +153,7 @@ class PopulationSettings(Section):
     control: bool = False
     """Give every island a twin that begins with the same agents and trains on without selection and mutation. At the
     end, evolution is compared with none over all islands, by an exact test. Such a run goes on to `training.max_steps`
-    when the target is reached."""
+    and does not test `training.target_fitness`."""
     placement: Literal["replicated", "sharded"] = "replicated"
     """`replicated`: every rank trains all agents and gradients are averaged. `sharded`: each trains its share alone."""
     from_: Annotated[UserPath | None, Field(alias="from")] = None

@@ -192,7 +192,7 @@ class Run:
     def finished(self) -> bool:
         """True if the target is reached, the steps are used up, or a callback stopped the run; same on all ranks."""
         spent = self.progress.generation > 0 and self._whole_plan.is_spent(self._steps_left)
-        return self.progress.ends_at_target(self.config) or spent or bool(self._stopped)
+        return self.progress.solved or spent or bool(self._stopped)
 
     @property
     def _islands(self) -> list[tuple[Island, slice]]:
@@ -391,6 +391,7 @@ class Run:
         for island, place in self._islands:
             if island.elite is not None:
                 island.elite.compete(self.config, trained, fitness, evaluator, self.generation, place)
+                elite.evaluation_steps += island.elite.evaluation_steps
         self.progress.pairs = []
         if self.config.population.control and self._whole_plan.is_spent(self._steps_left - int(counts.steps.mean())):
             self.progress.pairs = compare(self.config, trained, evaluator, self.generation)

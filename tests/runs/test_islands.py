@@ -61,7 +61,7 @@ def test_a_run_says_first_what_it_compares_and_last_how_that_ended(paired):
     settings, ended = config(*PAIRED), summary(paired)
     assert announcement(settings) == [
         "dqn on CartPole-v1: 2 islands of 3 agents x 2 environments, and as many twins without evolution",
-        "for 160 steps of each agent, also beyond the target of 0",
+        "for 160 steps of each agent, without a test of the target, as twins train for equal steps",
     ]
     compared = ended["comparison"]
     assert (compared["islands"], compared["episodes"], len(compared["pairs"])) == (2, 3, 2)

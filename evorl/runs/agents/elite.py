@@ -361,7 +361,8 @@ class Elite:
         population: Sequence[Agent],
     ) -> bool:
         """Measure the elite, which has `played` [N] the generation's episodes; return True if it reaches the target."""
-        target, settings = config.training.target_fitness, config.evaluation
+        # Beside twins the run goes on in any case, and the test may take thousands of episodes.
+        target, settings = None if config.population.control else config.training.target_fitness, config.evaluation
         confirms = settings.confirmation_episodes
         seems_reached = target is not None and bool(played.mean() >= target)
         play = self._play(evaluator, elite, generation, "measurement") if confirms else None

@@ -99,7 +99,7 @@ def _aim(config: AnyConfig) -> str:
     if config.training.target_fitness is None:
         return f"{steps}, without a target"
     if config.population.control:
-        return f"{steps}, also beyond the target of {config.training.target_fitness:g}"
+        return f"{steps}, without a test of the target, as twins train for equal steps"
     return f"until the mean {_measure(config)} is above {config.training.target_fitness:g}, or {steps}"
 
 
@@ -241,7 +241,8 @@ def closing_lines(summary: Row, config: AnyConfig, directory: Path, *, has_elite
 
     `has_elite` is True if the elite is on disk.
     """
-    target, steps = config.training.target_fitness, config.training.max_steps
+    target = None if config.population.control else config.training.target_fitness
+    steps = config.training.max_steps
     where = shlex.quote(from_here(directory)) + (" --allow-code" if code_to_allow(config) else "")
     next_steps = [f"`evorl evaluate {where}`"] if has_elite else []
     if summary["ended"] != FINISHED:

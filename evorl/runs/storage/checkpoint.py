@@ -328,9 +328,7 @@ class CheckpointManager:
     def _is_too_short(self, progress: Progress) -> bool:
         """True if the last generation was cut short by a smaller `training.max_steps` than the current one."""
         limit = progress.shortened_by
-        return (
-            limit is not None and self._config.training.max_steps > limit and not progress.ends_at_target(self._config)
-        )
+        return limit is not None and self._config.training.max_steps > limit and not progress.is_solved(self._config)
 
     def _damage(self, checkpoints: Checkpoints, number: int) -> str:
         """The reason why the run cannot resume from a checkpoint, the same on all ranks, or ""."""

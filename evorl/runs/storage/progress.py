@@ -135,10 +135,6 @@ class Progress:
         target, bound = config.training.target_fitness, self.elite.lower_bound
         return self.solved and target is not None and bound is not None and bound >= target
 
-    def ends_at_target(self, config: AnyConfig) -> bool:
-        """True if the run is over because it is solved; the islands of one with twins train on for equal steps."""
-        return self.is_solved(config) and not config.population.control
-
     def measured_otherwise(self, config: AnyConfig) -> bool:
         """True if the elite's returns are of episodes with another `evaluation.max_steps`."""
         return self.made_with.get(LIMIT, now := json.dumps(config.evaluation.max_steps)) != now
