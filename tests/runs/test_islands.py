@@ -10,6 +10,7 @@ from helpers.support import SMALL, algorithm, config, cut_back, lines, output_of
 
 from evorl.distributed import Placement, Ranks
 from evorl.population import initial_population
+from evorl.population.evaluation import Evaluator
 from evorl.runs.agents.comparison import ERROR, compare, comparison_of, sentence, share_interval, sign_test
 from evorl.runs.launch import load_config
 from evorl.runs.output.console import announcement, closing_lines
@@ -232,3 +233,15 @@ def test_what_makes_no_sense_is_refused_in_one_line(in_directory, capsys, overri
     assert train("run.name=a", *overrides) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
     assert error in line
+
+
+def test_every_step_of_evaluation_is_counted(in_directory, monkeypatch):
+    counts, pop_steps = [], Evaluator.pop_steps
+
+    def popped(evaluator):
+        counts.append(pop_steps(evaluator))
+        return counts[-1]
+
+    monkeypatch.setattr(Evaluator, "pop_steps", popped)
+    assert train("population.islands=2", "run.name=counted") == 0
+    assert summary(in_directory / "runs" / "counted")["evaluation_steps"] == sum(counts) > 0
