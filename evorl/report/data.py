@@ -53,18 +53,14 @@ class Generation:
     ranks: Count = 1
     placement: str = ""
     env_steps_per_second: Measured = 0.0
-    best_fitness: Measured | None = None
     mean_fitness: Measured | None = None
     elite_fitness: Measured | None = None
     elite_std: Measured | None = None
     elite_episodes: Count = 0
     elite_generation: Count | None = None
-    selection_began: Count | None = None
-    rank_correlation: Measured | None = None
     agents: list[Count] = field(default_factory=list)
     train_return: list[Measured | None] = field(default_factory=list)
     """The mean return of each agent's training episodes; None of too few."""
-    seconds: dict[str, Measured] = field(default_factory=dict)
     made_with: dict[str, str] = field(default_factory=dict)
 
 

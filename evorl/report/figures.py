@@ -10,11 +10,10 @@ import html
 import math
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
-from evorl.report.data import Drawn, Generation, born_by
+from evorl.report.data import Drawn, born_by
 from evorl.report.statistics import MEASURES, Effect, Group, cut_off, extent, points, thinned
 from evorl.runs.reading.lineage import Stage
 from evorl.system.console import digits
@@ -22,14 +21,6 @@ from evorl.system.console import digits
 Figure = dict[str, Any]
 INK = "$ink"
 STEPS = "environment steps of each agent"
-PARTS = {
-    "learning": "#1f77b4", "acting": "#d55e00", "environments": "#009e73", "evaluation": "#cc79a7",
-    "sampling": "#e69f00", "communication": "#56b4e9", "evolution": "#8c6d31", "checkpoint": "#aa4499",
-    "waiting": "#999933", "receiving": "#44aa99", "rest of the loop": "#98a2ad",
-}  # fmt: skip
-"""The colours of the parts of a run's time, the same in all reports."""
-TINY = 1e-3
-"""Fractions of time below which no bar is drawn."""
 WRITTEN = 24
 """The most agents of a payoff matrix for which each cell has its numbers written in it."""
 LEGEND = 56
@@ -268,33 +259,6 @@ def tree(run: Drawn) -> Figure | None:
     return {"data": traces, "layout": {**layout, "dragmode": "pan"}, "zooms": True}
 
 
-def architectures(run: Drawn) -> Figure | None:
-    """Plot the hidden units of the networks in which agents differ, over steps; None if they differ in none."""
-    names = list(run.lives[0].architectures)
-    networks = [name for name in names if len({_units(life, name) for life in run.lives}) > 1]
-    if not networks:
-        return None
-    traces: list[Figure] = []
-    layout: Figure = {"grid": {"rows": len(networks), "columns": 1, "pattern": "independent"}}
-    for row, network in enumerate(networks, start=1):
-        number = "" if row == 1 else str(row)
-        units = partial(_units, network=network)
-        drawn = [*_lives(run, units), _winner(run, units)]
-        axes = {"xaxis": f"x{number}", "yaxis": f"y{number}"}
-        traces += [{**trace, **axes, "showlegend": row == 1} for trace in drawn]
-        layout[f"yaxis{number}"] = {"title": {"text": f"units of {html.escape(network)}"}, "rangemode": "tozero"}
-        layout[f"xaxis{number}"] = _axes(STEPS, "")["xaxis"] | {
-            "title": {"text": STEPS if row == len(networks) else ""}
-        }
-    layout["height"] = 120 + 230 * len(networks)
-    return {"data": traces, "layout": layout}
-
-
-def _units(life: Stage, network: str) -> int | None:
-    shape = life.architectures.get(network)
-    return None if shape is None else sum(shape.hidden_sizes)
-
-
 def effects_figure(effects: Sequence[Effect]) -> Figure | None:
     """Plot the fitness changes of each kind of mutation, with their mean and its confidence interval.
 
@@ -342,98 +306,6 @@ def effects_figure(effects: Sequence[Effect]) -> Figure | None:
     values = [*means, *chain.from_iterable(effect.changes for effect in effects)]
     layout["xaxis"] |= {"zeroline": True, "range": extent(values)}
     return {"data": traces, "layout": {**layout, "showlegend": False, "height": 110 + 46 * len(effects)}}
-
-
-def shares(run: Drawn) -> Figure:
-    """Plot the shares of a run's wall-clock time by phase, in %."""
-    total: dict[str, float] = {}
-    for row in run.generations:
-        for name, seconds in row.seconds.items():
-            total[name] = total.get(name, 0.0) + seconds
-    # The time of the training loop includes that of its parts.
-    loop = total.pop("training", 0.0)
-    outside = ("evaluation", "evolution", "checkpoint")
-    inside = sum(seconds for name, seconds in total.items() if name not in outside)
-    total["rest of the loop"] = max(0.0, loop - inside)
-    whole = sum(total.values()) or 1.0
-    traces = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "x": [100 * seconds / whole],
-            "y": ["time"],
-            "name": html.escape(f"{name} {_percent(seconds / whole)}"),
-            "text": [f"{html.escape(name)}<br>{html.escape(_percent(seconds / whole))}"],
-            "textposition": "inside",
-            "textangle": 0,
-            "insidetextanchor": "middle",
-            "marker": {"color": PARTS.get(name, PLAIN.colour)},
-            "hovertemplate": f"{html.escape(name)}: {100 * seconds / whole:.1f} %, {seconds:,.1f} s<extra></extra>",
-        }
-        for name, seconds in sorted(total.items(), key=lambda item: -item[1])
-        if seconds / whole > TINY
-    ]
-    layout = _axes("% of the measured time", "")
-    layout["yaxis"] |= {"showticklabels": False}
-    layout["xaxis"] |= {"range": [0, 100]}
-    # Labels that do not fit are left out, since they would shrink; the legend has all of them.
-    text = {"uniformtext": {"minsize": 11, "mode": "hide"}, "bargap": 0.1}
-    return {
-        "data": traces,
-        "layout": {**layout, **text, "barmode": "stack", "height": 250, "legend": {"traceorder": "normal"}},
-    }
-
-
-def _percent(share: float) -> str:
-    return "< 1 %" if share < 0.005 else f"{100 * share:.0f} %"
-
-
-def correlations(run: Drawn) -> Figure | None:
-    """Plot Spearman's correlation of agents' ranks in successive generations; None where it was not computed."""
-    rows = thinned([row for row in run.generations if row.rank_correlation is not None])
-    if not rows:
-        return None
-    layout = _axes(STEPS, "rank correlation")
-    layout["yaxis"] |= {"range": [-1.05, 1.05]}
-    began = [row.agent_steps for row in run.generations if row.generation == row.selection_began]
-    lines = [
-        {
-            "type": "line",
-            "yref": "paper",
-            "x0": steps,
-            "x1": steps,
-            "y0": 0,
-            "y1": 1,
-            "line": {"color": "#009e73", "width": 1.5, "dash": "dash"},
-            "label": {"text": "selection begins", "font": {"color": INK}},
-        }
-        for steps in began
-    ]
-    trace = _over_steps(rows, [row.rank_correlation for row in rows])
-    return {"data": [trace], "layout": {**layout, "shapes": lines, "height": 260, "showlegend": False}}
-
-
-def speed(run: Drawn) -> Figure | None:
-    """Plot the environment steps per second of all agents over steps; None for one generation."""
-    rows = thinned(run.generations)
-    if len(rows) == 1:
-        return None
-    trace = _over_steps(rows, [row.env_steps_per_second for row in rows])
-    layout = _axes(STEPS, "steps/s of all agents")
-    layout["yaxis"] |= {"rangemode": "tozero"}
-    return {"data": [trace], "layout": {**layout, "height": 260, "showlegend": False}}
-
-
-def _over_steps(rows: Sequence[Generation], values: Sequence[float | None]) -> Figure:
-    """A line through the values of generations, over steps."""
-    return {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "x": [row.agent_steps for row in rows],
-        "y": values,
-        "line": {"color": "#0072b2"},
-        "marker": {"size": 5},
-    }
 
 
 def comparison(groups: Sequence[Group], measure: str) -> Figure:

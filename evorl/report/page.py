@@ -74,11 +74,7 @@ def _figures(run: Drawn) -> Mapping[str, figures.Figure | None]:
         "payoff": figures.payoff(run),
         "schedule": figures.schedule(run),
         "tree": figures.tree(run),
-        "architectures": figures.architectures(run),
         "effects": figures.effects_figure(effects(run)),
-        "correlations": figures.correlations(run),
-        "shares": figures.shares(run),
-        "speed": figures.speed(run),
     }
 
 

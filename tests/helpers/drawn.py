@@ -52,7 +52,6 @@ def write_run(path, config=CONFIG, lives=LIVES, gain=0.0, ended="finished", elit
                 "generation": number, "agent_steps": 100 * number, "global_steps": 200 * number,
                 "wall_clock_seconds": 2.0 * number, "env_steps_per_second": 100.0, "elite_generation": number,
                 "elite_fitness": max(scores), "best_fitness": max(scores), "mean_fitness": sum(scores) / len(scores),
-                "seconds": {"training": 1.0, "learning": 0.6, "acting": 0.2, "evaluation": 0.5},
                 "made_with": {"python": "3.11", "torch": "2.13"},
                 "agents": [row["id"] for row in agents],
                 "train_return": [None if row["id"] == 3 else row["fitness"] - 5 for row in agents],
