@@ -98,19 +98,16 @@ def pairs(run: Drawn) -> Figure | None:
     numbers = [str(island) for island in range(len(run.pairs))]
     layout = {**_axes("island", html.escape(run.score_name)), "height": 300}
     layout["xaxis"] |= {"type": "category"}
-    joined = {
-        "type": "scatter", "mode": "lines", "hoverinfo": "skip", "showlegend": False, "line": {"color": PLAIN.colour},
-        "x": [x for number in numbers for x in (number, number, None)],
-        "y": [y for pair in run.pairs for y in (*pair, None)],
-    }  # fmt: skip
+    x = [x for number in numbers for x in (number, number, None)]
+    y = [y for pair in run.pairs for y in (*pair, None)]
+    joined = _scatter(x, y, hoverinfo="skip", showlegend=False, line={"color": PLAIN.colour})
     ends = zip(("evolved", "without evolution"), GROUPS, zip(*run.pairs, strict=True), strict=False)
     marks = [
-        {
-            "type": "scatter", "mode": "markers", "name": name, "x": numbers, "y": list(means),
-            "marker": {"color": colour, "size": 9}, "hovertemplate": "%{y:.4~r}",
-        }
+        _scatter(
+            numbers, list(means), "markers", name=name, marker={"color": colour, "size": 9}, hovertemplate="%{y:.4~r}"
+        )
         for name, colour, means in ends
-    ]  # fmt: skip
+    ]
     return {"data": [joined, *marks], "layout": layout}
 
 
@@ -161,16 +158,15 @@ def payoff(run: Drawn) -> Figure | None:
 def _elite(run: Drawn) -> Figure:
     """The score of the best agent so far, over steps."""
     rows = thinned([row for row in run.generations if row.elite_fitness is not None])
-    return {
-        "type": "scatter",
-        "mode": "lines" if len(rows) > 1 else "markers",
-        "name": "best so far" + (", on fresh episodes" if run.confirms else ""),
-        "x": [row.agent_steps for row in rows],
-        "y": [row.elite_fitness for row in rows],
-        "line": {"color": INK, "width": 1, "dash": "dot", "shape": "hv"},
-        "marker": {"color": INK, "symbol": "x-thin", "size": 10, "line": {"color": INK, "width": 1.5}},
-        "hoverinfo": "skip",
-    }
+    return _scatter(
+        [row.agent_steps for row in rows],
+        [row.elite_fitness for row in rows],
+        "lines" if len(rows) > 1 else "markers",
+        name="best so far" + (", on fresh episodes" if run.confirms else ""),
+        line={"color": INK, "width": 1, "dash": "dot", "shape": "hv"},
+        marker={"color": INK, "symbol": "x-thin", "size": 10, "line": {"color": INK, "width": 1.5}},
+        hoverinfo="skip",
+    )
 
 
 def schedule(run: Drawn) -> Figure | None:
@@ -189,20 +185,23 @@ def schedule(run: Drawn) -> Figure | None:
     layout: Figure = {"grid": {"rows": len(names), "columns": 1, "pattern": "independent"}}
     for row, name in enumerate(names, start=1):
         number = "" if row == 1 else str(row)
-        axes = {"xaxis": f"x{number}", "yaxis": f"y{number}", "showlegend": row == 1}
-        traces.append({**_points(others, name, run), **axes})
+        axes: Figure = {"xaxis": f"x{number}", "yaxis": f"y{number}", "showlegend": row == 1}
         traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "x": [0] * bool(winner) + [steps[life.generation] for life in winner],
-                "y": [value_of(life, name, run) for life in [*winner[:1], *winner]],
-                # A mutation takes effect at the start of its generation.
-                "line": {"color": INK, "width": 2.5, "shape": "vh"},
-                "name": "the winner and its ancestors",
+            _scatter(
+                [steps[life.generation] for life in others],
+                [value_of(life, name, run) for life in others],
+                "markers",
+                name="all other agents",
+                marker={"color": PLAIN.colour, "size": 7, "opacity": 0.75},
+                **_hover(others, run, "y+text"),
                 **axes,
-            }
+            )
         )
+        x = [0] * bool(winner) + [steps[life.generation] for life in winner]
+        y = [value_of(life, name, run) for life in [*winner[:1], *winner]]
+        # A mutation takes effect at the start of its generation.
+        line = {"color": INK, "width": 2.5, "shape": "vh"}
+        traces.append(_scatter(x, y, name="the winner and its ancestors", line=line, **axes))
         values = [value for life in [*winner, *run.lives] if (value := value_of(life, name, run)) is not None]
         layout[f"yaxis{number}"] = {"title": {"text": html.escape(name)}, "automargin": True, **_scale(values)}
         layout[f"xaxis{number}"] = {"title": {"text": STEPS if row == len(names) else ""}}
@@ -220,39 +219,21 @@ def tree(run: Drawn) -> Figure | None:
         if (parent := parents.get((life.generation, life.id))) is not None:
             edges.setdefault(look(born_by(life, parent)), []).append((parent, life))
     traces = [_edges(kind, pairs, lanes) for kind, pairs in edges.items()]
-    traces.append(
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "name": "the winner's path",
-            "hoverinfo": "skip",
-            "x": [life.generation for life in run.path],
-            "y": [lanes[life.generation, life.id] for life in run.path],
-            "line": {"color": INK, "width": 4},
-        }
-    )
+    line = {"color": INK, "width": 4}
+    traces.append(_scatter(*_at(run.path, lanes), name="the winner's path", hoverinfo="skip", line=line))
     fitness = [life.fitness for life in run.lives if life.fitness is not None]
-    traces.append(
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "showlegend": False,
-            "x": [life.generation for life in run.lives],
-            "y": [lanes[life.generation, life.id] for life in run.lives],
-            "hovertext": [_about(life, run) for life in run.lives],
-            "hoverinfo": "text",
-            "marker": {
-                "size": 11,
-                "colorscale": "Cividis",
-                "color": [life.fitness for life in run.lives],
-                "cmin": cut.fence if (cut := cut_off(fitness)) else min(fitness, default=0),
-                "cmax": max(fitness, default=1),
-                "line": {"color": INK, "width": 1},
-                "symbol": [look(born_by(life, parents.get((life.generation, life.id)))).symbol for life in run.lives],
-                "colorbar": {"title": {"text": "fitness", "side": "right"}, "thickness": 12, "len": 0.9},
-            },
-        }
-    )
+    marker = {
+        "size": 11,
+        "colorscale": "Cividis",
+        "color": [life.fitness for life in run.lives],
+        "cmin": cut.fence if (cut := cut_off(fitness)) else min(fitness, default=0),
+        "cmax": max(fitness, default=1),
+        "line": {"color": INK, "width": 1},
+        "symbol": [look(born_by(life, parents.get((life.generation, life.id)))).symbol for life in run.lives],
+        "colorbar": {"title": {"text": "fitness", "side": "right"}, "thickness": 12, "len": 0.9},
+    }
+    agents = _scatter(*_at(run.lives, lanes), "markers", showlegend=False, marker=marker, **_hover(run.lives, run))
+    traces.append(agents)
     layout = _axes("generation", "")
     layout["yaxis"] |= {"showticklabels": False, "showgrid": False, "zeroline": False}
     layout["xaxis"] |= {"showgrid": False, "zeroline": False, **_whole(run)}
@@ -272,33 +253,15 @@ def effects_figure(effects: Sequence[Effect]) -> Figure | None:
         kind, mean = look(effect.kind), effect.interval
         name = html.escape(f"{'· ' if effect.target else ''}{effect.target or kind.words} (n={mean.number})")
         names.append(name)
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "x": (drawn := thinned(sorted(effect.changes))),
-                "y": [name] * len(drawn),
-                "marker": {"color": kind.colour, "size": 7, "opacity": 0.5, "symbol": kind.symbol},
-                "hovertemplate": "%{x:+.4~r}<extra></extra>",
-            }
-        )
+        marker: Figure = {"color": kind.colour, "symbol": kind.symbol}
+        drawn, faint = thinned(sorted(effect.changes)), {**marker, "size": 7, "opacity": 0.5}
+        hover = "%{x:+.4~r}<extra></extra>"
+        traces.append(_scatter(drawn, [name] * len(drawn), "markers", marker=faint, hovertemplate=hover))
         spread = None if mean.high is None else mean.high - mean.mean
+        bar = {"type": "data", "array": [spread], "color": INK, "thickness": 1.5, "visible": spread is not None}
+        marker |= {"size": 12, "line": {"color": INK, "width": 1}}
         traces.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "x": [mean.mean],
-                "y": [name],
-                "marker": {"color": kind.colour, "size": 12, "symbol": kind.symbol, "line": {"color": INK, "width": 1}},
-                "error_x": {
-                    "type": "data",
-                    "array": [spread],
-                    "color": INK,
-                    "thickness": 1.5,
-                    "visible": spread is not None,
-                },
-                "hovertemplate": "mean %{x:+.4~r}<extra></extra>",
-            }
+            _scatter([mean.mean], [name], "markers", marker=marker, error_x=bar, hovertemplate=f"mean {hover}")
         )
     layout = _axes("change of fitness from parent to child", "")
     layout["yaxis"] |= {"categoryorder": "array", "categoryarray": names[::-1], "automargin": True}
@@ -340,19 +303,18 @@ def _lives(run: Drawn, value: Callable[[Stage], float | None]) -> list[Figure]:
         sizes.append(0)
     order = list(dict.fromkeys(LOOKS.values()))
     return [
-        {
-            "type": "scatter",
-            "mode": "lines+markers",
-            "name": html.escape(kind.words),
-            "x": x,
-            "y": y,
-            "hovertext": words,
-            "hoverinfo": "text",
-            "opacity": 0.7 if kind == PLAIN else 0.95,
-            "line": {"color": kind.colour, "width": 1.2 if kind == PLAIN else 1.8},
-            "connectgaps": False,
-            "marker": {"color": kind.colour, "symbol": kind.symbol, "size": sizes},
-        }
+        _scatter(
+            x,
+            y,
+            "lines+markers",
+            name=html.escape(kind.words),
+            hovertext=words,
+            hoverinfo="text",
+            opacity=0.7 if kind == PLAIN else 0.95,
+            line={"color": kind.colour, "width": 1.2 if kind == PLAIN else 1.8},
+            connectgaps=False,
+            marker={"color": kind.colour, "symbol": kind.symbol, "size": sizes},
+        )
         for kind in [*order, *drawn.keys() - set(order)]
         if kind in drawn
         for x, y, words, sizes in [drawn[kind]]
@@ -361,22 +323,15 @@ def _lives(run: Drawn, value: Callable[[Stage], float | None]) -> list[Figure]:
 
 def _winner(run: Drawn, value: Callable[[Stage], float | None]) -> Figure:
     kinds = [look(born_by(life, before)) for before, life in zip([None, *run.path], run.path, strict=False)]
-    return {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "name": "the winner's path",
-        "x": [run.steps[life.generation] for life in run.path],
-        "y": [value(life) for life in run.path],
-        "line": {"color": INK, "width": 3},
-        "marker": {
-            "color": [kind.colour for kind in kinds],
-            "symbol": [kind.symbol for kind in kinds],
-            "size": 10,
-            "line": {"color": INK, "width": 1.5},
-        },
-        "hovertext": [_about(life, run) for life in run.path],
-        "hoverinfo": "text",
+    marker = {
+        "color": [kind.colour for kind in kinds],
+        "symbol": [kind.symbol for kind in kinds],
+        "size": 10,
+        "line": {"color": INK, "width": 1.5},
     }
+    x, y = [run.steps[life.generation] for life in run.path], [value(life) for life in run.path]
+    named = {"name": "the winner's path", "line": {"color": INK, "width": 3}, "marker": marker}
+    return _scatter(x, y, "lines+markers", **named, **_hover(run.path, run))
 
 
 def _edges(kind: Look, pairs: Sequence[tuple[Stage, Stage]], lanes: Mapping[tuple[int, int], float]) -> Figure:
@@ -386,8 +341,11 @@ def _edges(kind: Look, pairs: Sequence[tuple[Stage, Stage]], lanes: Mapping[tupl
         x += [parent.generation, child.generation, None]
         y += [lanes[parent.generation, parent.id], lanes[child.generation, child.id], None]
     line = {"color": kind.colour, "width": 1 if kind == PLAIN else 2}
-    named = {"name": html.escape(kind.words), "x": x, "y": y, "line": line}
-    return {"type": "scatter", "mode": "lines", "hoverinfo": "skip", "opacity": 0.8, **named}
+    return _scatter(x, y, name=html.escape(kind.words), line=line, hoverinfo="skip", opacity=0.8)
+
+
+def _at(lives: Sequence[Stage], lanes: Mapping[tuple[int, int], float]) -> tuple[list[int], list[float]]:
+    return [life.generation for life in lives], [lanes[life.generation, life.id] for life in lives]
 
 
 def _lanes(run: Drawn) -> dict[tuple[int, int], float]:
@@ -420,17 +378,8 @@ def _about(life: Stage, run: Drawn) -> str:
     return "<br>".join(html.escape(line[:120]) for line in lines)
 
 
-def _points(lives: Sequence[Stage], name: str, run: Drawn) -> Figure:
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "x": [run.steps[life.generation] for life in lives],
-        "y": [value_of(life, name, run) for life in lives],
-        "marker": {"color": PLAIN.colour, "size": 7, "opacity": 0.75},
-        "hovertext": [_about(life, run) for life in lives],
-        "hoverinfo": "y+text",
-        "name": "all other agents",
-    }
+def _hover(lives: Sequence[Stage], run: Drawn, info: str = "text") -> Figure:
+    return {"hovertext": [_about(life, run) for life in lives], "hoverinfo": info}
 
 
 def value_of(life: Stage, name: str, run: Drawn) -> float | None:
@@ -476,6 +425,11 @@ def _whole(run: Drawn) -> Figure:
     return {"range": [first - margin, last + margin], "tick0": 0, "dtick": step, "tickformat": ",d"}
 
 
+def _scatter(x: Sequence[Any], y: Sequence[Any], mode: str = "lines", **more: Any) -> Figure:
+    """A trace of plotly through points, with its other settings."""
+    return {"type": "scatter", "mode": mode, "x": x, "y": y, **more}
+
+
 def _axes(x: str, y: str) -> Figure:
     # A run of one generation would have fractions of a step otherwise.
     return {
@@ -488,36 +442,22 @@ def _traces(group: Group, measure: str, number: int) -> Iterator[Figure]:
     colour = GROUPS[number % len(GROUPS)]
     for run in group.runs:
         steps, values = points(run, measure)
-        yield {
-            **_line(steps.tolist(), values.tolist(), colour, 1),
-            "opacity": 0.45,
-            "showlegend": False,
-            "name": html.escape(run.name),
-            "hovertemplate": "%{fullData.name}: %{y:.4~r}<extra></extra>",
-        }
+        named = {"name": html.escape(run.name), "hovertemplate": "%{fullData.name}: %{y:.4~r}<extra></extra>"}
+        yield _line(steps.tolist(), values.tolist(), colour, 1, opacity=0.45, showlegend=False, **named)
     grid, means = group.curve(measure)
     x = grid.tolist()
     if means and means[0].low is not None:
         low, high = [mean.low for mean in means], [mean.high for mean in means]
-        yield {
-            **_line(x + x[::-1], high + low[::-1], colour, 0),
-            "fill": "toself",
-            "fillcolor": _clear(colour),
-            "hoverinfo": "skip",
-            "showlegend": False,
-        }
-    yield {
-        **_line(x, [mean.mean for mean in means], colour, 3),
-        "name": "<br>".join(map(html.escape, textwrap.wrap(group.title.replace(" runs)", "\u00a0runs)"), LEGEND))),
-        "hovertemplate": "mean %{y:.4~r}<extra></extra>",
-    }
+        filled = {"fill": "toself", "fillcolor": _clear(colour), "hoverinfo": "skip", "showlegend": False}
+        yield _line(x + x[::-1], high + low[::-1], colour, 0, **filled)
+    name = "<br>".join(map(html.escape, textwrap.wrap(group.title.replace(" runs)", "\u00a0runs)"), LEGEND)))
+    yield _line(x, [mean.mean for mean in means], colour, 3, name=name, hovertemplate="mean %{y:.4~r}<extra></extra>")
 
 
-def _line(x: Sequence[float], y: Sequence[float | None], colour: str, width: int) -> Figure:
-    line: dict[str, Any] = {"color": colour, "width": width}
-    # A line through one point is invisible.
-    mode: Figure = {"mode": "lines"} if len(x) > 1 else {"mode": "markers", "marker": {"color": colour, "size": 9}}
-    return {"type": "scatter", **mode, "x": list(x), "y": _without_nan(y), "line": line}
+def _line(x: Sequence[float], y: Sequence[float | None], colour: str, width: int, **more: Any) -> Figure:
+    if len(x) < 2:  # A line through one point is invisible.
+        more |= {"mode": "markers", "marker": {"color": colour, "size": 9}}
+    return _scatter(list(x), _without_nan(y), line={"color": colour, "width": width}, **more)
 
 
 def _without_nan(values: Sequence[float | None]) -> list[float | None]:
