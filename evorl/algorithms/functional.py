@@ -18,6 +18,8 @@ from torch.nn import functional
 
 MAX_WORKER_RATIO = 2.0
 """Upper bound on the ratio of the worker's to the target network's action probability (arXiv 1912.00167, section 3)."""
+LARGEST_LOG_RATIO = 80.0
+"""The log-ratio of action probabilities above which their ratio could overflow in float32."""
 
 
 # Losses of values
@@ -64,7 +66,8 @@ def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: Tensor) -> Ten
     `log_ratio` log r [P, B] is the new log-probability minus the old one, `advantage` A [P, B], `clip` [P].
     """
     _same_shape("clipped_surrogate", log_ratio=log_ratio, advantage=advantage)
-    ratio, clip = log_ratio.exp(), clip.unsqueeze(-1)
+    # Beyond float32's range the clipped ratio has no gradient, and 0 * inf would be NaN.
+    ratio, clip = log_ratio.clamp(max=LARGEST_LOG_RATIO).exp(), clip.unsqueeze(-1)
     return -torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
 
 
@@ -267,7 +270,7 @@ def _accumulated(error: Tensor, decay: Tensor) -> Tensor:
 
 def approximate_kl(log_ratio: Tensor) -> Tensor:
     """Non-negative estimate (ratio - 1) - log ratio [P, B] of KL(old || new) (Schulman 2020)."""
-    return log_ratio.expm1() - log_ratio
+    return log_ratio.clamp(max=LARGEST_LOG_RATIO).expm1() - log_ratio
 
 
 def clip_fraction(log_ratio: Tensor, clip: Tensor) -> Tensor:

@@ -108,6 +108,17 @@ def test_the_surrogate_moves_the_ratio_unless_it_has_gone_far_enough_the_right_w
         assert gradient[p, b].item() == pytest.approx(0.0 if enough else -advantage * now)
 
 
+@pytest.mark.parametrize(("advantage", "objective"), [(1.0, -1.2), (0.0, 0.0)])
+def test_a_ratio_beyond_single_precision_has_no_gradient_where_it_is_clipped(advantage, objective):
+    def loss(log_ratio):
+        return clipped_surrogate(log_ratio, torch.tensor([[advantage]]), torch.tensor([0.2]))
+
+    log_ratio = torch.tensor([[100.0]])
+    assert loss(log_ratio).item() == pytest.approx(objective)
+    assert derivative(loss, log_ratio).item() == 0.0
+    assert math.isfinite(approximate_kl(log_ratio).item())
+
+
 def test_the_divergence_is_never_negative_and_zero_for_equal_policies():
     assert (approximate_kl(random(2, 50)) >= 0).all()
     assert not approximate_kl(torch.zeros(2, 50)).any()
