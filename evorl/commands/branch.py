@@ -66,7 +66,7 @@ def branch(parsed: argparse.Namespace) -> None:
     config, names = branched(run, new, begun, parsed.overrides)
     program, ranks = program_of(config, parsed.program), processes_for(run, parsed.processes)
     check(config, ranks=ranks)
-    generation, files = checkpoint_of(run, parsed.generation, config)
+    generation, files = checkpoint_of(run, parsed.generation, begun, config)
     origin = f"{run.resolve().name}, generation {generation}"
     config = config.model_copy(update={"run": config.run.model_copy(update={"branch_of": origin})})
     before = decode_agents(files[AGENTS], AGENTS)
@@ -128,10 +128,11 @@ def branched(run: Path, new: Path, begun: AnyConfig, overrides: Sequence[str]) -
     return config, [name for name in config.algorithm.hyperparameters if f"algorithm.{name}" in keys]
 
 
-def checkpoint_of(run: Path, wanted: int | None, config: AnyConfig) -> tuple[int, dict[str, bytes]]:
+def checkpoint_of(run: Path, wanted: int | None, begun: AnyConfig, config: AnyConfig) -> tuple[int, dict[str, bytes]]:
     """Read the checkpoint of generation `wanted`, or the newest that is intact, of a run that may be training.
 
-    Returns the generation, and its files of agents and progress by name. As on resume, a generation that a smaller
+    Returns the generation, and its files of agents and progress by name. With another `evolution.burn_in`, that decides
+    anew when selection begins. As on resume, a generation that a smaller
     `training.max_steps` cut short is trained again if the checkpoint before it is there. Raises UserError if there is
     no checkpoint, or if a branch would end at once.
     """
@@ -159,7 +160,10 @@ def checkpoint_of(run: Path, wanted: int | None, config: AnyConfig) -> tuple[int
                 wanted = number - 1
                 continue
             progress.shortened_by = None  # Else resuming would look for the checkpoint before it.
-            files[STATE] = json_bytes(asdict(progress))
+        if begun.evolution.burn_in != config.evolution.burn_in:
+            for island in progress.islands:
+                island.selection_began = None
+        files[STATE] = json_bytes(asdict(progress))
         return number, files
     raise UserError(f"{where}: has no intact checkpoint to go on from; `evorl train` begins a new run")
 

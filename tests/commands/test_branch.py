@@ -161,6 +161,33 @@ def test_what_agents_cannot_go_on_with_is_refused_and_nothing_written(words, rea
     assert names("runs") == ["a"]
 
 
+def test_the_best_agent_is_measured_anew_in_another_environment_of_evaluation(copied_run, branch):
+    """CartPole with Sutton and Barto's reward: -1 in the last step, where the run has had 1 in each step."""
+    words = ("evaluation.environment.kwargs={sutton_barto_reward: true}", "training.max_steps=160")
+    with pytest.warns(EvorlWarning, match="evaluation.environment changed from null to"):
+        assert branch("b", *words) == 0
+    before, *after = lines(Path("runs/b/metrics.jsonl"))[2:]
+    assert before["elite_fitness"] > 0
+    assert all(-1 <= row["elite_fitness"] <= 0 for row in after)
+
+
+@pytest.mark.filterwarnings("ignore:this resume is not bit-exact")
+def test_episodes_that_selected_the_best_agent_do_not_count_as_fresh_in_a_branch(branch):
+    settings = ("run.name=a", "evaluation.episodes=5", "evaluation.confirmation_episodes=0", "checkpoint.keep=9")
+    assert train(*settings, "training.max_steps=80", "evolution.selection.name=none") == 0
+    assert branch("b", "evaluation.confirmation_episodes=8", "training.max_steps=160") == 0
+    assert lines(Path("runs/b/metrics.jsonl"))[2]["elite_episodes"] == 5
+
+
+def test_another_burn_in_decides_anew_when_selection_begins(copied_run, branch):
+    assert branch("b", "evolution.burn_in=0", "training.max_steps=160") == 0
+    assert lines(Path("runs/b/metrics.jsonl"))[-1]["selection_began"] is not None
+    shutil.rmtree("runs/a")
+    Path("runs/b").rename("runs/a")
+    assert branch("b", "evolution.burn_in=100", "training.max_steps=240") == 0
+    assert lines(Path("runs/b/metrics.jsonl"))[-1]["selection_began"] is None
+
+
 def test_a_run_that_trains_is_copied_and_a_path_may_lie_elsewhere(copied_run, branch):
     (copied_run / "tracking.json").write_text('{"wandb": "abc"}')
     lock, before = Lock(copied_run, wait=0.0), contents(copied_run)

@@ -136,8 +136,8 @@ class Progress:
         return self.solved and target is not None and bound is not None and bound >= target
 
     def measured_otherwise(self, config: AnyConfig) -> bool:
-        """True if the elite's returns are of episodes with another `evaluation.max_steps`."""
-        return self.made_with.get(LIMIT, now := json.dumps(config.evaluation.max_steps)) != now
+        """True if the elite's returns are of other episodes than the configuration's: see `_episodes_of_elite`."""
+        return any(self.made_with.get(name, now) != now for name, now in _episodes_of_elite(config).items())
 
     def moved(self, config: AnyConfig, placement: Placement) -> bool:
         """True if ranks, placement, vectorisation or the kind of device differ from the recorded setup."""
@@ -169,17 +169,27 @@ class Progress:
 
 
 def _made_with(config: AnyConfig, placement: Placement) -> dict[str, str]:
-    """The conditions of bit-exact results, by name: versions, machine, precision, executor, limit of evaluation."""
+    """The conditions of bit-exact results, by name: versions, machine, precision, executor, episodes of evaluation."""
     kernel = usable_kernel(config.run.kernel) if placement.ranks.device.type == "cpu" else None
     return made_with(placement.ranks.device) | {
         "precision": "bfloat16" if config.network.bf16 else "float32",
-        LIMIT: json.dumps(config.evaluation.max_steps),
         "run.kernel": "torch" if kernel is None else kernel.digest,
+        **_episodes_of_elite(config),
     }
 
 
-LIMIT = "evaluation.max_steps"
-"""The setting, recorded in `made_with`, that limits the episodes from which the elite's returns come."""
+def _episodes_of_elite(config: AnyConfig) -> dict[str, str]:
+    """The settings on which the elite's returns depend, by name: their length, their environment, and whether they are
+    fresh or have selected it."""
+    evaluation = config.evaluation
+    environment = None if evaluation.environment is None else evaluation.environment.model_dump(mode="json")
+    return {
+        "evaluation.max_steps": json.dumps(evaluation.max_steps),
+        "evaluation.environment": on_one_line(json.dumps(environment), 1_000),
+        "evaluation.confirmation_episodes": "above 0" if evaluation.confirmation_episodes else "0",
+    }
+
+
 PROGRESS = TypeAdapter(Progress)
 
 
