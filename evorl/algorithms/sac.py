@@ -202,6 +202,11 @@ class ContinuousSAC(SAC):
 
     def __init__(self, config: Config[SACSettings], interface: EnvSpec) -> None:
         super().__init__(config, interface)
+        if "target_entropy_share" in (config.evolution.hyperparameters or {}):
+            raise UserError(
+                "evolution.hyperparameters.target_entropy_share: has no effect on continuous actions; drop its range, "
+                "or set algorithm.target_entropy and evolve that"
+            )
         reads = with_action(interface, "sac", self.critic_parts, TAKES)
         self.distribution = SquashedGaussian(interface.action)
         self.bounds = self.distribution.bounds

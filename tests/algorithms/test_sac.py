@@ -271,6 +271,10 @@ def test_spaces_it_cannot_handle_are_named(actions, message):
     [
         ("network.recurrent=gru", "network.recurrent: sac cannot be recurrent; leave 'gru' out"),
         ("algorithm.target_entropy_share=2", "algorithm.target_entropy_share: 2 is out of range"),
+        (
+            "evolution.hyperparameters={target_entropy_share: {min: 0.1, max: 0.9}}",
+            "target_entropy_share: has no effect on continuous actions",
+        ),
     ],
 )
 def test_settings_it_cannot_take_are_named(setting, message):
