@@ -64,7 +64,7 @@ def _evaluated(run: Path, episodes: int, seed: int, allow_code: bool) -> dict[st
     data, agent = load_elite(run)
     config = saved_config(data)
     refuse_code(config, allow_code)
-    reserve(config.environment, min(episodes, MAX_COPIES), device_of(config.environment))
+    reserve(config.evaluation_environment, min(episodes, MAX_COPIES), device_of(config.evaluation_environment))
     check(config, trains=False)
     results = _played(run, config, agent, episodes, seed, allow_code)
     repeats = bool(results.repeat_each_other(MAX_COPIES))

@@ -22,7 +22,7 @@ MAX_WHOLE = 2**63
 MAX_BYTES = 2**17
 """Maximum size of a configuration in bytes; the largest shipped one has some thousands."""
 DEFAULT_ID: str = Environment.model_fields["id"].default
-SHORT = {"environment": "id", "algorithm": "name"}
+SHORT = {"environment": "id", "algorithm": "name", "evaluation.environment": "id"}
 """The key that a bare string in place of a section sets, as in `environment: CartPole-v1`."""
 OFF = {"evolution": "selection.name"}
 """The key that `false` in place of a section sets to `none`, as in `evolution: false`."""

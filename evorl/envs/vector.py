@@ -318,9 +318,12 @@ def stacked_frames(settings: Environment) -> int:
 def serving_action(settings: Environment, vector: Vector) -> NDArray[Any] | None:
     """The action to send after a lost life in Atari games that need FIRE to continue; None for other games.
 
-    As ALE does for its resets, a game is assumed to need FIRE if its action set includes it.
+    As ALE does for its resets, a game is assumed to need FIRE if its action set includes it. Raises UserError for an
+    environment that is not Atari's.
     """
-    names = [action.name for action in vector.ale.get_action_set()]  # type: ignore[attr-defined]
+    if not hasattr(vector, "ale"):
+        raise UserError(f"{LIVES}, not {settings.id}")
+    names = [action.name for action in vector.ale.get_action_set()]
     if "FIRE" not in names or not settings.kwargs.get("use_fire_reset", True):
         return None
     if isinstance(vector.single_action_space, gym.spaces.Box):

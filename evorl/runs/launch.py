@@ -31,6 +31,7 @@ from evorl.evolution.selection import selects
 from evorl.league.rating import MATCHMAKING
 from evorl.networks import ACTIVATIONS, CELLS, NETWORKS
 from evorl.population import check_memory
+from evorl.population.evaluation import MAX_COPIES
 from evorl.runs.agents.comparison import FEWEST_PAIRS
 from evorl.runs.agents.opponents import Task, benchmark_of, is_run, opponent_of
 from evorl.runs.output.video import check_encoder
@@ -170,6 +171,8 @@ def _doubts(config: AnyConfig) -> Iterator[str]:
         yield "evolution.initial: sampled has no effect together with population.from, whose agents keep their settings"
     if config.population.from_ is None and config.population.from_agents == "population":
         yield "population.from_agents: changes nothing without population.from, which names the run to take them from"
+    if config.population.from_ is None and config.population.hyperparameters:
+        yield "population.hyperparameters: changes nothing without population.from, whose agents would get them"
     if config.population.control and config.population.islands < FEWEST_PAIRS:
         yield (
             f"population.control: an exact test of fewer than {FEWEST_PAIRS} islands can never show that evolution "
@@ -187,13 +190,13 @@ def _doubts(config: AnyConfig) -> Iterator[str]:
 def read_config(path: Path, assignments: Sequence[str]) -> AnyConfig:
     """Read a configuration file and apply `key.path=value` assignments. Raises UserError.
 
-    Where a shipped file is of another environment, the reward threshold of the one that is asked for is the target.
+    Where a shipped file is of another environment, the reward threshold of the one that fitness counts is the target.
     """
     settings = read_settings(path, assignments)
     config = validate(settings, SETTINGS)
     if "target_fitness" in settings.get("training", {}) or not is_for_another_task(path, settings):
         return config
-    threshold = reward_threshold(config.environment) if config.evolution.fitness == {RETURN: 1.0} else None
+    threshold = reward_threshold(config.evaluation_environment) if config.evolution.fitness == {RETURN: 1.0} else None
     target = None if threshold is None else float(threshold)
     return config.model_copy(update={"training": config.training.model_copy(update={"target_fitness": target})})
 
@@ -301,6 +304,9 @@ def _try_environment(config: AnyConfig, trains: bool, ranks: int) -> None:
         agents = config.population.agents // (1 if copies == ranks else ranks)
         # The elite and its challenger play in as many copies at once as there are, and in two at least.
         reserve(config.environment, max(2, agents * config.environment.num_envs), device)
+        if config.evaluation.environment is not None:
+            copies_of_each = min(config.evaluation.episodes, MAX_COPIES)
+            reserve(config.evaluation_environment, max(2, agents * copies_of_each), device)
     with make_environments(config.environment, 1, 1, device) as one:
         algorithm = make_algorithm(config, one.interface)
         algorithm.pace(copies)

@@ -121,6 +121,11 @@ def test_a_target_far_above_the_threshold_of_the_environment_is_doubted(tmp_path
             load_config(["--config", str(path)], SMALL)
 
 
+def test_the_target_is_that_of_the_environment_whose_returns_are_fitness():
+    words = ["environment=CartPole-v0", "evaluation.environment=CartPole-v1", "evaluation.environment.kwargs={}"]
+    assert read_config(SAC, words).training.target_fitness == 475
+
+
 def test_a_threshold_is_none_of_another_fitness():
     words = ["environment=CartPole-v1", "evolution.fitness={return: 1, info.success: 2}"]
     assert read_config(SAC, words).training.target_fitness is None

@@ -114,6 +114,11 @@ def test_options_that_score_lives_are_refused(option):
         environments("Breakout", kwargs={option: True})
 
 
+def test_lives_need_an_environment_that_reports_them_also_in_evaluation():
+    with pytest.raises(UserError, match="only Atari's image environments report lives, not CartPole-v1"):
+        Environments(Environment(id="CartPole-v1", life_loss_ends=True), 1, 1, whole_games=True)
+
+
 def test_a_game_that_is_truncated_as_a_life_is_lost_is_over():
     """ALE reports the lost life alone. A ball that nobody meets is lost in step 25, in which frame 98 comes."""
     kwargs = {
