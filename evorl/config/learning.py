@@ -41,7 +41,8 @@ class Network(Section):
     """The networks of initial agents; if an algorithm has several, all start with these settings."""
 
     name: Text = "standard"
-    """`standard`, which reads every observation, or `module` for a network of your own; see `factory`."""
+    """`standard`, which reads every observation, or `module` for a network of your own; see `factory`. A module ignores
+    `hidden_sizes`, `activation`, `layer_norm` and `convolutions`."""
     hidden_sizes: Annotated[tuple[Width, ...], Field(min_length=1, max_length=256)] = (64, 64)
     """The units of each hidden layer, in initial agents if mutations change them."""
     activation: Text = "relu"
