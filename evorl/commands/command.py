@@ -216,9 +216,8 @@ def _train(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=seed_or_word,
         metavar="N",
-        help="train one run per seed and summarise them; seeds that have finished are not repeated",
+        help="train one run per seed in turn and summarise them; seeds that have finished are not repeated",
     )
-    parser.add_argument("--jobs", type=count, metavar="N", help="with --seeds: seeds to train at a time (default: 1)")
     _verbose(parser)
 
 
@@ -354,7 +353,7 @@ COMMANDS: Mapping[str, Command] = {
             "evorl train ppo environment=CartPole-v1 training.target_fitness=475 --name first",
             "evorl train sac --seed 7 population.size=8",
             "evorl train my.yaml --processes 2",
-            "evorl train my.yaml --seeds 1 2 3 4 5 --jobs 2 --name wide 'network.hidden_sizes=[256,256]'",
+            "evorl train my.yaml --seeds 1 2 3 4 5 --name wide 'network.hidden_sizes=[256,256]'",
         ),
     ),
     "resume": Command(

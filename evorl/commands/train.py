@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from evorl.commands.command import file_and_assignments
@@ -50,8 +46,6 @@ def train(parsed: argparse.Namespace) -> None:
     if parsed.seeds is not None:
         train_seeds(parsed)
         return
-    if parsed.jobs is not None:
-        raise UserError("--jobs: sets how many seeds train at a time; give the seeds, such as --seeds 1 2 3")
     arguments = program_arguments([*parsed.words, *verbosity(parsed)], parsed.seed, parsed.name)
     program = program_for(read_settings(Path(arguments[1]), arguments[2:]))
     if parsed.processes == 1:
@@ -181,8 +175,6 @@ def become(command: Sequence[str]) -> None:
     os.execv(command[0], list(command))
 
 
-PIECE = 0.5
-"""Seconds between checks whether all runs have ended."""
 HEADINGS = ("seed", "run", "best", "episodes", "steps", "seconds", "state")
 
 
@@ -211,8 +203,7 @@ def train_seeds(parsed: argparse.Namespace) -> None:
     called = {number: assignment("run.name", each) for number, each in names}
     left = [number for number, path in runs if not _is_over(path, config)]
     commands = [(number, [*program, f"seed={number}", called[number], "run.resume=auto"]) for number in left]
-    jobs = min(parsed.jobs or 1, max(1, len(left)))
-    codes = train_each(commands, jobs, divided(visible_gpus() if jobs > 1 else [], jobs, parsed.processes), name)
+    codes = train_each(commands, name)
     print("\n".join(summary_lines([(number, path) for number, path in runs if (path / CONFIG).is_file()])))
     if failed := [str(number) for number, code in codes.items() if code]:
         raise RunFailed(f"seed {', '.join(failed)} did not finish; repeat the command to resume")
@@ -242,90 +233,36 @@ def _check_begun(path: Path, config: AnyConfig) -> None:
             raise UserError(f"run.resume: {path} was started with another {key}; choose another --name")
 
 
-def visible_gpus() -> list[str]:
-    """The names by which `CUDA_VISIBLE_DEVICES` can select the GPUs that this process may use."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return [name for each in visible.split(",") if (name := each.strip())]
-    import torch  # Only several jobs need it: importing it takes 2 s.
+def train_each(commands: Sequence[tuple[int, Sequence[str]]], group: str) -> dict[int, int]:
+    """Run the command of each seed, one after the other, and return the exit codes by seed.
 
-    return [str(index) for index in range(torch.cuda.device_count())]
-
-
-def divided(gpus: Sequence[str], jobs: int, processes: int) -> list[str]:
-    """`CUDA_VISIBLE_DEVICES` for each of `jobs` concurrent runs, so that their `processes` spread over all GPUs.
-
-    Without it, every run would take the first GPUs. Empty if there are too few GPUs to spread over.
+    W&B shows the runs as this group, unless WANDB_RUN_GROUP is set. On a signal, the run in progress shuts down cleanly
+    and keeps its checkpoints, and no other begins.
     """
-    if len(gpus) < max(2, processes):
-        return []
-    turns = itertools.cycle(gpus)
-    return [",".join(itertools.islice(turns, processes)) for _ in range(jobs)]
-
-
-@dataclass
-class Processes:
-    """The training processes in progress; on SIGTERM they shut down cleanly and keep their checkpoints.
-
-    `devices` are the `CUDA_VISIBLE_DEVICES` that no run has at present; without any, all runs see the same GPUs.
-    """
-
-    devices: list[str] = field(default_factory=list)
-    group: str = ""
-    running: set[subprocess.Popen[str]] = field(default_factory=set)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    over: bool = False
-
-    def train(self, number: int, command: Sequence[str]) -> int:
-        """Run a training process, its output lines prefixed by its seed; return its exit code, 1 if not started."""
-        with self.lock:
-            if self.over:
-                return 1
-            # The package comes first on the path, so that no other `evorl` is imported instead.
-            path = os.pathsep.join(filter(None, (str(PACKAGE.parent), os.environ.get("PYTHONPATH"))))
-            device_variables = {"CUDA_VISIBLE_DEVICES": self.devices.pop(0)} if self.devices else {}
-            environment = {"WANDB_RUN_GROUP": self.group, **os.environ, "PYTHONPATH": path, **device_variables}
-            process = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT, text=True, errors="replace",
-            )  # fmt: skip
-            self.running.add(process)
-        assert process.stdout is not None
-        with process.stdout:
-            for line in process.stdout:
-                say(f"seed {number} | {line.rstrip()}")
-        code = process.wait()
-        with self.lock:
-            self.running.discard(process)
-            self.devices += device_variables.values()
-        return code
-
-    def end(self) -> None:
-        """Terminate all training processes and prevent new ones."""
-        with self.lock:
-            self.over = True
-            for process in self.running:
+    # The package comes first on the path, so that no other `evorl` is imported instead.
+    path = os.pathsep.join(filter(None, (str(PACKAGE.parent), os.environ.get("PYTHONPATH"))))
+    environment = {"WANDB_RUN_GROUP": group, **os.environ, "PYTHONPATH": path}
+    codes = {}
+    for number, command in commands:
+        with subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, errors="replace",
+        ) as process:  # fmt: skip
+            try:
+                codes[number] = _relay(process, number)
+            except BaseException:
                 process.terminate()
+                _relay(process, number)
+                raise
+    return codes
 
 
-def train_each(
-    commands: Sequence[tuple[int, Sequence[str]]], jobs: int, devices: Sequence[str] = (), group: str = ""
-) -> dict[int, int]:
-    """Run each seed's command, `jobs` at a time, each with one of `devices`; return the exit codes by seed.
-
-    W&B shows the runs as this group, unless WANDB_RUN_GROUP is set.
-    """
-    processes = Processes([*devices], group)
-    with ThreadPoolExecutor(jobs) as pool:
-        try:
-            begun = {number: pool.submit(processes.train, number, command) for number, command in commands}
-            # Poll: a signal that another thread receives does not interrupt a wait.
-            while wait(begun.values(), PIECE).not_done:
-                pass
-            return {number: future.result() for number, future in begun.items()}
-        except BaseException:
-            processes.end()
-            raise
+def _relay(process: subprocess.Popen[str], number: int) -> int:
+    """Print a process's lines, prefixed by its seed, until it has ended; return its exit code."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        say(f"seed {number} | {line.rstrip()}")
+    return process.wait()
 
 
 def summary_lines(runs: Sequence[tuple[int, Path]]) -> list[str]:

@@ -1,6 +1,7 @@
 """Several seeds of one configuration."""
 
 import json
+import os
 import shutil
 import signal
 import sys
@@ -36,20 +37,9 @@ def test_seeds_summary_has_a_line_for_each_and_the_mean(tmp_path):
     assert last == "best agents of 3 seeds: mean 200.0; solved: 3 of 3", "too few for an interval"
 
 
-def test_runs_at_a_time_take_gpus_of_their_own(monkeypatch, capsys):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, GPU-a,5")
-    assert train.visible_gpus() == ["2", "GPU-a", "5"]
-    assert train.divided(train.visible_gpus(), 4, 1) == ["2", "GPU-a", "5", "2"]
-    assert train.divided(train.visible_gpus(), 2, 2) == ["2,GPU-a", "5,2"]
-    assert train.divided(["0"], 2, 1) == train.divided(["0", "1"], 2, 3) == [], "all runs see the same"
-    tell = [sys.executable, "-c", "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"]
-    assert train.train_each([(seed, tell) for seed in (1, 2, 3)], 1, ["5"]) == {1: 0, 2: 0, 3: 0}
-    assert capsys.readouterr().err == "".join(f"seed {seed} | 5\n" for seed in (1, 2, 3))
-
-
 def test_a_line_is_told_with_its_seed_and_codes_are_given_back(capsys):
     commands = [(1, [sys.executable, "-c", "print('one')"]), (2, [sys.executable, "-c", "raise SystemExit(3)"])]
-    assert train.train_each(commands, jobs=2) == {1: 0, 2: 3}
+    assert train.train_each(commands, "") == {1: 0, 2: 3}
     assert capsys.readouterr().err == "seed 1 | one\n"
 
 
@@ -58,7 +48,7 @@ def test_seeds_are_a_group_of_wandb_unless_the_user_names_one(capsys, monkeypatc
     for variable, group in ((None, "wide"), ("mine", "mine")):
         if variable:
             monkeypatch.setenv("WANDB_RUN_GROUP", variable)
-        assert train.train_each([(1, tell)], 1, group="wide") == {1: 0}
+        assert train.train_each([(1, tell)], "wide") == {1: 0}
         assert capsys.readouterr().err == f"seed 1 | {group}\n"
 
 
@@ -73,13 +63,13 @@ def test_interrupted_seeds_end_all_and_begin_no_other(tmp_path):
     def interrupt_once_it_waits():
         while not (tmp_path / "waiting").exists():
             time.sleep(0.01)
-        signal.raise_signal(signal.SIGALRM)
+        os.kill(os.getpid(), signal.SIGALRM)
 
     before = signal.signal(signal.SIGALRM, interrupt)
     threading.Thread(target=interrupt_once_it_waits, daemon=True).start()
     started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        train.train_each([(1, waits), (2, begins)], jobs=1)
+        train.train_each([(1, waits), (2, begins)], "")
     signal.signal(signal.SIGALRM, before)
     assert time.monotonic() - started < 30
     assert not (tmp_path / "begun").exists()
@@ -87,15 +77,15 @@ def test_interrupted_seeds_end_all_and_begin_no_other(tmp_path):
 
 def commands_of(monkeypatch, *words):
     given = []
-    monkeypatch.setattr(train, "train_each", lambda commands, jobs, *rest: given.append((commands, jobs)) or {})
+    monkeypatch.setattr(train, "train_each", lambda commands, group: given.append((commands, group)) or {})
     monkeypatch.setattr(train, "summary_lines", lambda runs: [])
     assert run_program(run_command, ["train", str(SMALL), *words]) == 0
     return given[0]
 
 
 def test_words_after_seeds_are_settings(in_directory, monkeypatch):
-    commands, jobs = commands_of(monkeypatch, "--seeds", "4", "5", "population.size=2", "--jobs", "8")
-    assert jobs == 2
+    commands, group = commands_of(monkeypatch, "--seeds", "4", "5", "population.size=2")
+    assert group == "dqn-CartPole-v1"
     for number, command in commands:
         name = f'run.name="dqn-CartPole-v1-seed-{number}"'
         assert command[4:] == [
@@ -103,10 +93,10 @@ def test_words_after_seeds_are_settings(in_directory, monkeypatch):
             "run.resume=auto",
         ]  # fmt: skip
     assert [number for number, _ in commands] == [4, 5]
-    commands, jobs = commands_of(monkeypatch, "--seeds", "1", "2", "3", "--name", "x", "--processes", "2")
+    commands, group = commands_of(monkeypatch, "--seeds", "1", "2", "3", "--name", "x", "--processes", "2")
     assert [(number, command[-2]) for number, command in commands] == [(n, f'run.name="x-seed-{n}"') for n in (1, 2, 3)]
     assert all(command[4:7] == ["train", "--processes", "2"] for _, command in commands)
-    assert jobs == 1
+    assert group == "x"
     commands, _ = commands_of(monkeypatch, "--seeds", "1", "--name", "run🙂")
     assert commands[0][1][-2] == 'run.name="run🙂-seed-1"'
 
@@ -134,7 +124,6 @@ def test_seeds_that_have_finished_and_were_cleaned_are_not_trained_again(
     [
         (["--seeds", "1", "1"], "--seeds: each seed may be given once, not 1 1"),
         (["--seeds", "1", "seed=4"], "seed: --seeds sets it; leave one of them out"),
-        (["--jobs", "2"], "--jobs: sets how many seeds train at a time"),
         (["--seeds", "1", "algorithm.gamma=7"], "algorithm.gamma: 7 is out of range"),
     ],
 )
@@ -146,7 +135,7 @@ def test_wrong_options_of_seeds_are_refused_first(words, message, in_directory, 
 
 @pytest.mark.slow
 def test_seeds_train_and_are_taken_up_again(in_directory, capsys):
-    settings = ["--jobs", "2", "--name", "a", "training.max_steps=40"]
+    settings = ["--name", "a", "training.max_steps=40"]
     words = ["train", str(SMALL), "--seeds", "1", "2", *settings]
     assert run_program(run_command, ["train", str(SMALL), "--seeds", "1", *settings]) == 0
     first = in_directory / "runs" / "a-seed-1" / "metrics.jsonl"

@@ -152,7 +152,7 @@ def test_training_in_python_and_with_several_seeds_are_the_same(in_directory, mo
             evorl.train("dqn", environment=given)
         assert numbers(asked.value.args[0]) == (-100.0, 1_000_000, 10_000)
     begun = []
-    monkeypatch.setattr(train, "train_each", lambda commands, jobs, *rest: begun.extend(commands) or {})
+    monkeypatch.setattr(train, "train_each", lambda commands, group: begun.extend(commands) or {})
     assert run_program(run_command, ["train", "dqn", "environment=Acrobot-v1", "--seeds", "5"]) == 0
     ((_, command),) = begun
     _, file, *words = program_arguments(command[command.index("train") + 1 :], None, None)
