@@ -11,17 +11,14 @@ import os
 import re
 import time
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium.utils.env_checker import check_env
 from gymnasium.utils.passive_env_checker import env_render_passive_checker
-from numpy.typing import NDArray
 from torch import Tensor
 
 from evorl.algorithms import ALGORITHMS, SETTINGS, make_algorithm
@@ -173,55 +170,6 @@ def _gymnasium(settings: Environment, steps: int) -> list[Verdict]:
     return results or [Verdict("pass", "gymnasium.utils.env_checker.check_env finds nothing")]
 
 
-def _precision(settings: Environment, steps: int) -> list[Verdict]:
-    """Numbers in float64 of which most changes are lost in float32, in which networks compute."""
-    vector = make_vector(settings.model_copy(update={"vectorization": "sync"}), 1)
-    env: gym.Env[Any, Any] = vector.envs[0]  # type: ignore[attr-defined]
-    changed: dict[str, Any] = defaultdict(int)
-    lost: dict[str, Any] = defaultdict(int)
-    try:
-        observation, info = env.reset(seed=SEED)
-        before = dict(_doubles(env.observation_space, observation))
-        env.action_space.seed(SEED)
-        for _ in range(steps if before else 0):
-            mask = info.get(MASK) if isinstance(env.action_space, gym.spaces.Discrete) else None
-            action = env.action_space.sample(None if mask is None else np.asarray(mask, np.int8))
-            observation, _, terminated, truncated, info = env.step(action)
-            if terminated or truncated:
-                observation, info = env.reset()
-            now = dict(_doubles(env.observation_space, observation))
-            for name, values in now.items():
-                moved = values != before[name]
-                changed[name] = changed[name] + moved
-                lost[name] = lost[name] + (moved & (values.astype(np.float32) == before[name].astype(np.float32)))
-            before = now
-    finally:
-        close_vector(vector, settings.id)
-    for name, counts in changed.items():
-        for entry in np.argwhere(2 * lost[name] > counts).tolist():
-            moves, gone = counts[tuple(entry)], lost[name][tuple(entry)]
-            text = (
-                f"entry {entry} of {name} changes in {moves} steps, but in {gone} of them not in single precision, in "
-                "which networks compute; give it relative to the start of the episode"
-            )
-            return [Verdict("warn", text)]
-    return [Verdict("pass", "observations keep their changes in single precision")]
-
-
-def _doubles(
-    space: gym.Space[Any], observation: Any, name: str = "observation"
-) -> Iterator[tuple[str, NDArray[np.float64]]]:
-    """Copies of the float64 arrays of an observation, by name."""
-    if isinstance(space, gym.spaces.Dict):
-        for key, part in space.items():
-            yield from _doubles(part, observation[key], f"{name}.{key}")
-    elif isinstance(space, gym.spaces.Tuple):
-        for index, part in enumerate(space):
-            yield from _doubles(part, observation[index], f"{name}.{index}")
-    elif isinstance(space, gym.spaces.Box) and space.dtype == np.float64:
-        yield name, np.array(observation, np.float64)
-
-
 def _episodes(settings: Environment, steps: int) -> list[Verdict]:
     """Random episodes: a run ends where one of them has a fault. Warn if nothing would end an episode."""
     rng = numpy_generator(SEED, generation=0, rank=0, purpose="check")
@@ -328,7 +276,6 @@ CHECKS: Mapping[str, Callable[[Environment, int], list[Verdict]]] = {
     "interface": _interface,
     "spaces": _spaces,
     "gymnasium": _gymnasium,
-    "precision": _precision,
     "episodes": _episodes,
     "resuming": _resuming,
     "speed": _speed,

@@ -104,17 +104,6 @@ class Masked(Good):
         return *super().step(action)[:4], self.info()
 
 
-class Dated(Good):
-    """Gives the seconds since 1970, and a small angle."""
-
-    observation_space = gym.spaces.Dict(
-        angle=gym.spaces.Box(-1.0, 1.0, (1,)), clock=gym.spaces.Box(0.0, 1e10, (2,), np.float64)
-    )
-
-    def observe(self):
-        return {"angle": super().observe()[:1], "clock": np.array([self.number, 1.7e9 + self.number])}
-
-
 class ManyActions(Good):
     action_space = gym.spaces.Discrete(2**31 - 1)
 
@@ -149,7 +138,7 @@ def test_what_is_right_passes_with_figures(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert {line.split()[0] for line in lines} == {"pass"}
     names = [re.split(r"  +", line)[1] for line in lines]
-    assert names == ["interface", "spaces", "gymnasium", "precision", "episodes", "resuming", "speed"]
+    assert names == ["interface", "spaces", "gymnasium", "episodes", "resuming", "speed"]
     text = dict(zip(names, lines, strict=True))
     assert "observation (vector [2]); Discrete(2); for a2c, a3c, " in text["spaces"]
     assert " apex_dqn, " in text["spaces"]
@@ -166,7 +155,6 @@ def test_what_is_right_passes_with_figures(capsys):
         ("NoObservation", {"episodes": "fail", "resuming": "fail"}),
         ("Endless", {"episodes": "warn"}),
         ("Unbounded", {"spaces": "warn"}),
-        ("Dated", {"precision": "warn"}),
         ("MaskedAtFirst", {"episodes": "fail", "resuming": "fail"}),
         ("Buffered", {"gymnasium": "fail"}),
         ("Hidden", {"gymnasium": "fail", "resuming": "warn"}),
