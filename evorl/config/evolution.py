@@ -14,7 +14,6 @@ from pydantic import (
 )
 
 from evorl.config.fields import (
-    ENVIRONMENT,
     RETURN,
     Count,
     FitnessTerms,
@@ -33,16 +32,6 @@ from evorl.config.fields import (
 
 MOST_AGENTS = 1_000
 """The most agents of a run: all agents of a checkpoint share one header."""
-
-
-def with_dotted_names(ranges: Any) -> Any:
-    """Return ranges by dotted name, flattening environment ranges that are given as nested sections."""
-    inner = ranges.get("environment") if isinstance(ranges, dict) else None
-    kwargs = inner.get("kwargs") if isinstance(inner, dict) and len(inner) == 1 else None
-    if not isinstance(kwargs, dict):
-        return ranges
-    others = {name: range for name, range in ranges.items() if name != "environment"}
-    return others | {f"{ENVIRONMENT}{key}": range for key, range in kwargs.items()}
 
 
 class Selection(Section):
@@ -125,12 +114,10 @@ class Evolution(Section):
     its layers from the limits of `architecture` where mutations may change them."""
     selection: Selection = Selection()
     mutation: Mutation = Mutation()
-    hyperparameters: Annotated[dict[str, HyperparameterRange] | None, BeforeValidator(with_dotted_names)] = None
+    hyperparameters: dict[str, HyperparameterRange] | None = None
     """Ranges of the hyperparameters that mutations perturb. Null uses the algorithm's own ranges; otherwise only those
     that are named here are perturbed, `{}` means none. Null for one of them keeps it as it is: with
-    `{learning_rate: null}` alone, evolution perturbs all others of the algorithm. One may be a number in
-    `environment.kwargs`, as `environment.kwargs.gravity`: each agent then trains in environments with its own value,
-    and evaluation keeps the configured one."""
+    `{learning_rate: null}` alone, evolution perturbs all others of the algorithm."""
     architecture: ArchitectureLimits = ArchitectureLimits()
     fitness: FitnessTerms = Field(default={RETURN: 1.0})
     """The quantity that selection, the elite and `training.target_fitness` use: the mean over evaluation episodes of

@@ -70,8 +70,6 @@ UserPath = Annotated[Path, AfterValidator(from_home)]
 """A path as its user writes it, which may begin with `~`."""
 
 
-ENVIRONMENT = "environment.kwargs."
-"""Prefix of a key of `environment.kwargs` that is a hyperparameter of an agent's training environments."""
 RETURN, INFO = "return", "info."
 """Fitness terms: the episode return, and the prefix of a number in the environment's `info`."""
 BENCHMARK = "league.benchmark"
@@ -339,8 +337,3 @@ def leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         inner = isinstance(value, Mapping) and value
         by_key |= leaves(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
     return by_key
-
-
-def as_configured(value: float, configured: Any) -> float:
-    """Return an agent's value of an environment setting, as an integer if the configured one is."""
-    return round(value) if isinstance(configured, int) else value

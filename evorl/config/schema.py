@@ -7,23 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Generic, Self, TypeVar
 
 import yaml
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from evorl.config.errors import explain, nearest, shown
-from evorl.config.evolution import Evolution, PopulationSettings, with_dotted_names
+from evorl.config.evolution import Evolution, PopulationSettings
 from evorl.config.fields import (
     DEFAULT_ALGORITHM,
-    ENVIRONMENT,
     EXPONENT,
     RETURN,
     AlgorithmSettings,
     HyperparameterRange,
     Section,
-    as_configured,
 )
 from evorl.config.learning import ActorSettings, Network, Replay
 from evorl.config.run import Checkpoint, Environment, Evaluation, LeagueSettings, RunSettings, Tracking, Training
@@ -70,26 +68,21 @@ class Config(Section, Generic[Settings]):
         actors = self.actors or ActorSettings() if algorithm.actor_messages is not None else None
         ranges = algorithm.default_ranges() if configured is None else algorithm.scaled(configured)
         evolution = self.evolution.model_copy(update={"hyperparameters": ranges})
-        environment = self.environment
-        # Native vector environments share one set of settings between all copies.
-        if environment.vectorization == "auto" and any(name.startswith(ENVIRONMENT) for name in ranges):
-            environment = environment.model_copy(update={"vectorization": "sync"})
-        update = {"network": network, "actors": actors, "evolution": evolution, "environment": environment}
-        return self.model_copy(update=update)
+        return self.model_copy(update={"network": network, "actors": actors, "evolution": evolution})
 
     @model_validator(mode="before")
     @classmethod
     def _without_frozen(cls, data: Any) -> Any:
         """Leave out the ranges of hyperparameters whose range is null; of nothing else, take the algorithm's ranges."""
         evolution = data.get("evolution") if isinstance(data, dict) else None
-        ranges = with_dotted_names(evolution.get("hyperparameters")) if isinstance(evolution, dict) else None
+        ranges = evolution.get("hyperparameters") if isinstance(evolution, dict) else None
         if not isinstance(ranges, dict) or None not in ranges.values():
             return data
         frozen = {name for name, ends in ranges.items() if ends is None}
         settings = cls.model_fields["algorithm"].annotation
         assert isinstance(settings, type)
         assert issubclass(settings, AlgorithmSettings)
-        if others := [name for name in sorted(frozen) if name not in settings.hyperparameters and "." not in name]:
+        if others := [name for name in sorted(frozen) if name not in settings.hyperparameters]:
             reason = f"evolution.hyperparameters.{others[0]}: there is no hyperparameter of this name"
             raise ValueError(reason + nearest(others[0], settings.hyperparameters))
         left = {name: ends for name, ends in ranges.items() if name not in frozen}
@@ -111,11 +104,10 @@ class Config(Section, Generic[Settings]):
     def _fits_together(self) -> Self:
         self._check_population()
         self._check_replay()
-        environments = self.first_environment_hyperparameters()
         if self.evaluation.fitness == "training":
-            self._check_training_fitness(environments)
+            self._check_training_fitness()
         for name, ends in (self.resolved().evolution.hyperparameters or {}).items():
-            self._check_hyperparameter(name, ends, environments)
+            self._check_hyperparameter(name, ends)
         return self
 
     def _check_population(self) -> None:
@@ -159,12 +151,8 @@ class Config(Section, Generic[Settings]):
             name = next(name for name, value in self.replay if value != getattr(plain, name))
             raise ValueError(f"replay.{name}: {self.algorithm.name} learns from rollouts; leave it out")
 
-    def _check_hyperparameter(self, name: str, ends: HyperparameterRange, environments: Collection[str]) -> None:
+    def _check_hyperparameter(self, name: str, ends: HyperparameterRange) -> None:
         """Raise ValueError if evolution cannot perturb a setting between these ends, or that would have no effect."""
-        if name in environments:
-            if reason := ends.validation_error():
-                raise ValueError(f"evolution.hyperparameters.{name}: {reason}")
-            return
         if name not in self.algorithm.hyperparameters:
             raise ValueError(
                 f"evolution.hyperparameters.{name}: {self.algorithm.name} has no hyperparameter of this name"
@@ -182,7 +170,7 @@ class Config(Section, Generic[Settings]):
         if reason := ends.validation_error():
             raise ValueError(f"evolution.hyperparameters.{name}: {reason}")
 
-    def _check_training_fitness(self, environments: Collection[str]) -> None:
+    def _check_training_fitness(self) -> None:
         """Raise ValueError if training episodes cannot measure an agent's fitness."""
         if self.evaluation.environment is not None:
             raise ValueError(
@@ -195,33 +183,6 @@ class Config(Section, Generic[Settings]):
                 f"evaluation.fitness: training counts only returns, and evolution.fitness is {terms}; use evaluation, "
                 "or evolution.fitness=return"
             )
-        if environments:
-            raise ValueError(
-                f"evaluation.fitness: with {next(iter(environments))} in evolution.hyperparameters agents train in "
-                "different environments, so their training returns cannot be compared; use evaluation"
-            )
-
-    def first_environment_hyperparameters(self) -> dict[str, float]:
-        """Return the configured values of hyperparameters that are environment settings.
-
-        Raises ValueError if one is not configured as a number, or cannot differ between environment copies.
-        """
-        first = {}
-        for name in self.evolution.hyperparameters or {}:
-            if name.startswith(ENVIRONMENT):
-                value = self.environment.kwargs.get(name.removeprefix(ENVIRONMENT))
-                if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                    raise ValueError(
-                        f"evolution.hyperparameters.{name}: {name} is {shown(value)}; give it as a number: evaluation "
-                        "keeps it, and mutations begin there"
-                    )
-                first[name] = float(value)
-        if first and self.environment.vectorization == "native":
-            raise ValueError(
-                "environment.vectorization: native copies are all alike, and "
-                f"evolution.hyperparameters has {next(iter(first))}; use sync or async"
-            )
-        return first
 
     @property
     def evaluation_environment(self) -> Environment:
@@ -240,8 +201,6 @@ class Config(Section, Generic[Settings]):
         """Return a hyperparameter's value as used in training, the form in which it is displayed."""
         if not math.isfinite(value):
             return value
-        if name.startswith(ENVIRONMENT):
-            return as_configured(value, self.environment.kwargs.get(name.removeprefix(ENVIRONMENT)))
         recurrent = self.network.recurrent is not None
         return self.algorithm.effective_value(name, value, self.environment.num_envs, recurrent=recurrent)
 

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from evorl.config import Environment
 from evorl.config.errors import nearest, shown
-from evorl.config.fields import ENVIRONMENT, as_configured
 from evorl.envs.continuation import Continuation
 from evorl.envs.episodes import Collected, Episodes, Recent
 from evorl.envs.faults.recovery import FINAL, RecoveringVector
@@ -189,7 +188,6 @@ class Environments(SteppedEnvironments):
         self._steps = np.zeros(self.agents)
         self._id = settings.id
         self._may_be_endless = longest_episode(settings) is None
-        self._kwargs = settings.kwargs
         self.observation: Observation
         self._started: Tensor
         _, info = self._vector.reset(0)
@@ -222,18 +220,10 @@ class Environments(SteppedEnvironments):
         self._vector.env.play_both_seats()
 
     def begin(self, seed: int, agents: Sequence[Agent], carry_over: bool) -> None:
-        """Start a generation with these agents: with new episodes, or with the running ones if `carry_over`.
-
-        Where environment settings are hyperparameters, each agent gets environments with its own values; if that
-        recreates them, all episodes start anew. Raises UserError if an environment rejects the values.
-        """
+        """Start a generation with these agents: with new episodes, or with the running ones if `carry_over`."""
         seed_global_generators(seed)
         self._episodes.hand_over([agent.id for agent in agents])
-        agents_kwargs = [own_kwargs(agent, self._kwargs) for agent in agents]
-        changed = any(agents_kwargs) and self._vector.differ(
-            [kwargs for kwargs in agents_kwargs for _ in range(self.num_envs)]
-        )
-        if changed or not (carry_over and hasattr(self, "observation")):
+        if not (carry_over and hasattr(self, "observation")):
             # A restore that failed halfway may have left step counts.
             self._steps = np.zeros(self.agents)
             self.reset(seed)
@@ -335,7 +325,6 @@ class Environments(SteppedEnvironments):
         starts = {
             "kind": continuation.kind,
             "origins": continuation.origins(self._vector.env),
-            "differing": self._vector.differing,
             "restarts": self._vector.restarts,
         }
         arrays = {ORIGINS: np.frombuffer(json.dumps(starts).encode(), dtype=np.uint8), **self._counted()}
@@ -367,8 +356,6 @@ class Environments(SteppedEnvironments):
         self._episodes.load_state_dict({name: arrays[f"{COUNTED}{name}"] for name in self._episodes.state_dict()})
         if continuation.journal is not None:
             continuation.journal.load_state_dict(arrays)
-        if starts["differing"]:
-            self._vector.differ(self._checked(starts["differing"]))
         self._copies.steps = arrays["steps"]
         parts = {name: arrays[f"{SEEN}{name}"] for name in self.observation}
         parts = {name: array.reshape(-1, *array.shape[2:]) for name, array in parts.items()}
@@ -389,16 +376,6 @@ class Environments(SteppedEnvironments):
         counted = {f"{COUNTED}{name}": array for name, array in self._episodes.state_dict().items()}
         more = {"started": self._started.numpy(), "made": self._steps, "steps": self._copies.steps}
         return counted | self._resets.state_dict() | more
-
-    def _checked(self, differing: Any) -> list[Mapping[str, Any]]:
-        """Check each copy's keyword arguments from a file. Raises UserError unless they override configured numbers."""
-        whole = isinstance(differing, list) and len(differing) == self.agents * self.num_envs
-        checked: list[Any] = differing if whole else [None]
-        for kwargs in checked:
-            numbers = isinstance(kwargs, dict) and all(type(self._kwargs.get(key)) in (int, float) for key in kwargs)
-            if not numbers or any(type(value) not in (int, float) for value in kwargs.values()):
-                raise UserError("the running episodes: their environments have settings that the configuration lacks")
-        return checked
 
     def _play(self, continuation: Continuation, origins: Sequence[Any], parts: Parts) -> NDArray[np.bool_]:
         """Replay the running episodes; return a mask [N] of copies whose observation differs from `parts` [N, ...]."""
@@ -480,7 +457,7 @@ def _starts(tensors: Tensors) -> dict[str, Any]:
     """The decoded start states of the running episodes. Raises UserError if they are missing or malformed."""
     try:
         starts = json.loads(tensors[ORIGINS].numpy().tobytes())
-        return {name: starts[name] for name in ("kind", "origins", "differing", "restarts")}
+        return {name: starts[name] for name in ("kind", "origins", "restarts")}
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise UserError("the running episodes: their start states are missing or damaged") from error
 
@@ -491,16 +468,6 @@ def _layout(here: NDArray[Any], found: NDArray[Any] | None) -> tuple[tuple[int, 
     if len(shape) == 2 and found is not None and found.ndim == 2 and shape[0] == len(found) == 4:
         shape = found.shape
     return shape, torch.from_numpy(here).dtype
-
-
-def own_kwargs(agent: Agent, configured: Mapping[str, Any]) -> dict[str, float]:
-    """The environment keyword arguments among an agent's hyperparameters; integers stay integers."""
-    values = {
-        name.removeprefix(ENVIRONMENT): value
-        for name, value in agent.hyperparameters.items()
-        if name.startswith(ENVIRONMENT)
-    }
-    return {key: as_configured(value, configured.get(key)) for key, value in values.items()}
 
 
 def _with_last(parts: Parts, last: dict[int, Parts]) -> Parts:

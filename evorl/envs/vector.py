@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
@@ -41,14 +41,11 @@ from evorl.types.outcomes import UserError, message_of
 LIVES = "environment.life_loss_ends: only Atari's image environments report lives"
 
 
-def make_vector(settings: Environment, copies: int, differing: Sequence[Mapping[str, Any]] = ()) -> Vector:
-    """The configured vector environment. Raises UserError if it cannot be made.
-
-    `differing`, if not empty, holds per-copy keyword arguments that override the configured ones.
-    """
+def make_vector(settings: Environment, copies: int) -> Vector:
+    """The configured vector environment. Raises UserError if it cannot be made."""
     try:
         if is_game(settings.id):
-            return _game_vector(settings, copies, any(differing))
+            return _game_vector(settings, copies)
         name = _known_name(settings)
         with warnings.catch_warnings(), signals_deferred():
             warnings.simplefilter("ignore")
@@ -59,11 +56,11 @@ def make_vector(settings: Environment, copies: int, differing: Sequence[Mapping[
             if mode == "native":
                 options = _atari_options(settings) if name.startswith(ATARI) else _native_options(settings)
                 return gym.make_vec(name, copies, vectorization_mode="vector_entry_point", **options)
-            return _restarting_vector(settings, name, mode, differing or [{}] * copies)
+            return _restarting_vector(settings, name, mode, copies)
     except PASSED_ON:
         raise
     except BaseException as error:
-        raise _cannot_make(settings, error, any(differing)) from error
+        raise _cannot_make(settings, error) from error
 
 
 LIMIT = "max_episode_steps"
@@ -88,12 +85,11 @@ def _native_options(settings: Environment) -> dict[str, Any]:
     return options | ({LIMIT: 2**31 - 1} if options.get(LIMIT) == -1 else {})
 
 
-def _game_vector(settings: Environment, copies: int, differing: bool) -> Vector:
+def _game_vector(settings: Environment, copies: int) -> Vector:
     """Make the copies of a game. Raises UserError for settings that a game does not have."""
-    if settings.vectorization not in ("auto", "native") or differing:
+    if settings.vectorization not in ("auto", "native"):
         raise UserError(
-            f"environment.vectorization: {settings.id} is a game, whose copies are all alike and are stepped together; "
-            "use auto, without environment.kwargs in evolution.hyperparameters"
+            f"environment.vectorization: {settings.id} is a game, whose copies are stepped together; use auto"
         )
     if settings.carry_over is True:
         raise UserError(
@@ -128,7 +124,7 @@ def _why_unknown(id: str, error: Exception) -> str:
     return f"{message_of(error)} Name an environment of your own together with its module, as module:{name}"
 
 
-def _cannot_make(settings: Environment, error: BaseException, differing: bool = False) -> UserError:
+def _cannot_make(settings: Environment, error: BaseException) -> UserError:
     """The error for an environment that is not registered or defined, whose constructor raised, or that is none."""
     begin, reason = f"environment.id: cannot make {settings.id!r}: ", message_of(error) + place(error)
     if isinstance(error, gym.error.Error | ImportError):
@@ -139,24 +135,19 @@ def _cannot_make(settings: Environment, error: BaseException, differing: bool = 
         return UserError(begin + described(error))
     if "gymnasium.Env" in reason or "incompatible with Gymnasium" in reason:
         return UserError(f"{begin}{reason}; {WANTED}")
-    if settings.kwargs or differing:
+    if settings.kwargs:
         return UserError(f"environment.kwargs: {settings.id!r} does not accept these arguments: {reason}")
     if isinstance(error, TypeError) and "required" in reason:
         return UserError(f"environment.kwargs: {settings.id!r} needs some: {reason}")
     return UserError(f"{begin}{type(error).__name__}: {reason}")
 
 
-def _restarting_vector(settings: Environment, name: str, mode: str, differing: Sequence[Mapping[str, Any]]) -> Vector:
-    """Make restarting copies, each with its own keyword arguments; if one fails, those already made are closed."""
+def _restarting_vector(settings: Environment, name: str, mode: str, copies: int) -> Vector:
+    """Make restarting copies; if one fails, those already made are closed."""
     made: list[RestartingEnv] = []
     # RestartingEnv makes the checks of Gymnasium's wrapper, and reports by name and in one line what they find.
-    unchecked = {"disable_env_checker": True, **settings.kwargs}
-    makers = [
-        partial(
-            _restarting, partial(gym.make, gym.spec(name), **{**unchecked, **kwargs}), settings, os.getpid(), copy, made
-        )
-        for copy, kwargs in enumerate(differing)
-    ]
+    make = partial(gym.make, gym.spec(name), **{"disable_env_checker": True, **settings.kwargs})
+    makers = [partial(_restarting, make, settings, os.getpid(), copy, made) for copy in range(copies)]
     try:
         if mode == "async":
             return _QuietVector(makers, autoreset_mode=AutoresetMode.SAME_STEP, worker=_work)

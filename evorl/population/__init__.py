@@ -2,7 +2,6 @@
 
 from evorl.population.initial import (
     check_agents,
-    check_environment_hyperparameters,
     check_memory,
     initial_population,
 )
@@ -13,7 +12,6 @@ __all__ = [
     "Learner",
     "Policy",
     "check_agents",
-    "check_environment_hyperparameters",
     "check_memory",
     "initial_population",
 ]

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig, check_name
-from evorl.config.fields import ENVIRONMENT
 from evorl.envs.spaces import choices
 from evorl.evolution.mutation import sample_hyperparameters, sample_sizes
 from evorl.networks import ACTIVATIONS
@@ -48,7 +47,7 @@ def _founder(id: int, config: AnyConfig, algorithm: Algorithm) -> Agent:
     return Agent(
         id=id,
         architectures={name: spec.architecture for name, spec in algorithm.networks.items()},
-        hyperparameters=algorithm.settings.first_hyperparameters() | config.first_environment_hyperparameters(),
+        hyperparameters=algorithm.settings.first_hyperparameters(),
         tensors={},
         state=AgentState(acting=algorithm.initial_state()),
     )
@@ -95,11 +94,10 @@ def _kind(shape: Architecture) -> tuple[object, ...]:
 def check_description(agent: Agent, algorithm: Algorithm, where: str) -> None:
     """Raise UserError unless an agent's hyperparameters and kinds of architecture fit the algorithm."""
     hparams, networks = algorithm.settings.first_hyperparameters(), algorithm.networks
-    hyperparameters = {name: value for name, value in agent.hyperparameters.items() if not name.startswith(ENVIRONMENT)}
     if agent.architectures.keys() != networks.keys():
         raise UserError(f"{where}: has the networks {sorted(agent.architectures)}, not {sorted(networks)}")
-    if hyperparameters.keys() != hparams.keys():
-        raise UserError(f"{where}: has the hyperparameters {sorted(hyperparameters)}, not {sorted(hparams)}")
+    if agent.hyperparameters.keys() != hparams.keys():
+        raise UserError(f"{where}: has the hyperparameters {sorted(agent.hyperparameters)}, not {sorted(hparams)}")
     for name, spec in networks.items():
         shape = agent.architectures[name]
         if shape.activation is not None:
@@ -114,26 +112,9 @@ def check_description(agent: Agent, algorithm: Algorithm, where: str) -> None:
                 f"{where}: {name} differs from the configuration in its recurrent cell, layer_norm, branches or "
                 "convolutions"
             )
-    for name, value in hyperparameters.items():
+    for name, value in agent.hyperparameters.items():
         if reason := algorithm.settings.validation_error(name, value):
             raise UserError(f"{where}: {reason}")
-
-
-def check_environment_hyperparameters(agents: Sequence[Agent], config: AnyConfig, where: str) -> None:
-    """Raise UserError unless agents have exactly the environment settings that evolution may perturb, in range."""
-    first, ranges = config.first_environment_hyperparameters(), config.evolution.hyperparameters or {}
-    for agent in agents:
-        environment_settings = {
-            name: value for name, value in agent.hyperparameters.items() if name.startswith(ENVIRONMENT)
-        }
-        if environment_settings.keys() != first.keys():
-            raise UserError(
-                f"{where}: agent {agent.id} has {sorted(environment_settings) or 'no'} settings of environments, "
-                f"not {sorted(first)}"
-            )
-        for name, value in environment_settings.items():
-            if not min(first[name], ranges[name].min) <= value <= max(first[name], ranges[name].max):
-                raise UserError(f"{where}: agent {agent.id} has {name} {value:g}, which is outside its range")
 
 
 def check_agents(agents: Sequence[Agent], algorithm: Algorithm, where: str) -> None:

@@ -17,11 +17,11 @@ import torch
 
 from evorl.algorithms import SETTINGS, Algorithm, make_algorithm
 from evorl.config import AnyConfig, check_name, validate
-from evorl.config.fields import BENCHMARK, ENVIRONMENT, RATING, RETURN, as_configured, leaves
+from evorl.config.fields import BENCHMARK, RATING, RETURN, leaves
 from evorl.config.learning import Network
 from evorl.config.run import LeagueSettings
 from evorl.config.yaml import VERBOSE, is_for_another_task, override, plain_assignments, read_settings, source
-from evorl.envs import Environments, make_environments
+from evorl.envs import make_environments
 from evorl.envs.games import is_game
 from evorl.envs.spaces import EnvSpec, ObservationSpecs, wide_bounds
 from evorl.envs.tensor.sources import device_of, is_tensor, reserve
@@ -223,7 +223,6 @@ def launched(config: AnyConfig, bf16: bool) -> AnyConfig:
 def _refuse_what_agents_carry(config: AnyConfig) -> None:
     """Raise UserError if `tracking.exclude` names a setting that trackers are sent with each agent."""
     carried = [f"algorithm.{name}" for name in config.algorithm.hyperparameters]
-    carried += [name for name in config.evolution.hyperparameters or () if name.startswith(ENVIRONMENT)]
     carried += [f"network.{each.name}" for each in fields(Architecture) if each.name in Network.model_fields]
     for path in config.tracking.exclude:
         for name in carried:
@@ -258,7 +257,6 @@ def check(config: AnyConfig, trains: bool = True, ranks: int | None = None) -> A
             f"{config.environment.id} steps all copies in the learner's process; use ppo, a2c, dqn, ddpg, td3 or sac"
         )
     _check_game(config, trains)
-    _check_environment_ranges(config)
     _try_environment(config, trains, ranks)
     return config
 
@@ -349,7 +347,6 @@ def _check_ranges(config: AnyConfig, algorithm: Algorithm) -> None:
     chosen = evolution.initial == "sampled" or config.population.from_
     if chosen or not is_first_rank():
         return
-    first |= config.first_environment_hyperparameters()
     for name, range in ranges.items():
         value = first[name]
         # A default range leaves out a configured value that has no place on its scale, such as a gae_lambda of 1.
@@ -429,21 +426,3 @@ def _check_ratings(league: LeagueSettings, target: float | None) -> None:
             f"training.target_fitness: with evolution.fitness=rating the target is a mean result against "
             f"{from_here(league.benchmark)}, above 0 and below 1, and this is {target:g}"
         )
-
-
-def _check_environment_ranges(config: AnyConfig) -> None:
-    """Raise UserError if the environment rejects the minimum or maximum of an evolved environment setting."""
-    for name in config.first_environment_hyperparameters():
-        if is_tensor(config.environment.id):
-            raise UserError(
-                f"evolution.hyperparameters.{name}: all agents share the simulator of {config.environment.id}, so its "
-                "settings cannot differ between them; leave it out"
-            )
-        ends, key = (config.evolution.hyperparameters or {})[name], name.removeprefix(ENVIRONMENT)
-        for end, value in (("min", ends.min), ("max", ends.max)):
-            configured = config.environment.kwargs
-            kwargs = {**configured, key: as_configured(value, configured[key])}
-            try:
-                Environments(config.environment.model_copy(update={"kwargs": kwargs}), agents=1, num_envs=1).close()
-            except UserError as error:
-                raise UserError(f"evolution.hyperparameters.{name}.{end}: {error}") from error

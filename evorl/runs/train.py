@@ -22,7 +22,7 @@ from evorl.algorithms import SETTINGS
 from evorl.config import AnyConfig, Environment, Evolution, Network
 from evorl.config.errors import shown
 from evorl.config.evolution import PopulationSettings
-from evorl.config.fields import DEFAULT_ALGORITHM, ENVIRONMENT, AlgorithmSettings, algorithm_of, given_in
+from evorl.config.fields import DEFAULT_ALGORITHM, AlgorithmSettings, algorithm_of, given_in
 from evorl.config.learning import ActorSettings, Replay
 from evorl.config.run import Checkpoint, Evaluation, LeagueSettings, RunSettings, Tracking, Training
 from evorl.config.schema import Config
@@ -40,6 +40,7 @@ from evorl.system.processes import keep_freed_memory
 from evorl.system.signals import Interrupted, signal_handlers
 from evorl.types.outcomes import UserError
 
+KWARGS = "environment.kwargs"
 ONLINE = ROOT / "demos" / "online.py"
 ASYNCHRONOUS = ROOT / "demos" / "asynchronous.py"
 """The program for algorithms that learn from actor processes."""
@@ -202,7 +203,7 @@ def _is_one_value(path: str, value: Mapping[Any, Any]) -> bool:
     """True for a fitness, whose terms belong together, and for keyword arguments with keys that are not path parts."""
     names = map(str, value)
     is_odd = any(not name or "." in name or "=" in name for name in names)
-    return path == "evolution.fitness" or (f"{path}.".startswith(ENVIRONMENT) and is_odd)
+    return path == "evolution.fitness" or (f"{path}.".startswith(f"{KWARGS}.") and is_odd)
 
 
 def _text(key: str, value: Any) -> str:
@@ -250,7 +251,7 @@ def _with_environment(overrides: Mapping[str, Any], environment: Any) -> dict[st
         )
     kwargs = {**recreated.get("kwargs", {}), **new_kwargs}
     # Under a dotted key they replace those of the configuration: copies are made as the object was.
-    whole = {f"{ENVIRONMENT}"[:-1]: kwargs} if "kwargs" in recreated or "kwargs" in section else {}
+    whole = {KWARGS: kwargs} if "kwargs" in recreated or "kwargs" in section else {}
     rest = {name: value for name, value in {**section, **recreated}.items() if name != "kwargs"}
     return {"environment": rest, **whole, **overrides}
 

@@ -122,8 +122,6 @@ def test_batches_of_sequences_are_shown_in_the_size_that_is_drawn(size):
 
 def test_whole_numbers_are_shown_as_they_are_used_and_others_as_they_are():
     settings = config(
-        "environment.kwargs={bonus: 1, gravity: -9.5}",
-        "evolution.hyperparameters={environment.kwargs.bonus: {min: 1, max: 4}}",
         "algorithm={target: periodic, target_period: 100, batch_size: 64, learn_step: 4}",
     )
     agent = members(batch_size=(381.067,) * P)[0]
@@ -131,12 +129,12 @@ def test_whole_numbers_are_shown_as_they_are_used_and_others_as_they_are():
         name: settings.effective_value(name, value)
         for name, value in {
             "batch_size": 381.067, "target_period": 120.4, "learn_step": 4.5, "gamma": 0.987654,
-            "environment.kwargs.bonus": 2.6, "environment.kwargs.gravity": -8.25, "nobody_knows_it": 1.5,
+            "nobody_knows_it": 1.5,
         }.items()
     }  # fmt: skip
     assert shown == {
         "batch_size": draws_per_update([agent])[0], "target_period": 120, "learn_step": 4.5,
-        "gamma": 0.987654, "environment.kwargs.bonus": 3, "environment.kwargs.gravity": -8.25, "nobody_knows_it": 1.5,
+        "gamma": 0.987654, "nobody_knows_it": 1.5,
     }  # fmt: skip
     assert settings.algorithm.validation_error("target_period", 120.4) is None
     assert math.isnan(settings.effective_value("batch_size", math.nan))

@@ -140,28 +140,6 @@ def test_another_algorithm_takes_its_own_shipped_file_and_nothing_of_the_other_s
     assert load_config(["algorithm=ppo"], path).environment.id == "CartPole-v1"
 
 
-WIND = "environment.kwargs.wind_power: {min: 5, max: 11, scale: linear, grow: 1.1}"
-
-
-@pytest.fixture
-def moon(tmp_path):
-    """A file whose environment evolves."""
-    path = tmp_path / "moon.yaml"
-    path.write_text(
-        "environment: {id: LunarLander-v3, kwargs: {enable_wind: true, wind_power: 9.0}}\nalgorithm: {name: a2c}\n"
-        f"evolution: {{hyperparameters: {{learning_rate: {{min: 1e-4, max: 1e-2}}, {WIND}}}}}\n"
-    )
-    return path
-
-
-def test_one_end_of_an_environments_range_can_be_given(moon):
-    settings = load_config(["evolution.hyperparameters.environment.kwargs.wind_power.max=12"], moon)
-    found = settings.evolution.hyperparameters["environment.kwargs.wind_power"]
-    assert (found.min, found.max, found.scale, found.grow) == (5, 12, "linear", 1.1)
-    settings = load_config(["evolution.hyperparameters.environment.kwargs.wind_power={min: 6, max: 10}"], moon)
-    assert settings.evolution.hyperparameters["environment.kwargs.wind_power"].scale == "log"
-
-
 def test_a_population_of_one_needs_no_further_setting():
     settings = load_config(["population.size=1"], DQN)
     assert settings.evolution == load_config([], DQN).evolution, "which its agent does not follow"

@@ -127,7 +127,6 @@ def test_the_journal_keeps_no_more_than_the_oldest_episode_needs():
         (lambda kept: kept.pop(ORIGINS), "their start states are missing"),
         (lambda kept: kept.update({"episodes.waiting": torch.full((4, 1), 9.0).double()}), "belongs to no agent"),
         (lambda kept: kept.update({ORIGINS: told(kept, restarts={"seed": 0})}), "their restarts are missing"),
-        (lambda kept: kept.update({ORIGINS: told(kept, differing=[{"render_mode": 1.0}] * 4)}), "settings that the"),
     ],
 )
 def test_a_file_that_lies_about_episodes_is_refused(lie, says, made):
@@ -155,39 +154,3 @@ def test_a_native_environment_with_hidden_state_cannot_be_continued():
             self.engine = object()
 
     assert continuation.continuation(Hidden(), 1, atari=False) is None
-
-
-class Pulled(gym.Env):
-    """Shows its position, which each step moves by `pull`, as a part of a dictionary."""
-
-    observation_space = gym.spaces.Dict({"position": gym.spaces.Box(-np.inf, np.inf, (1,))})
-    action_space = gym.spaces.Discrete(2)
-
-    def __init__(self, pull=1.0):
-        self.pull = pull
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.position = self.np_random.normal()
-        return self._seen(), {}
-
-    def step(self, action):
-        self.position += self.pull * action
-        return self._seen(), self.position, False, False, {}
-
-    def _seen(self):
-        return {"position": np.array([self.position], np.float32)}
-
-
-gym.register("Pulled-v0", entry_point=Pulled)
-
-
-def test_copies_with_settings_of_their_own_go_on_too(made):
-    """They are made anew for that, and have shown nothing before their next step."""
-    world = {"id": "Pulled-v0", "kwargs": {"pull": 1.0}}
-    ours, theirs = made(world), made(world)
-    ours._vector.differ([{"pull": float(copy)} for copy in range(P * E)])
-    ours.reset(3)
-    played(ours, 5)
-    assert theirs.load_state_dict(state_of(ours), seed=9) == ""
-    assert_equal(played(ours, 5, seed=1), played(theirs, 5, seed=1))

@@ -181,25 +181,6 @@ def test_two_ranks_count_their_episodes_together(tmp_path, forked_launch):
         assert row["evaluation_steps"] % 4 == 0
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        (
-            ["evolution.fitness={return: 1, info.success: 100}"],
-            "training counts only returns, and evolution.fitness is",
-        ),
-        (
-            [
-                "environment={id: helpers.reporting:Reporting-v0, kwargs: {bonus: 1.0}}",
-                "evolution.hyperparameters={environment.kwargs.bonus: {min: 0.5, max: 2}}",
-            ],
-            "with environment.kwargs.bonus in evolution.hyperparameters agents train in different environments",
-        ),
-    ],
-)
-def test_training_fitness_refuses_terms_and_environment_ranges(settings, said):
-    with pytest.raises(UserError) as caught:
-        config(TRAINING, *settings)
-    assert str(caught.value).startswith("evaluation.fitness: ")
-    assert said in str(caught.value)
-    assert "\n" not in str(caught.value)
+def test_training_fitness_refuses_terms():
+    with pytest.raises(UserError, match=r"^evaluation.fitness: training counts only returns, and [^\n]*$"):
+        config(TRAINING, "evolution.fitness={return: 1, info.success: 100}")

@@ -17,7 +17,6 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from numpy.typing import NDArray
 
 from evorl.config import Environment
-from evorl.config.errors import shown
 from evorl.envs.continuation import PlainEpisodes, Vector, continuation, is_plain
 from evorl.envs.faults.closing import close_vector
 from evorl.envs.faults.restarting import FAILURES, FAULT, PASSED_ON, PLACE, Start, end_if_forked, restart
@@ -50,8 +49,6 @@ class RecoveringVector:
         self._seed = 0
         self._failures = np.zeros(copies.count, dtype=np.int64)
         self._reported_places: set[str] = set()
-        self.differing: list[Mapping[str, Any]] = []
-        """The keyword arguments of each copy; empty if they do not differ."""
         self.env: Vector = make_vector(settings, copies.count)
         atari = stacked_frames(settings) > 0
         self.continuation = continuation(self.env, copies.count, atari) if continued else None
@@ -69,24 +66,6 @@ class RecoveringVector:
             self._seed, self._failures = int(saved["seed"]), failures
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise UserError("the running episodes: their restarts are missing or damaged") from error
-
-    def differ(self, differing: Sequence[Mapping[str, Any]]) -> bool:
-        """Set keyword arguments per copy; return whether the environments were recreated and so need a reset.
-
-        Raises UserError if an environment rejects them or if they change its spaces.
-        """
-        if list(differing) == self.differing:
-            return False
-        before = self.env
-        after = make_vector(self._settings, self._copies.count, differing)
-        close_vector(before, self._settings.id)
-        self.env, self.differing = after, list(differing)
-        if (after.single_observation_space, after.single_action_space) != (
-            before.single_observation_space,
-            before.single_action_space,
-        ):
-            raise UserError(f"environment.kwargs: {self._settings.id} has different spaces with {shown(differing[0])}")
-        return True
 
     def reset(self, seed: int | Sequence[int]) -> Start:
         """Reset all copies, copy i with `seed` + i or with seeds [N]; return the observations and the info."""
@@ -195,7 +174,7 @@ class RecoveringVector:
     def _begin_anew(self, seed: int) -> Start:
         self._seed = seed
         self.close()
-        before, self.env = self.env, make_vector(self._settings, self._copies.count, self.differing)
+        before, self.env = self.env, make_vector(self._settings, self._copies.count)
         if isinstance(self.env, GameVector):
             self.env.take_over(before)
         start = self._reset()

@@ -9,7 +9,6 @@ from pathlib import Path
 from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig
 from evorl.config.errors import shown
-from evorl.config.fields import ENVIRONMENT
 from evorl.distributed import Ranks
 from evorl.population import check_agents, initial_population
 from evorl.runs.reading.hub import local_run
@@ -64,15 +63,12 @@ def _trained(config: AnyConfig, algorithm: Algorithm, run: Path) -> list[Agent]:
     agents, configured = [], algorithm.settings.first_hyperparameters()
     for id in range(config.population.agents):
         origin = origins[id % config.population.founders % len(origins)]
-        hyperparameters = {
-            name: value for name, value in origin.hyperparameters.items() if not name.startswith(ENVIRONMENT)
-        }
         try:
             agent = algorithm.adopt(replace(origin.child(id), parent=None, fault=None, ranks=()), theirs.algorithm)
         except UserError as error:
             raise UserError(f"{where}: {error}") from error
         named = {name: configured[name] for name in config.population.hyperparameters}
-        agent.hyperparameters = hyperparameters | named | config.first_environment_hyperparameters()
+        agent.hyperparameters = {**origin.hyperparameters, **named}
         agent.mutation = replace(INITIAL, target=f"agent {origin.id} of {run.name}")
         agents.append(agent)
     return agents

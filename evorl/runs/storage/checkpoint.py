@@ -20,7 +20,7 @@ from evorl.config import AnyConfig
 from evorl.config.errors import on_one_line
 from evorl.distributed import Placement
 from evorl.envs import SteppedEnvironments
-from evorl.population import check_agents, check_environment_hyperparameters
+from evorl.population import check_agents
 from evorl.replay import Experience
 from evorl.replay.replay import ReplayExperience
 from evorl.runs.storage.checkpoint_files import (
@@ -397,7 +397,6 @@ class CheckpointManager:
         if len(agents) != count:
             raise UserError(f"{path}: holds {len(agents)} agents, not {count}")
         check_agents(agents, self._algorithm, path)
-        check_environment_hyperparameters(agents, self._config, path)
         return payload
 
     def _load_file(self, checkpoints: Checkpoints, number: int, file: str, load: Callable[[Tensors], Loaded]) -> Loaded:
