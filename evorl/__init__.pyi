@@ -1,7 +1,6 @@
 """The public names of evorl, for type checkers and for `evorl/__init__.py`, which imports them lazily."""
 
 from evorl.algorithms.a2c import A2CSettings as A2CSettings
-from evorl.algorithms.a2c import OnPolicyNoiseSettings as OnPolicyNoiseSettings
 from evorl.algorithms.a3c import A3CDataParallelSettings as A3CDataParallelSettings
 from evorl.algorithms.a3c import A3CSettings as A3CSettings
 from evorl.algorithms.a3c import A3CSharedSettings as A3CSharedSettings

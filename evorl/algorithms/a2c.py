@@ -21,13 +21,6 @@ from evorl.algorithms.functional import (
     policy_gradient,
     without_gaps,
 )
-from evorl.algorithms.state_dependent import (
-    InitialLogScale,
-    StateDependentDistribution,
-    StateDependentNoiseSettings,
-    keep_scales,
-    state_dependent_noise,
-)
 from evorl.config import Config
 from evorl.config.fields import (
     AlgorithmSettings,
@@ -42,7 +35,7 @@ from evorl.config.fields import (
 from evorl.distributed import Placement
 from evorl.envs.spaces import EnvSpec, known_kind, wrong_actions
 from evorl.networks.distributions import BOX_DISTRIBUTIONS, DISTRIBUTIONS, LOG_SCALES, Distribution, Likelihood
-from evorl.networks.stack import Architectures, Stack, TargetRule
+from evorl.networks.stack import Stack, TargetRule
 from evorl.replay import Experience, Pace
 from evorl.replay.rollouts import RolloutExperience, check_rollout
 from evorl.system.stopwatch import Stopwatch
@@ -50,10 +43,6 @@ from evorl.types.agents import Agent, Branches, Head
 from evorl.types.batches import Batch, Loss, RecurrentInput, Segment
 from evorl.types.outcomes import UserError
 from evorl.types.tensors import Observation, Tensors
-
-
-class OnPolicyNoiseSettings(StateDependentNoiseSettings):
-    initial_log_scale: InitialLogScale = -2.0
 
 
 class A2CSettings(AlgorithmSettings):
@@ -84,12 +73,9 @@ class A2CSettings(AlgorithmSettings):
     `squashed` is a tanh-squashed Gaussian with a state-dependent scale, as in SAC."""
     initial_log_std: Annotated[float, Field(ge=LOG_SCALES[0], le=LOG_SCALES[1])] = 0.0
     """The initial log standard deviation of actions in a `Box`, whose bounds count as -1 and 1 (with `squashed`, of
-    actions before the tanh). `state_dependent_noise` has an initial scale of its own instead."""
+    actions before the tanh)."""
     critic: Literal["separate", "shared"] = "separate"
     """`separate` gives the value its own hidden layers; image encoders are always shared."""
-    state_dependent_noise: OnPolicyNoiseSettings | None = None
-    """Explore a `Box` with a random function of the state that is redrawn periodically (gSDE, arXiv 2005.05719). The
-    policy's variance is that of these draws, with either `distribution`."""
     normalize_rewards: bool = False
     """Divide rewards by the standard deviation of their running discounted sum, and clip them to ±10."""
 
@@ -137,10 +123,6 @@ class A2C(Algorithm):
     def __init__(self, config: Config[Any], interface: EnvSpec) -> None:
         super().__init__(config, interface)
         self.distribution = self._distribution()
-        self.noise: StateDependentDistribution | None = None
-        if (noise := state_dependent_noise(config, interface, learned=True)) is not None:
-            base = BOX_DISTRIBUTIONS[self.settings.distribution](interface.action)
-            self.distribution = self.noise = StateDependentDistribution(base, noise)
         heads = (*self.distribution.heads, Head("value", 1))
         branches: Branches = "all" if self.settings.critic == "separate" else "shared"
         policy = self.network(interface.parts, heads, branches, self.target_rule, unread=self._unread(heads))
@@ -173,9 +155,6 @@ class A2C(Algorithm):
         if kind is gym.spaces.Box:
             return BOX_DISTRIBUTIONS[wanted](space, self.settings.initial_log_std)
         return DISTRIBUTIONS[kind](space)
-
-    def noise_shape(self, architectures: Architectures) -> tuple[int, int]:
-        return (0, 0) if self.noise is None else self.noise.noise.shape(architectures["policy"])
 
     def pace(self, copies: int) -> Pace:
         """Update-to-data ratio of `epochs` over each rollout.
@@ -216,10 +195,7 @@ class A2C(Algorithm):
         mask, distribution = inputs.action_mask, self.distribution
         if inputs.deterministic:
             return ActOutput(distribution.to_environment(distribution.mode(outputs, mask)), recurrent_state=state)
-        if self.noise is None:
-            action = distribution.sample(outputs, mask, inputs.generator)
-        else:
-            action, state = self.noise.held(outputs, inputs.recurrent, inputs.generator)
+        action = distribution.sample(outputs, mask, inputs.generator)
         extras = {
             "unclipped_action": action,
             "log_prob": distribution.log_prob(outputs, mask, action),
@@ -235,10 +211,9 @@ class A2C(Algorithm):
         return estimates(segment, self.discount(hyperparameters["gamma"]), hyperparameters["gae_lambda"])
 
     def adopt(self, agent: Agent, origin: Any) -> Agent:
-        """Restart the annealing schedule, which spans one run, and keep the scales of state-dependent noise."""
+        """Restart the annealing schedule, which spans one run."""
         if self.settings.annealing:
             agent.state.acting["steps"] = 0.0
-        keep_scales(agent, "policy", origin.state_dependent_noise, self.settings.state_dependent_noise)
         return super().adopt(agent, origin)
 
     def learning_rate(self, stack: Stack) -> Tensor:

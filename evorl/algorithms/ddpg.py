@@ -25,7 +25,6 @@ from evorl.algorithms.off_policy import (
     actor_learning_rate,
     critic_loss,
 )
-from evorl.algorithms.state_dependent import StateDependentNoiseSettings, state_dependent_noise
 from evorl.config import Config
 from evorl.config.fields import HyperparameterRange, Rate, Size, Weight
 from evorl.envs.spaces import ACTION, EnvSpec, with_action
@@ -48,9 +47,6 @@ class DDPGSettings(OffPolicySettings):
     actor_learning_rate: Rate | None = None
     """Null is the critics' `learning_rate`."""
     exploration: DDPGExploration = DDPGExploration()
-    state_dependent_noise: StateDependentNoiseSettings | None = None
-    """Explore with a random function of the state that is redrawn periodically (gSDE, arXiv 2005.05719), in place of
-    `exploration.noise`, which must be `none`. Its scale keeps its initial value, because no gradient trains it."""
 
     hyperparameters: ClassVar[tuple[str, ...]] = (*OffPolicySettings.hyperparameters, "actor_learning_rate")
     ranges: ClassVar[Mapping[str, HyperparameterRange]] = CRITIC_RANGES
@@ -73,9 +69,8 @@ class DDPG(OffPolicy):
         self.bounds = ActionBounds(interface.action)
         self.stored_action = shape, torch.float32
         self.exploration: ActionNoise = self.settings.exploration
-        self.noise = state_dependent_noise(config, interface, learned=False)
         heads = [Head(name, 1) for name in self.critics]
-        outputs = [Head("action", size, near_zero=True), *([] if self.noise is None else self.noise.heads)]
+        outputs = [Head("action", size, near_zero=True)]
         self.networks = {
             "actor": self.network(self.policy_parts, outputs, "shared", Polyak("tau")),
             "critics": self.network(reads, heads, "all", Polyak("tau", every=self.delay)),
@@ -86,9 +81,6 @@ class DDPG(OffPolicy):
         ]
 
     def noise_shape(self, architectures: Architectures) -> tuple[int, int]:
-        """The shape of state-dependent noise, or of Ornstein-Uhlenbeck noise."""
-        if self.noise is not None:
-            return self.noise.shape(architectures["actor"])
         return (1, self.bounds.size) if self.exploration.kept else (0, 0)
 
     @property
@@ -98,15 +90,10 @@ class DDPG(OffPolicy):
 
     def act(self, stack: Stack, inputs: ActInput) -> ActOutput:
         """Take the actor's actions, with exploration noise unless `deterministic`."""
-        outputs, state = stack.networks["actor"](inputs.observation), None
-        action = torch.tanh(outputs["action"])
+        action, state = actor_action(stack.networks["actor"], inputs.observation), None
         if not inputs.deterministic:
             generator = inputs.generator
-            if self.noise is None:
-                noise, state = self.exploration.draw(action, inputs.recurrent, generator)
-            else:
-                noise, state = self.noise.draw(outputs, inputs.recurrent, generator)
-                noise = noise * self.noise.variance(outputs).sqrt()
+            noise, state = self.exploration.draw(action, inputs.recurrent, generator)
             action = (action + self.scaled(stack, noise)).clamp(-1.0, 1.0)
             action = self.exploration.random_at_first(
                 action, stack.state["steps"], lambda: random_numbers(action, generator)

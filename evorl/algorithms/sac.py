@@ -27,7 +27,7 @@ from evorl.algorithms.off_policy import (
     actor_learning_rate,
     critic_loss,
 )
-from evorl.algorithms.state_dependent import StateDependentNoiseSettings, keep_scales, state_dependent_noise
+from evorl.algorithms.state_dependent import NOISE, StateDependentNoiseSettings, state_dependent_noise
 from evorl.config import Config
 from evorl.config.fields import Finite, HyperparameterRange, Positive, Rate
 from evorl.envs.spaces import EnvSpec, ObservationSpecs, choices, known_kind, with_action, wrong_actions
@@ -103,7 +103,7 @@ class SAC(OffPolicy):
 
     def __init__(self, config: Config[SACSettings], interface: EnvSpec) -> None:
         super().__init__(config, interface)
-        self.noise = state_dependent_noise(config, interface, learned=True)
+        self.noise = state_dependent_noise(config, interface)
         self.explores_by_noise = self.settings.exploration.noise != "none"
 
     def set_networks(self, heads: Sequence[Head], reads: ObservationSpecs, outputs: int) -> None:
@@ -130,7 +130,10 @@ class SAC(OffPolicy):
         parameters = agent.tensors["temperature"]["parameters"]
         factor = origin.initial_temperature / self.settings.initial_temperature
         parameters["log_temperature.bias"] = parameters["log_temperature.bias"] + math.log(factor)
-        keep_scales(agent, "actor", origin.state_dependent_noise, self.settings.state_dependent_noise)
+        theirs, own = origin.state_dependent_noise, self.settings.state_dependent_noise
+        if theirs is not None and own is not None:
+            scales = agent.tensors["actor"]["parameters"]
+            scales[f"{NOISE}.weight"] = scales[f"{NOISE}.weight"] + (theirs.initial_log_scale - own.initial_log_scale)
         return super().adopt(agent, origin)
 
     @abstractmethod

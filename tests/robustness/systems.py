@@ -96,9 +96,6 @@ CASES = {
     "sac-state-dependent": (
         *COMMON, *SAC, world("Pendulum-v1", carry_over="true"), "algorithm.state_dependent_noise.every=7",
     ),
-    "ppo-state-dependent": (
-        *COMMON, *PPO, world("Pendulum-v1", ", vectorization: sync"), "algorithm.state_dependent_noise.every=7",
-    ),
     "ppo-league": (
         *COMMON, *PPO, *LEAGUE, world("helpers.games:ThreeMoves"),
         "network={hidden_sizes: [16], recurrent: gru, recurrent_size: 12}",
