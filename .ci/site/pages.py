@@ -5,6 +5,9 @@ from __future__ import annotations
 import html
 import os
 import re
+import textwrap
+from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +18,22 @@ from mkdocs.structure.files import File, Files
 import evorl
 from evorl.algorithms import SETTINGS
 from evorl.commands.command import COMMANDS, parser_of
-from evorl.config.docs import page as settings_page
+from evorl.config import AlgorithmSettings, model_of
+from evorl.config.docs import Setting, settings_of
 
 ROOT = Path(__file__).parents[2]
 MOVED = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 CSS = """
 .md-typeset td code { white-space: nowrap; word-break: normal }
 div.arithmatex { margin: 1em 0; overflow-x: auto }
+"""
+HEAD = """# Configuration
+
+Every key of a configuration: what it takes, its default, and what it is for. `evorl config
+ALGORITHM` prints a whole configuration with the same sentences, `evorl config --explain KEY` one
+key. A file holds only what differs from the defaults; on the command line a key is given as
+`training.max_steps=200000`, in Python as `evorl.train(training={"max_steps": 200_000})`. The
+shipped files in `configs/training` replace some of the defaults.
 """
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s#]+)")
 MATHS = re.compile(r'(?<=class="arithmatex">)\\([(\[])(.*?)\\[)\]](?=</)', re.DOTALL)
@@ -32,7 +44,7 @@ def on_files(files: Files, config: Any) -> None:
     """Add pages of the root, generated references, and each file that a page links to."""
     texts = {name: (ROOT / name).read_text() for name in MOVED}
     pages = {MOVED[name]: text for name, text in texts.items()}
-    pages |= {"settings.md": settings_page(SETTINGS), "commands.md": _commands(), "reference.md": _reference()}
+    pages |= {"settings.md": _settings(), "commands.md": _commands(), "reference.md": _reference()}
     texts |= {f"docs/{file.src_uri}": file.content_string for file in files if file.src_uri.endswith(".md")}
     for name in sorted({_target(name, link) for name, text in texts.items() for link in LINK.findall(text)}):
         if not (path := ROOT / name).is_file() or name in texts or name.startswith("docs/"):
@@ -94,3 +106,37 @@ def _reference() -> str:
     texts = ["# Python reference", *(f"::: {path}" for name, path in names.items() if name not in sections)]
     texts.append("## Sections of a configuration\n\nTheir fields are [settings](settings.md).")
     return "\n\n".join([*texts, ", ".join(f"`evorl.{name}`" for name in sorted(sections)) + "."])
+
+
+def _settings() -> str:
+    """The page of all keys of a configuration, as tables."""
+    parts = [HEAD]
+    everything = settings_of(model_of(AlgorithmSettings))
+    others = [setting for setting in everything if not setting.path.startswith("algorithm.")]
+    for section, group in groupby(others, key=lambda setting: setting.path.split(".")[0]):
+        first, *rest = group
+        parts.append(f"## {section}\n\n{_cell(first.sentence)}\n")
+        if section == "algorithm":
+            parts += [_algorithm(name, model) for name, model in SETTINGS.items()]
+        else:
+            parts.append(_table(rest or [first]))
+    return "\n".join(parts)
+
+
+def _algorithm(name: str, model: type[AlgorithmSettings]) -> str:
+    changeable = ", ".join(f"`{name}`" for name in model.hyperparameters)
+    rows = [setting for setting in settings_of(model, "algorithm.") if setting.path != "algorithm.name"]
+    sentence = textwrap.fill(f"Evolution may perturb {changeable}.", 100, break_on_hyphens=False)
+    return f"### {name}\n\n{sentence}\n\n{_table(rows)}"
+
+
+def _table(settings: Sequence[Setting]) -> str:
+    lines = ["| key | takes | default | |", "|---|---|---|---|"]
+    for setting in settings:
+        default = f"`{_cell(setting.default)}`" if setting.default else ""
+        lines.append(f"| `{setting.path}` | {_cell(setting.kind)} | {default} | {_cell(setting.sentence)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")

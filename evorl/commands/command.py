@@ -305,7 +305,6 @@ def _config(parser: argparse.ArgumentParser) -> None:
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--explain", metavar="KEY", help="explain only this key, or each key of this section")
     instead.add_argument("--tasks", action="store_true", help="list the tasks that shipped configurations are for")
-    instead.add_argument("--markdown", action="store_true", help="print the keys of all algorithms as Markdown")
 
 
 def _export(parser: argparse.ArgumentParser) -> None:

@@ -153,17 +153,13 @@ def lineage_table(stages: Sequence[Stage], use: Callable[[str, float], float]) -
 def config(parsed: argparse.Namespace) -> None:
     from evorl.algorithms import SETTINGS
     from evorl.config import model_of
-    from evorl.config.docs import commented, explained, page, settings_of
+    from evorl.config.docs import commented, explained, settings_of
     from evorl.runs.launch import read_config
 
-    if parsed.words and (parsed.tasks or parsed.markdown):
-        option = "--tasks" if parsed.tasks else "--markdown"
-        raise UserError(f"{option}: is for all configurations; leave out {parsed.words[0]!r}")
+    if parsed.words and parsed.tasks:
+        raise UserError(f"--tasks: is for all configurations; leave out {parsed.words[0]!r}")
     if parsed.tasks:
         print("\n".join(aligned([TASK_HEADINGS, *rows_of_tasks()])))
-        return
-    if parsed.markdown:
-        print(page(SETTINGS), end="")
         return
     complete = read_config(*file_and_assignments(parsed.words))
     settings = settings_of(model_of(SETTINGS[complete.algorithm.name]))

@@ -1,4 +1,4 @@
-"""Configuration documentation, introspected from the models: commented YAML, and a Markdown page of tables."""
+"""Configuration documentation, introspected from the models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, Union
 
@@ -16,8 +15,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from evorl.config.errors import bounds_of, nearest, section_in
-from evorl.config.fields import AlgorithmSettings, leaves
-from evorl.config.schema import AnyConfig, as_yaml, model_of
+from evorl.config.fields import leaves
+from evorl.config.schema import AnyConfig, as_yaml
 from evorl.types.outcomes import UserError
 
 WORDS: Mapping[Any, str] = {int: "whole number", float: "number", bool: "true or false", str: "text", Path: "path"}
@@ -165,14 +164,6 @@ def _plain(value: Any) -> Any:
 
 
 WIDTH = 110
-HEAD = """# Configuration
-
-Every key of a configuration: what it takes, its default, and what it is for. `evorl config
-ALGORITHM` prints a whole configuration with the same sentences, `evorl config --explain KEY` one
-key. A file holds only what differs from the defaults; on the command line a key is given as
-`training.max_steps=200000`, in Python as `evorl.train(training={"max_steps": 200_000})`. The
-shipped files in `configs/training` replace some of the defaults.
-"""
 
 
 def commented(data: Mapping[str, Any], settings: Sequence[Setting]) -> str:
@@ -204,37 +195,3 @@ def _entry(key: str, value: Any) -> Iterator[str]:
     else:
         text = as_yaml(value, default_flow_style=True, width=10**6)
         yield f"{key}: {text.removesuffix('...' + chr(10)).strip()}"
-
-
-def page(algorithms: Mapping[str, type[AlgorithmSettings]]) -> str:
-    """Return the Markdown page of all keys; `algorithms` maps names to algorithm settings."""
-    parts = [HEAD]
-    everything = settings_of(model_of(AlgorithmSettings))
-    others = [setting for setting in everything if not setting.path.startswith("algorithm.")]
-    for section, group in groupby(others, key=lambda setting: setting.path.split(".")[0]):
-        first, *rest = group
-        parts.append(f"## {section}\n\n{_cell(first.sentence)}\n")
-        if section == "algorithm":
-            parts += [_algorithm(name, model) for name, model in algorithms.items()]
-        else:
-            parts.append(_table(rest or [first]))
-    return "\n".join(parts)
-
-
-def _algorithm(name: str, model: type[AlgorithmSettings]) -> str:
-    changeable = ", ".join(f"`{name}`" for name in model.hyperparameters)
-    rows = [setting for setting in settings_of(model, "algorithm.") if setting.path != "algorithm.name"]
-    sentence = textwrap.fill(f"Evolution may perturb {changeable}.", 100, break_on_hyphens=False)
-    return f"### {name}\n\n{sentence}\n\n{_table(rows)}"
-
-
-def _table(settings: Sequence[Setting]) -> str:
-    lines = ["| key | takes | default | |", "|---|---|---|---|"]
-    for setting in settings:
-        default = f"`{_cell(setting.default)}`" if setting.default else ""
-        lines.append(f"| `{setting.path}` | {_cell(setting.kind)} | {default} | {_cell(setting.sentence)} |")
-    return "\n".join(lines) + "\n"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
