@@ -278,9 +278,11 @@ def summary_lines(runs: Sequence[tuple[int, Path]]) -> list[str]:
             shown = digits(reached)
         targets += summary.get("solved") is not None
         solved += summary.get("solved") is True
+        counts = (summary.get(key, 0) for key in ("agent_steps", "wall_clock_seconds"))
+        steps, seconds = (value if isinstance(value, int | float) else 0 for value in counts)
         rows.append((
             str(number), path.name, shown, str(summary.get("best_fitness_episodes", "-")),
-            f"{summary.get('agent_steps', 0):,}", f"{summary.get('wall_clock_seconds', 0):.0f}", state_of(record),
+            f"{steps:,}", f"{seconds:.0f}", state_of(record),
         ))  # fmt: skip
     return [*map(on_one_line, aligned([HEADINGS, *rows])), _together(best, solved, targets, len(runs))]
 

@@ -65,6 +65,7 @@ class Generation:
 
 
 GENERATION = TypeAdapter(Generation)
+PAIRS = TypeAdapter(Annotated[list[tuple[Measured | None, Measured | None]], Field(max_length=1_000)])
 
 
 @dataclass(frozen=True)
@@ -178,11 +179,14 @@ class Drawn:
             return None
         return Score(max(1, last.elite_episodes), last.elite_fitness, last.elite_std)
 
-    @property
+    @cached_property
     def pairs(self) -> list[Pair]:
-        """The means of every island's best agent and of its twin's; empty without a comparison."""
-        compared = self.summary.get("comparison") or {"pairs": []}
-        return [(pair["evolved"], pair["control"]) for pair in compared["pairs"]]
+        """The means of every island's best agent and of its twin's; empty without a comparison that can be read."""
+        try:
+            pairs = [(pair["evolved"], pair["control"]) for pair in self.summary["comparison"]["pairs"]]
+            return PAIRS.validate_python(pairs, strict=True)
+        except (KeyError, TypeError, ValueError):
+            return []
 
     @property
     def described_best(self) -> str:

@@ -327,8 +327,10 @@ def test_twins_are_compared_in_words_and_drawn_in_pairs(tmp_path, run):
     run_command(["report", str(path)])
     assert "<p>Evolution ended higher in 6 of 7 islands: 0.86 (0.42 to 1.00)" in (path / "report.html").read_text()
     (path / "summary.json").write_text(json.dumps({"ended": "finished", "comparison": {"pairs": 3, "episodes": 9}}))
-    with pytest.raises(UserError, match=r"summary.json: comparison.pairs: 3 does not fit"):
-        load(path)
+    assert load(path).pairs == []
+    pairs[3]["evolved"] = EVIL
+    (path / "summary.json").write_text(json.dumps({"ended": "finished", "comparison": {"pairs": pairs, "episodes": 9}}))
+    assert load(path).pairs == []
 
 
 STANDINGS = Standings(
