@@ -96,14 +96,12 @@ class Network(Section):
 
 
 class ImportanceExponent(Section):
-    """The exponent of importance weights, which changes linearly from `start` to `end`."""
+    """The exponent of importance weights, which changes linearly from `start` to `end` over `training.max_steps`."""
 
     start: Fraction = 0.4
     """Its initial value."""
     end: Fraction = 1.0
     """Its final value."""
-    steps: Count | None = None
-    """Environment steps of each agent, over all ranks, after which it is at its end; null is training.max_steps."""
 
 
 class Prioritised(Section):

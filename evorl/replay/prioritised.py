@@ -185,8 +185,8 @@ class PrioritisedSampler(Sampler):
     ) -> None:
         """Priorities are (|td_error| + EPSILON)^exponent; without `prioritised` all are equal and need no error.
 
-        The importance-sampling exponent is annealed linearly over its `steps`, or `max_steps`, environment steps of an
-        agent; a generation has `generation_steps`. Unless the replay is `shared`, an agent draws only its own or an
+        The importance-sampling exponent is annealed linearly over `max_steps` environment steps of an agent; a
+        generation has `generation_steps`. Unless the replay is `shared`, an agent draws only its own or an
         ancestor's transitions; a child whose parent is not on this rank draws all transitions that were collected at
         its index in the population. `place` are the arguments of `Sampler`.
         """
@@ -194,7 +194,7 @@ class PrioritisedSampler(Sampler):
         if prioritised is None:
             prioritised = Prioritised(exponent=0, importance_exponent=ImportanceExponent(start=0, end=0))
         self._exponent, self._importance = prioritised.exponent, prioritised.importance_exponent
-        self._generation_steps, self._importance_steps = generation_steps, self._importance.steps or max_steps
+        self._generation_steps, self._max_steps = generation_steps, max_steps
         self.tree = PriorityTree(agents, storage.size // storage.islands)
         """A leaf is the number of a step within the agent's island."""
         self.maximum = np.full(agents, FIRST_PRIORITY)
@@ -276,7 +276,7 @@ class PrioritisedSampler(Sampler):
 
     def importance(self, generation: int, steps: Floats) -> Floats:
         """Importance-sampling exponent [P] after `steps` [P] of a generation, numbered from 1."""
-        done = ((generation - 1) * self._generation_steps + steps) / self._importance_steps
+        done = ((generation - 1) * self._generation_steps + steps) / self._max_steps
         start, end = self._importance.start, self._importance.end
         return np.asarray(start + np.clip(done, 0, 1) * (end - start))
 

@@ -170,7 +170,6 @@ ACTS = {
     "replay.prioritised.exponent": Trains("prioritised", "1"),
     "replay.prioritised.importance_exponent.start": Trains("prioritised", "1"),
     "replay.prioritised.importance_exponent.end": Trains("prioritised", "0"),
-    "replay.prioritised.importance_exponent.steps": Trains("prioritised", "10"),
     "replay.shared": Trains("dqn", "false"),
     "population.size": Trains("dqn", "3"),
     "population.islands": "runs/test_islands.py::test_agents_draw_no_transition_of_another_island",

@@ -26,7 +26,7 @@ RAINBOW = (
     "algorithm.categorical={atoms: 11, v_min: 0, v_max: 20}",
     "algorithm.exploration={schedule: linear, steps: 100}",
     "algorithm.learn_step=2",
-    "replay={n_step: 3, capacity: 400, learning_starts: 20, prioritised: {importance_exponent: {steps: 300}}}",
+    "replay={n_step: 3, capacity: 400, learning_starts: 20, prioritised: {}}",
 )
 
 

@@ -137,7 +137,7 @@ def test_ranks_make_one_exchange_for_each_vector_step():
 def test_a_prioritised_run_resumes_exactly(in_directory, shared):
     settings = (
         f"replay={{n_step: 3, shared: {str(shared).lower()}, capacity: 300, learning_starts: 20}}",
-        "replay.prioritised={exponent: 0.7, importance_exponent: {steps: 200}}",
+        "replay.prioritised={exponent: 0.7, importance_exponent: {start: 0.7, end: 0.7}}",
         "evolution.mutation={none: 0.5, architecture: 0.5, parameters: 0.5, hyperparameters: 0.5}",
     )
     assert train("run.name=a", *settings) == 0
