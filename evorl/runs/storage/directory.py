@@ -181,7 +181,6 @@ class RunDirectory:
         self.lineage = JsonLines(path / LINEAGE)
         self._lock = lock
         self._locked = identity(path / LOCK)
-        self._has_begun = False
 
     @classmethod
     def claim(cls, config: AnyConfig, owner: Owner) -> RunDirectory:
@@ -278,33 +277,19 @@ class RunDirectory:
             return b""
 
         ranks.from_main(write, "the run's configuration")
-        self._has_begun = True
 
     def check(self) -> None:
         """Raise RunFailed if the directory was moved or removed after this run claimed it, or is another run's now.
 
         Raises OSError if that cannot be seen.
         """
-        lock, problem = identity(self.path / LOCK), ""
+        lock = identity(self.path / LOCK)
         if self._locked is not None and lock != self._locked:
             problem = f"{LOCK} is {'missing' if lock is None else 'that of another run'}"
-        elif self._has_begun and identity(self.path / CONFIG) is None:
-            problem = f"{CONFIG} is missing"
-        if problem:
             raise RunFailed(
                 f"{from_here(self.path)}: the directory of this run was moved or removed while it trained ({problem}); "
                 "the run ends, and nothing more is written there; `evorl resume` goes on where the directory is now"
             )
-
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Write files of the run. Raises RunFailed if its directory is gone, and OSError for any other reason."""
-        self.check()
-        try:
-            yield
-        except OSError:
-            self.check()
-            raise
 
     def _check_checkpoints(self) -> None:
         """Raise UserError if a run has lost its checkpoints: starting over would lose its elite, too.
@@ -325,9 +310,9 @@ class RunDirectory:
 
     def flush(self) -> None:
         """Write pending lines of metrics and lineage to disk. Raises OSError, and RunFailed like `check`."""
-        with self._writing():
-            self.metrics.flush()
-            self.lineage.flush()
+        self.check()
+        self.metrics.flush()
+        self.lineage.flush()
 
     def write_checkpoint(self, ranks: Ranks, checkpoints: Checkpoints, number: int, files: Mapping[str, bytes]) -> str:
         """Write checkpoint `number` from the `files` of every rank, collectively.
@@ -392,19 +377,19 @@ class RunDirectory:
         with contextlib.suppress(OSError):
             if (read_bounded(file), read_bounded(facts)) == (payload, described):
                 return
-        with self._writing():
-            make_subdirectory(file.parent)
-            write_atomically(file, payload)
-            write_atomically(facts, described)
+        self.check()
+        make_subdirectory(file.parent)
+        write_atomically(file, payload)
+        write_atomically(facts, described)
 
     def write_interface(self, interface: Mapping[str, Any]) -> None:
         """Write the description of the spaces, for use of an agent without its environment. Raises OSError."""
-        with self._writing():
-            write_json(self.path / INTERFACE, interface)
+        self.check()
+        write_json(self.path / INTERFACE, interface)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        with self._writing():
-            write_json(self.path / SUMMARY, summary)
+        self.check()
+        write_json(self.path / SUMMARY, summary)
 
 
 def load_elite(path: Path) -> tuple[dict[str, Any], Agent]:
