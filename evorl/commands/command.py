@@ -333,11 +333,6 @@ def _check(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=count, default=1000, metavar="N", help="number of random steps (default: 1000)")
 
 
-def _clean(parser: argparse.ArgumentParser) -> None:
-    _runs(parser, "a run's directory")
-    parser.add_argument("--yes", action="store_true", help="delete; without it, only the size is printed")
-
-
 def _completion(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="your shell")
 
@@ -452,12 +447,6 @@ COMMANDS: Mapping[str, Command] = {
         "check:check",
         _check,
         ("evorl check CartPole-v1", "evorl check my_module:MyEnv size=8 --steps 10000"),
-    ),
-    "clean": Command(
-        "delete checkpoints, which `resume` and agents other than the best need",
-        "inspect:clean_runs",
-        _clean,
-        ("evorl clean runs/my-run", "evorl clean runs/first runs/second --yes"),
     ),
     "completion": Command(
         "print the completion script of a shell: commands, options, configurations and keys",

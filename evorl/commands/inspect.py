@@ -1,4 +1,4 @@
-"""`evorl list`, `lineage`, `config` and `clean`: list runs, print configurations, delete checkpoints."""
+"""`evorl list`, `lineage` and `config`: list runs, print ancestors and configurations."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from evorl.commands.command import file_and_assignments
 from evorl.config.errors import on_one_line
 from evorl.runs.reading.hub import is_on_hub
 from evorl.runs.reading.read import RunOverview, read_overview
-from evorl.runs.storage.directory import CONFIG, check_run
+from evorl.runs.storage.directory import CONFIG
 from evorl.system.console import aligned, digits
-from evorl.system.files import CHECKPOINTS, Lock, is_locked, remove, size_of
+from evorl.system.files import is_locked, size_of
 from evorl.types.outcomes import UserError
 
 if TYPE_CHECKING:
@@ -198,28 +198,3 @@ def rows_of_tasks() -> list[tuple[str, ...]]:
             command = by_task if tuned_name(algorithm, task) == name else f"evorl train {name}"
             rows.append((task, algorithm, f"{name}.yaml", command))
     return sorted(rows)
-
-
-def clean_runs(parsed: argparse.Namespace) -> None:
-    for run in parsed.runs:
-        print(clean(run, parsed.yes))
-
-
-def clean(run: Path, delete: bool) -> str:
-    """Describe the size of a run's checkpoints, in MB, and delete them if asked to. Raises UserError."""
-    check_run(run)
-    if is_locked(run):
-        raise UserError(f"{run}: is still training")
-    checkpoints = run / CHECKPOINTS
-    size = size_of(checkpoints)
-    if not delete:
-        return f"{run}: {size / 1e6:,.1f} MB of checkpoints; --yes deletes them"
-    # Hold the lock, so that no process starts to resume from checkpoints that are being deleted.
-    lock = Lock(run, wait=1.0)  # Commands that ask whether it is locked hold it for a moment.
-    try:
-        remove(checkpoints)
-    finally:
-        lock.release()
-    if checkpoints.exists():
-        raise UserError(f"{checkpoints}: cannot be deleted; check its permissions")
-    return f"{run}: deleted {size / 1e6:,.1f} MB of checkpoints; only the best agent is left"

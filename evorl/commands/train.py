@@ -33,7 +33,7 @@ from evorl.runs.train import ASYNCHRONOUS, ONLINE, main_of, program_for
 from evorl.system.console import aligned, digits, say
 from evorl.system.files import CHECKPOINTS
 from evorl.system.processes import usable_cores
-from evorl.types.outcomes import FINISHED, RunFailed, UserError
+from evorl.types.outcomes import RunFailed, UserError
 
 LOCAL_LAUNCHER = PACKAGE / "distributed" / "local_launch.py"
 
@@ -200,22 +200,14 @@ def train_seeds(parsed: argparse.Namespace) -> None:
             _check_begun(path, check(requested, ranks=parsed.processes))
     several = ["--processes", str(parsed.processes)] if parsed.processes > 1 else []
     program = [sys.executable, "-P", "-m", "evorl", "train", *several, str(file), *assignments]
-    called = {number: assignment("run.name", each) for number, each in names}
-    left = [number for number, path in runs if not _is_over(path, config)]
-    commands = [(number, [*program, f"seed={number}", called[number], "run.resume=auto"]) for number in left]
+    commands = [
+        (number, [*program, f"seed={number}", assignment("run.name", full), "run.resume=auto"])
+        for number, full in names
+    ]
     codes = train_each(commands, name)
     print("\n".join(summary_lines([(number, path) for number, path in runs if (path / CONFIG).is_file()])))
     if failed := [str(number) for number, code in codes.items() if code]:
         raise RunFailed(f"seed {', '.join(failed)} did not finish; repeat the command to resume")
-
-
-def _is_over(path: Path, config: AnyConfig) -> bool:
-    """True if the run in `path` has finished and its checkpoints were removed, so that it cannot train on."""
-    if not (path / CONFIG).is_file() or Checkpoints(path / CHECKPOINTS, keep=1).generations():
-        return False
-    begun = read_config(path / CONFIG, ()).training
-    goes_on = config.training.max_steps > begun.max_steps or config.training.target_fitness != begun.target_fitness
-    return read_overview(path).summary.get("ended") == FINISHED and not goes_on
 
 
 def _check_begun(path: Path, config: AnyConfig) -> None:

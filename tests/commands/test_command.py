@@ -41,7 +41,7 @@ def test_help_the_version_and_a_mistyped_command_do_not_wait_for_torch():
     code = """
 import contextlib, io, sys
 from evorl.__main__ import main
-for words in (["--help"], ["--version"], ["-V"], ["trian"], ["clean", "--help"]):
+for words in (["--help"], ["--version"], ["-V"], ["trian"], ["lineage", "--help"]):
     sys.argv = ["evorl", *words]
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
         code = main()
@@ -54,7 +54,7 @@ print([name for name in ("torch", "numpy", "pydantic", "yaml") if name in sys.mo
         f"0 evorl {evorl.__version__}",
         f"0 evorl {evorl.__version__}",
         "2 error: evorl: there is no command 'trian'; did you mean 'train'?",
-        "0 usage: evorl clean [-h] [--yes] RUN [RUN ...]",
+        "0 usage: evorl lineage [-h] [--settings] run",
         "[]",
     ]
 

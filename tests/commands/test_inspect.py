@@ -5,12 +5,10 @@ import os
 import shutil
 
 import pytest
-from helpers.support import error_line, lines, train
+from helpers.support import lines, train
 
 from evorl.commands.command import run_command
-from evorl.commands.evaluate import evaluate_elite
 from evorl.commands.inspect import lineage_table
-from evorl.runs.program import run_program
 from evorl.runs.reading.lineage import SAME, Stage
 from evorl.types.agents import Mutation
 
@@ -76,29 +74,12 @@ def locked_by_another_process(run):
     return holder, go_on[1]
 
 
-def test_a_run_that_trains_is_said_to_and_keeps_its_checkpoints(run, capsys):
+def test_a_run_that_trains_is_said_to(run, capsys):
     holder, go_on = locked_by_another_process(run)
     run_command(["list", str(run.parent)])
     assert "training" in capsys.readouterr().out
-    assert run_program(run_command, ["clean", "runs/a", "--yes"]) == 2
-    assert "runs/a: is still training" in error_line(capsys)
-    assert (run / "checkpoints").is_dir()
     os.close(go_on)
     os.waitpid(holder, 0)
-
-
-def test_clean_deletes_checkpoints_when_told_to_and_nothing_else(run, capsys):
-    before = {path.name for path in run.iterdir()}
-    run_command(["clean", "runs/a"])
-    assert {path.name for path in run.iterdir()} == before
-    run_command(["clean", "runs/a", "--yes"])
-    assert {path.name for path in run.iterdir()} == before - {"checkpoints"}
-    assert "MB of checkpoints; only the best agent is left" in capsys.readouterr().out
-    assert evaluate_elite(run, 1, 0)["episodes"] == 1
-    assert run_program(run_command, ["clean", "runs"]) == 2
-    (run / "checkpoints").symlink_to(run.parent)
-    assert run_program(run_command, ["clean", "runs/a", "--yes"]) == 2
-    assert run.is_dir()
 
 
 def test_lineage_has_a_row_for_each_ancestor(run, capsys):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -13,7 +12,6 @@ from helpers.support import SMALL, error_line
 
 from evorl.commands import train
 from evorl.commands.command import run_command
-from evorl.runs.launch import launched, read_config
 from evorl.runs.program import run_program
 
 
@@ -101,24 +99,6 @@ def test_words_after_seeds_are_settings(in_directory, monkeypatch):
     assert group == "x"
     commands, _ = commands_of(monkeypatch, "--seeds", "1", "--name", "run🙂")
     assert commands[0][1][-2] == 'run.name="run🙂-seed-1"'
-
-
-@pytest.mark.parametrize("is_cleaned", [False, True])
-def test_seeds_that_have_finished_and_were_cleaned_are_not_trained_again(
-    is_cleaned, trained_run, in_directory, monkeypatch
-):
-    run = in_directory / "runs" / "a-seed-1"
-    shutil.copytree(trained_run, run)
-    given = ["seed=1", "training.max_steps=116", "run.name=a-seed-1"]
-    (run / "config.yaml").write_text(launched(read_config(SMALL, given), bf16=False).to_yaml())
-    if is_cleaned:
-        shutil.rmtree(run / "checkpoints")
-    words = ("--seeds", "1", "2", "--name", "a", "training.max_steps=116")
-    commands, _ = commands_of(monkeypatch, *words)
-    assert [number for number, _ in commands] == ([2] if is_cleaned else [1, 2])
-    for changed in ("training.max_steps=200", "training.target_fitness=300"):
-        commands, _ = commands_of(monkeypatch, *words, changed)
-        assert [number for number, _ in commands] == [1, 2], "it would have to train on, and cannot say so here"
 
 
 @pytest.mark.parametrize(

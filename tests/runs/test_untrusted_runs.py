@@ -97,7 +97,7 @@ def test_link_in_place_of_a_partial_file_is_not_followed(run, tmp_path, monkeypa
 PLACES = ("config.yaml", "checkpoints", "notes/deeper/any")
 COMMANDS = (
     ("resume", "."), ("evaluate", ".", "--episodes", "1"), ("export", "."), ("watch", ".", "--video", "film.mp4"),
-    ("lineage", "."), ("plot", "."), ("report", "."), ("clean", ".", "--yes"),
+    ("lineage", "."), ("plot", "."), ("report", "."),
 )  # fmt: skip
 
 
