@@ -19,7 +19,7 @@ from torch import Tensor
 
 from evorl.actors.collectors import MESSAGE_TYPES, Message, message_size, messages_in
 from evorl.actors.memory import Board, Description, SharedMemory
-from evorl.actors.supervisor import Supervisor, explaining_open_files
+from evorl.actors.supervisor import COUNT_KEY, Supervisor
 from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig
 from evorl.distributed import Placement, Ranks
@@ -27,6 +27,7 @@ from evorl.envs.episodes import Collected, Recent
 from evorl.population import Learner, Policy
 from evorl.population.learner import read_state, split_states, state_size, write_state
 from evorl.system.closing import Closeable
+from evorl.system.files import file_errors
 from evorl.system.processes import free_memory, usable_cores
 from evorl.types.agents import Agent
 from evorl.types.outcomes import EvorlWarning, UserError
@@ -198,7 +199,7 @@ class Actors(Closeable):
             "max_staleness": self._bound,
         }
         self._message_type = MESSAGE_TYPES[config.algorithm.actor_messages]
-        with explaining_open_files(self._settings.count), contextlib.ExitStack() as opened:
+        with file_errors(COUNT_KEY), contextlib.ExitStack() as opened:
             self._board = Board(self._settings.count)
             opened.callback(self._board.close)
             for _ in range(self._settings.count):
@@ -241,7 +242,7 @@ class Actors(Closeable):
             self._bound = max_staleness(self._config, self._algorithm, self._placement.copies, policy.agents)
         if first:
             check_memory(size * count * queue, count * queue, self._placement)
-        with explaining_open_files(count):
+        with file_errors(COUNT_KEY):
             for actor, memory in enumerate(self._memories):
                 memory.grow(size * queue)
                 self._messages |= messages_in(memory, make, range(actor * queue, (actor + 1) * queue))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import select
@@ -13,7 +12,7 @@ import termios
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ from evorl.actors.actor import ARRIVAL, FAILED, NUMBER
 from evorl.actors.memory import Board
 from evorl.actors.server import ActorServer, kill_group
 from evorl.config.learning import ActorSettings
-from evorl.system.processes import too_few_open_files
+from evorl.system.files import file_errors
 from evorl.system.signals import raise_if_signalled
 from evorl.types.outcomes import EvorlWarning, RunFailed, UserError
 
@@ -35,21 +34,8 @@ RESTARTS = 3
 
 
 COUNT = struct.Struct("i")
-FILES_OF_ACTOR = 4
-"""Files that a rank keeps open per actor: its memory, the map of it, and one end of each of its two pipes."""
-
-
-@contextlib.contextmanager
-def explaining_open_files(count: int) -> Iterator[None]:
-    """Raise UserError if `count` actors need too many open files, and RunFailed for any other OSError."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.EMFILE, errno.ENFILE):
-            raise RunFailed(f"actors cannot be started: {error.strerror or error}") from error
-        raise UserError(
-            f"actors.count: {count} actors {too_few_open_files(FILES_OF_ACTOR * count)}, or use fewer actors"
-        ) from error
+COUNT_KEY = "actors.count"
+"""The setting that too many open files name: each actor takes four."""
 
 
 class Arrival(NamedTuple):
@@ -164,7 +150,7 @@ class Supervisor:
 
     def start(self) -> None:
         """Start all actors, without messages. Raises UserError if they need too many open files."""
-        with explaining_open_files(self._settings.count):
+        with file_errors(COUNT_KEY):
             for index in range(self._settings.count):
                 self._actors.append(self._start_actor(index))
 
@@ -265,7 +251,7 @@ class Supervisor:
                 # Its closed pipe will count as a failure, although it was not at fault.
                 actor.failures -= 1
                 actor.process = 0
-        with explaining_open_files(self._settings.count):
+        with file_errors(COUNT_KEY):
             self._server = ActorServer(self._context, PATIENCE)
 
     def _replace(self, actor: ActorProcess) -> None:
@@ -282,7 +268,7 @@ class Supervisor:
             warnings.warn(f"actor {self._number(actor)} {actor.hung}; it is started again", EvorlWarning, stacklevel=2)
         self.restarts += 1
         self._ready = deque(ready for ready in self._ready if ready is not actor)
-        with explaining_open_files(self._settings.count):
+        with file_errors(COUNT_KEY):
             self._actors[actor.index] = self._start_actor(
                 actor.index, actor.messages, actor.attempt + 1, actor.failures + 1
             )

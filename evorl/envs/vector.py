@@ -33,8 +33,9 @@ from evorl.envs.suites import ATARI, register_suite
 from evorl.envs.tensor.sources import is_tensor
 from evorl.seeding import derive_seed, seed_global_generators
 from evorl.system.extras import extra_of, install_command
+from evorl.system.files import reason as reason_of
 from evorl.system.plugins import SCRIPT, defined_in, described, import_from_here, place
-from evorl.system.processes import die_with_parent, too_few_open_files, usable_cores
+from evorl.system.processes import die_with_parent, usable_cores
 from evorl.system.signals import raise_if_signalled, signals_deferred
 from evorl.types.outcomes import UserError, message_of
 
@@ -131,6 +132,8 @@ def _cannot_make(settings: Environment, error: BaseException) -> UserError:
         in_script = settings.id.startswith(SCRIPT)
         because = "it is defined in the training script, which only that script can import; " if in_script else ""
         return UserError(begin + because + _why_unknown(settings.id, error) + place(error))
+    if isinstance(error, OSError) and error.errno == errno.EMFILE:
+        return UserError(reason_of(error, "environment.num_envs"))
     if not isinstance(error, TypeError | ValueError | AssertionError):
         return UserError(begin + described(error))
     if "gymnasium.Env" in reason or "incompatible with Gymnasium" in reason:
@@ -152,20 +155,10 @@ def _restarting_vector(settings: Environment, name: str, mode: str, copies: int)
         if mode == "async":
             return _QuietVector(makers, autoreset_mode=AutoresetMode.SAME_STEP, worker=_work)
         return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
-    except BaseException as error:
+    except BaseException:
         for env in made:
             env.close()
-        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE) and mode == "async":
-            files = too_few_open_files(FILES_OF_WORKER * len(makers))
-            raise UserError(
-                f"environment.vectorization: the {len(makers)} processes of `async` {files}, or use sync, or fewer "
-                "environments (environment.num_envs)"
-            ) from error
         raise
-
-
-FILES_OF_WORKER = 3
-"""Files that a rank keeps open per process of an AsyncVectorEnv: one end of its pipe, and two of the process."""
 
 
 class _QuietVector(AsyncVectorEnv):

@@ -146,14 +146,14 @@ def settle(*directories: Path) -> None:
                 sync_directory(directory)
 
 
-def reason(error: OSError, path: Path) -> str:
-    """The path and the reason of an OSError; lock errors do not name the path themselves."""
+def reason(error: OSError, path: Path | str) -> str:
+    """The path, or else the setting, and the reason of an OSError; lock errors do not name the path themselves."""
     more = "; raise the limit with `ulimit -n 65536`" if error.errno == errno.EMFILE else ""
     return f"{error.filename or path}: {error.strerror or error}{more}"
 
 
 @contextlib.contextmanager
-def file_errors(path: Path, words: str = "") -> Iterator[None]:
+def file_errors(path: Path | str, words: str = "") -> Iterator[None]:
     """Raise a UserError in place of an OSError: these `words`, the path that it names or else this one, the reason."""
     try:
         yield

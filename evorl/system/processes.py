@@ -76,19 +76,6 @@ def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> Non
         os._exit(1)
 
 
-FILES_OF_OTHERS = 256
-"""Files that a rank may need open besides those of its actors or environments."""
-
-
-def too_few_open_files(wanted: int) -> str:
-    """The limit of open files, and what would be enough for a rank that wants `wanted` for actors or environments."""
-    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = FILES_OF_OTHERS + wanted
-    is_allowed = most == resource.RLIM_INFINITY or needed <= most
-    advice = f"`ulimit -n {needed}`" if is_allowed else "a higher limit"
-    return f"take {wanted} open files of their rank, which may have {limit} in all (ulimit -n); launch it with {advice}"
-
-
 GROUPS = Path("/sys/fs/cgroup")
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 """Option numbers of glibc's `mallopt`."""
