@@ -220,15 +220,6 @@ class Actors(Closeable):
         for memory in self._memories:
             memory.close()
 
-    @property
-    def server(self) -> int:
-        """The process id of the server that forks actors."""
-        return self._supervisor.server
-
-    @property
-    def processes(self) -> list[int]:
-        return self._supervisor.processes
-
     def begin(self, policy: Policy, generation: int, carries_over: bool, steps: int) -> None:
         """Start a generation: publish its agents, for which actors make `steps` steps of this rank's environments.
 

@@ -21,8 +21,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import NoReturn
 
-import psutil
-
 from evorl.system.processes import die_with_parent
 from evorl.system.signals import SIGNALS
 
@@ -37,10 +35,6 @@ READY = 0
 """The first reply, sent once everything is imported."""
 IMPORTING = 300.0
 """Seconds that the server's imports may take."""
-STOPPED = 5.0
-"""Seconds after which a stopped server (SIGSTOP, for example) is given up."""
-LOOK_EVERY = 0.5
-"""Seconds between checks of a server that does not answer."""
 CLOSING = 6.0
 """Seconds that actors may take to close their environments at shutdown."""
 
@@ -86,28 +80,19 @@ class ActorServer:
             # If the server has already ended, the first request reports it.
             with contextlib.suppress(BrokenPipeError):
                 self._socket.sendall(REPLY.pack(len(text)) + text)
-            self._socket.settimeout(LOOK_EVERY)
             opened.pop_all()
-
-    @property
-    def process(self) -> int:
-        return self._process.pid
-
-    @property
-    def has_ended(self) -> bool:
-        return self._process.poll() is not None
 
     def start(self, actor: int, attempt: int, descriptors: Sequence[int]) -> int:
         """Fork an actor that gets copies of these descriptors; return its process id. Raises OSError."""
         self._wait_until_ready()
         socket.send_fds(self._socket, [REQUEST.pack(START, actor, attempt)], list(descriptors))
-        return self._answer(self._timeout)
+        return self._answer()
 
     def end(self, process: int) -> None:
         """Kill an actor and wait until it is gone. Raises OSError."""
         self._wait_until_ready()
         self._socket.sendall(REQUEST.pack(END, process, 0))
-        self._answer(self._timeout)
+        self._answer()
 
     def close(self) -> None:
         """Stop the server and its actors, which are given time to close their environments."""
@@ -129,23 +114,13 @@ class ActorServer:
 
     def _wait_until_ready(self) -> None:
         if not self._is_ready:
-            self._answer(IMPORTING)
+            self._answer()
             self._is_ready = True
+            self._socket.settimeout(self._timeout)
 
-    def _answer(self, patience: float) -> int:
-        """The server's next reply. Raises OSError if it has ended, is stopped, or is too slow."""
-        began = time.monotonic()
-        stopped = 0.0
-        while True:
-            try:
-                reply = _received(self._socket, REPLY.size)
-                break
-            except TimeoutError:
-                stopped = stopped + LOOK_EVERY if _is_stopped(self._process.pid) else 0.0
-                if stopped >= STOPPED:
-                    raise TimeoutError(f"has been stopped for {STOPPED:g} s") from None
-                if time.monotonic() > began + patience:
-                    raise TimeoutError(f"has not answered for {patience:g} s") from None
+    def _answer(self) -> int:
+        """The server's next reply. Raises OSError if it has ended or is too slow."""
+        reply = _received(self._socket, REPLY.size)
         if reply is None:
             raise ConnectionError("has ended")
         return int(REPLY.unpack(reply)[0])
@@ -208,12 +183,6 @@ def _has_left(process: int) -> bool:
         return False
     kill_group(process)
     return True
-
-
-def _is_stopped(process: int) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return psutil.Process(process).status() == psutil.STATUS_STOPPED
-    return False
 
 
 def _fork(connection: socket.socket, run: Callable[[], None]) -> int:

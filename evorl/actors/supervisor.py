@@ -27,10 +27,10 @@ from evorl.types.outcomes import EvorlWarning, RunFailed, UserError
 LOOK_EVERY = 0.5
 """Seconds between liveness checks."""
 PATIENCE = 60.0
-"""Seconds without a step after which an actor that has a message to fill is replaced, and without an answer after which
-the server is. Below `run.timeout`, so that the other ranks do not give up meanwhile."""
+"""Seconds without a step after which an actor that has a message to fill is replaced, and without an answer of the
+server after which the run ends. Below `run.timeout`, so that the other ranks do not give up meanwhile."""
 RESTARTS = 3
-"""Consecutive replacements of an actor, or of the server, without a rollout in between, before the run gives up."""
+"""Consecutive replacements of an actor without a rollout in between, before the run gives up."""
 
 
 COUNT = struct.Struct("i")
@@ -107,7 +107,6 @@ class Supervisor:
         over all ranks.
         """
         self._settings = settings
-        self._context = context
         self._first = first
         self._selector = selectors.DefaultSelector()
         try:
@@ -115,8 +114,6 @@ class Supervisor:
         except BaseException:
             self._selector.close()
             raise
-        self._server_failures = 0
-        """Consecutive servers that ended before any actor sent a message."""
         self._board = board
         self._memories = memories
         self._actors: list[ActorProcess] = []
@@ -138,15 +135,6 @@ class Supervisor:
     def waiting(self) -> int:
         """The number of actors' messages not received yet."""
         return sum(_unread(actor.reader) for actor in self._actors) // ARRIVAL.size
-
-    @property
-    def server(self) -> int:
-        """The process id of the server that forks actors."""
-        return self._server.process
-
-    @property
-    def processes(self) -> list[int]:
-        return [actor.process for actor in self._actors]
 
     def start(self) -> None:
         """Start all actors, without messages. Raises UserError if they need too many open files."""
@@ -182,7 +170,7 @@ class Supervisor:
                     text = pipe.read(generation).decode(errors="replace")
                 raise UserError(f"{text} (in actor {self._number(actor)})")
             actor.messages.discard(number)
-            actor.failures = self._server_failures = 0
+            actor.failures = 0
             return Arrival(actor.index, number, generation, version)
 
     def _next(self) -> ActorProcess:
@@ -201,7 +189,7 @@ class Supervisor:
         return self._ready.popleft()
 
     def look(self) -> None:
-        """Kill actors that have a message to fill but have not stepped for too long; replace a server that has ended.
+        """Kill actors that have a message to fill but have not stepped for too long.
 
         Raises Interrupted after a signal: whoever waits for an actor calls this.
         """
@@ -210,8 +198,6 @@ class Supervisor:
         if now < self._looked + LOOK_EVERY:
             return
         self._looked = now
-        if self._server.has_ended:
-            self._renew_server("has ended")
         for actor in self._actors:
             # One that has filled all of its messages may be idle because the learner was busy, so it is not late.
             is_idle = _unread(actor.reader) >= len(actor.messages) * ARRIVAL.size
@@ -233,26 +219,17 @@ class Supervisor:
             try:
                 self._server.end(actor.process)
             except OSError as error:
-                # An actor ends with its server.
-                self._renew_server(_why(error))
+                raise self._lost() from error
             actor.process = 0
 
-    def _renew_server(self, why: str) -> None:
-        """Replace the server, which is lost with all its actors. Raises RunFailed after several in a row."""
-        lost = f"the process that starts actors ({self._server.process}) {why}"
-        self._server_failures += 1
-        if self._server_failures > RESTARTS:
-            raise RunFailed(f"{lost}; {self._server_failures} of them were lost without a rollout in between")
-        warnings.warn(f"{lost}; it and its actors are started again", EvorlWarning, stacklevel=2)
+    def _lost(self) -> RunFailed:
+        """The error for a server that is lost with all its actors; what is left of them is killed."""
         self._server.kill()
         for actor in self._actors:
             if actor.process:
                 kill_group(actor.process)  # The processes of its environments do not end with the server.
-                # Its closed pipe will count as a failure, although it was not at fault.
-                actor.failures -= 1
                 actor.process = 0
-        with file_errors(COUNT_KEY):
-            self._server = ActorServer(self._context, PATIENCE)
+        return RunFailed("the process that starts actors was lost, or does not answer; the run can be resumed")
 
     def _replace(self, actor: ActorProcess) -> None:
         """Replace an actor that has ended. Raises RunFailed if several did without a message in between."""
@@ -286,22 +263,16 @@ class Supervisor:
                 theirs.callback(os.close, theirs_out)
                 ours.callback(os.close, reader)
                 shared = (self._board.memory.descriptor, self._board.lock, self._memories[index])
-                process = 0
-                while not process:
-                    try:
-                        process = self._server.start(index, attempt, (*shared, theirs_in, theirs_out))
-                    except OSError as error:
-                        self._renew_server(_why(error))
+                try:
+                    process = self._server.start(index, attempt, (*shared, theirs_in, theirs_out))
+                except OSError as error:
+                    raise self._lost() from error
             actor = ActorProcess(index, process, (writer, reader), set(messages), attempt, failures)
             self._selector.register(reader, selectors.EVENT_READ, actor)
             ours.pop_all()
         for number in sorted(actor.messages):
             _tell(actor, number)
         return actor
-
-
-def _why(error: OSError) -> str:
-    return "has ended" if isinstance(error, ConnectionError) else str(error)
 
 
 def _tell(actor: ActorProcess, number: int) -> None:

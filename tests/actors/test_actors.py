@@ -19,19 +19,21 @@ from evorl.actors.actor import _Leave
 from evorl.envs.faults.restarting import PASSED_ON
 from evorl.types.outcomes import EvorlWarning, RunFailed, UserError
 
+HELPED = "environment={id: 'helpers.faults:Helped-v0', num_envs: 2, vectorization: sync, max_restarts: 1"
+
 
 def test_actors_that_die_or_hang_are_replaced_and_all_end_with_the_learner(monkeypatch):
     monkeypatch.setattr(supervisor, "PATIENCE", 10.0)
     others = descendants()
     with Learning("actors={count: 2}") as learning:
         learning.learn(20)
-        first = learning.actors.processes
+        first = learning.processes
         os.kill(first[0], signal.SIGKILL)
-        while learning.actors.processes[0] == first[0]:
+        while learning.processes[0] == first[0]:
             learning.learn(1)
         learning.learn_from(0)
-        assert learning.actors.processes[1] == first[1]
-        stopped = learning.actors.processes[0]
+        assert learning.processes[1] == first[1]
+        stopped = learning.processes[0]
         os.kill(stopped, signal.SIGSTOP)
         with pytest.warns(EvorlWarning, match=r"actor 0 made no step for 10 s; it is started again"):
             learn_until_replaced(learning, {stopped, 0})
@@ -39,48 +41,35 @@ def test_actors_that_die_or_hang_are_replaced_and_all_end_with_the_learner(monke
         figures = learning.actors.pop_metrics(learning.placement)
         assert figures["restarts"] == 2
         assert all(figures[f"steps_per_second/{index}"] > 0 for index in range(2))
-        told = learning.actors.processes[1]
+        told = learning.processes[1]
         for ignored in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             os.kill(told, ignored)
         learning.learn(10)
-        assert learning.actors.processes[1] == told
+        assert learning.processes[1] == told
         family = descendants() - others
-        assert set(learning.actors.processes) <= family
+        assert set(learning.processes) <= family
     assert all_gone([*first, *family])
 
 
-@pytest.mark.parametrize(
-    ("number", "why"), [(signal.SIGKILL, "has ended"), (signal.SIGSTOP, "has been stopped for 1 s")]
-)
-def test_a_server_that_is_killed_or_stopped_is_replaced_with_its_actors(number, why, monkeypatch):
-    monkeypatch.setattr(server, "STOPPED", 1.0)
-    with Learning("actors={count: 2}") as learning:
-        learning.learn(4)
-        lost = {learning.actors.server, *learning.actors.processes}
-        os.kill(learning.actors.server, number)
-        if number == signal.SIGSTOP:
-            os.kill(learning.actors.processes[0], signal.SIGKILL)  # The server is asked for another one.
-        message = rf"the process that starts actors \({learning.actors.server}\) {why}; it and its actors are started"
-        with pytest.warns(EvorlWarning, match=message) as caught:
-            learn_until_replaced(learning, lost)
-        assert len(caught) == 1
-        assert all_gone(lost)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_server_that_is_killed_or_stopped_ends_the_run_and_leaves_nothing(number, monkeypatch):
+    monkeypatch.setattr(supervisor, "PATIENCE", 2.0)
+    others = descendants()
+    with Learning(HELPED + "}", "actors={count: 2}") as learning:
         learning.learn_from(0)
         learning.learn_from(1)
+        family = descendants() - others
+        os.kill(learning.server, number)
+        if number == signal.SIGSTOP:
+            os.kill(learning.processes[0], signal.SIGKILL)  # The server is asked for another one.
+        with pytest.raises(RunFailed, match="the process that starts actors was lost, or does not answer"):
+            learning.learn(100_000)
+        assert all_gone(family), "the helpers of environments too"
 
 
 def learn_until_replaced(learning, lost):
-    while lost & {learning.actors.server, *learning.actors.processes}:
+    while lost & {*learning.processes}:
         learning.learn(1)
-
-
-def test_a_server_that_cannot_live_is_given_up(monkeypatch):
-    monkeypatch.setattr(supervisor, "RESTARTS", 0)
-    with Learning("actors={count: 1}") as learning:
-        learning.learn(1)
-        os.kill(learning.actors.server, signal.SIGKILL)
-        with pytest.raises(RunFailed, match="has ended; 1 of them were lost without a rollout in between"):
-            learning.learn(1000)
 
 
 def test_actors_close_their_environments_in_the_end(tmp_path):
@@ -113,7 +102,7 @@ def test_no_update_of_shared_parameters_is_lost_though_actors_are_killed():
     with Learning(shared, "actors={count: 2}") as learning:
         kills = 0
         for _ in range(5):
-            os.kill(learning.actors.processes[kills % 2], signal.SIGKILL)
+            os.kill(learning.processes[kills % 2], signal.SIGKILL)
             kills += 1
             learning.learn(20)
         heard = learning.policy.version
@@ -128,7 +117,7 @@ def test_no_update_of_shared_parameters_is_lost_though_actors_are_killed():
 
 def test_actors_wait_for_the_learner_and_follow_it_into_the_next_generation():
     with Learning("actors={queue: 3}") as learning:
-        (process,) = (psutil.Process(pid) for pid in learning.actors.processes)
+        (process,) = (psutil.Process(pid) for pid in learning.processes)
         learning.learn(1)
         until = time.monotonic() + 10
         while learning.actors._supervisor.waiting < 3 and time.monotonic() < until:
@@ -165,9 +154,6 @@ def test_errors_of_actors_are_one_line(error, overrides, message):
         learning.learn(1)
 
 
-HELPED = "environment={id: 'helpers.faults:Helped-v0', num_envs: 2, vectorization: sync, max_restarts: 1"
-
-
 @pytest.mark.timeout(30)
 def test_errors_of_actors_are_told_though_environment_helpers_live():
     """They hold the pipe through which the actor tells of the mistake."""
@@ -196,7 +182,7 @@ def test_an_actor_that_cannot_live_is_given_up():
 
         def kill_all():
             while not over.wait(0.001):
-                for pid in filter(None, learning.actors.processes):
+                for pid in filter(None, learning.processes):
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
 
@@ -235,7 +221,7 @@ def test_no_actor_outlives_its_rank():
 def test_a_signal_to_the_process_group_does_not_end_a_server_that_is_starting(capfd):
     with Learning("actors={count: 1}", start=False) as learning:
         for number in server.GROUP_SIGNALS:
-            os.kill(learning.actors.server, number)
+            os.kill(learning.server, number)
         learning.begin(1)
         learning.learn(2)
     assert "Traceback" not in capfd.readouterr().err

@@ -185,7 +185,7 @@ def await_waiting(learning, count):
 
 def test_no_actor_writes_into_the_slots_of_another_that_are_larger_now():
     with Learning("algorithm={name: a3c, rollout_steps: 5}", "actors={count: 2, lockstep: true}") as learning:
-        for process in learning.actors.processes:
+        for process in learning.processes:
             os.kill(process, signal.SIGSTOP)  # They would write into their messages meanwhile.
         late = learning.actors._messages[2]
         wider = replace(learning.agents[0].architectures["policy"], hidden_sizes=(64,))
@@ -198,7 +198,7 @@ def test_no_actor_writes_into_the_slots_of_another_that_are_larger_now():
         assert before[0]["policy"].numel() > late.gradients["policy"].numel()
         for message, kept in zip(others, before, strict=True):
             torch.testing.assert_close(message.gradients, kept)
-        for process in learning.actors.processes:
+        for process in learning.processes:
             os.kill(process, signal.SIGCONT)
 
 

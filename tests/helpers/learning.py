@@ -59,6 +59,16 @@ class Learning:
         while self.received_from(actor) == before:
             self.learn(1)
 
+    @property
+    def processes(self):
+        """The process ids of the actors."""
+        return [actor.process for actor in self.actors._supervisor._actors]
+
+    @property
+    def server(self):
+        """The process id of the server that forks them."""
+        return self.actors._supervisor._server._process.pid
+
     def received_from(self, actor):
         return self.actors.counters._steps[actor]
 
