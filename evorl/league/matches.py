@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from evorl.config import Environment
 from evorl.envs.faults.closing import close_in_time
-from evorl.envs.faults.restarting import PASSED_ON, end_if_forked, restart
-from evorl.envs.games import make_game
-from evorl.envs.games.game import Game, result_of
+from evorl.envs.faults.restarting import PASSED_ON, end_if_forked
+from evorl.envs.games import RestartingGame
+from evorl.envs.games.game import result_of
 from evorl.envs.games.players import MoveRequest, batched
 from evorl.envs.spaces import EnvSpec, choices
 from evorl.league.players import SeatPlayers
@@ -42,15 +42,13 @@ class Arena(Closeable):
     def __init__(self, settings: Environment, interface: EnvSpec, max_steps: int | None = None) -> None:
         """Games are cut off after `max_steps` moves of both seats together; whoever has the higher return then wins."""
         self._settings, self._interface, self._max_steps = settings, interface, max_steps
-        self._games: list[Game] = []
-        self._seeds: list[int] = []
-        self._failures: list[int] = []
+        self._games: list[RestartingGame] = []
         self._steps = 0
         self._process = os.getpid()
 
     def close(self) -> None:
         for game in self._games:
-            close_in_time(game.close, self._settings.id)
+            close_in_time(game.game.close, self._settings.id)
 
     def pop_steps(self) -> int:
         steps, self._steps = self._steps, 0
@@ -72,9 +70,7 @@ class Arena(Closeable):
     def _play(self, fill: Callable[[int], SeatPlayers], fixtures: Sequence[Fixture]) -> NDArray[np.float64]:
         count = min(len(fixtures), MAX_GAMES)
         while len(self._games) < count:
-            self._games.append(make_game(self._settings))
-            self._seeds.append(0)
-            self._failures.append(0)
+            self._games.append(RestartingGame(self._settings))
         # Seat s of game g is number 2 * g + s.
         players = fill(2 * count)
         results, waiting = np.zeros(len(fixtures)), list(range(len(fixtures)))[::-1]
@@ -89,7 +85,8 @@ class Arena(Closeable):
                     fixture = fixtures[running[number]]
                     players.places[2 * number : 2 * number + 2] = fixture.first, fixture.second
                     moved[2 * number : 2 * number + 2], moves[number] = False, 0
-                    self._begin(number, fixture.seed)
+                    if not self._games[number].reset(fixture.seed):
+                        self._warn(self._games[number])
             restarted = self._move(players, list(running), moved)
             end_if_forked(self._process, self._settings.id)
             for number in list(running):
@@ -97,36 +94,14 @@ class Arena(Closeable):
                     moved[2 * number : 2 * number + 2], moves[number] = False, 0
                     continue
                 moves[number] += 1
-                game = self._games[number]
+                game = self._games[number].game
                 if not game.acting or (self._max_steps is not None and moves[number] >= self._max_steps):
                     results[running.pop(number)] = result_of(*game.totals)
         note_activity("")
         return results
 
-    def _begin(self, number: int, seed: int) -> None:
-        """Start a game, with another seed if it raises."""
-        self._seeds[number] = seed
-        try:
-            self._games[number].reset(seed)
-        except PASSED_ON:
-            raise
-        except BaseException as error:
-            self._restart(number, error)
-
-    def _restart(self, number: int, error: BaseException) -> None:
-        """Recreate and restart a game that raised `error`. Raises UserError if it has raised too often."""
-
-        def begin(seed: int) -> None:
-            close_in_time(self._games[number].close, self._settings.id)
-            self._games[number], self._seeds[number] = make_game(self._settings), seed
-            self._games[number].reset(seed)
-
-        most = self._settings.max_restarts
-        error, failures, _ = restart(error, most - self._failures[number], self._seeds[number], begin)
-        self._failures[number] += failures
-        what = f"{self._settings.id} raised in a match: {described(error)}"
-        if self._failures[number] > most:
-            raise UserError(f"environment.max_restarts: {what}; after {most} restarts, the maximum for each copy")
+    def _warn(self, game: RestartingGame) -> None:
+        what = f"{self._settings.id} raised in a match: {described(game.error)}"
         warnings.warn(f"{what}; the game is restarted", EvorlWarning, stacklevel=2)
 
     def _move(self, players: SeatPlayers, running: Sequence[int], moved: NDArray[np.bool_]) -> set[int]:
@@ -134,8 +109,8 @@ class Arena(Closeable):
 
         `moved` [2 N] are seats that have moved before.
         """
-        asking = [(number, seat) for number in running for seat in self._games[number].acting]
-        turns = [self._games[number].seen[seat] for number, seat in asking]
+        asking = [(number, seat) for number in running for seat in self._games[number].game.acting]
+        turns = [self._games[number].game.seen[seat] for number, seat in asking]
         seats = np.array([2 * number + seat for number, seat in asking], dtype=np.intp)
         size, space = sum(choices(self._interface.action)), self._interface.action
         masks = [np.ones(size, dtype=bool) if turn.mask is None else turn.mask for turn in turns]
@@ -150,11 +125,7 @@ class Arena(Closeable):
             chosen.setdefault(number, {})[seat] = int(action) if isinstance(space, gym.spaces.Discrete) else action
         restarted: set[int] = set()
         for number, moves in chosen.items():
-            try:
-                self._games[number].step(moves)
-            except PASSED_ON:
-                raise
-            except BaseException as error:
-                self._restart(number, error)
+            if not self._games[number].step(moves):
+                self._warn(self._games[number])
                 restarted.add(number)
         return restarted

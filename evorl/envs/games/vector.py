@@ -25,9 +25,8 @@ from numpy.typing import NDArray
 from evorl.config import Environment
 from evorl.envs.continuation import another_seed
 from evorl.envs.faults.checks import check_observation
-from evorl.envs.faults.closing import close_in_time
-from evorl.envs.faults.restarting import FAILURES, PASSED_ON, fault, restart
-from evorl.envs.games import make_game
+from evorl.envs.faults.restarting import fault
+from evorl.envs.games import RestartingGame
 from evorl.envs.games.game import Game, Turn, result_of
 from evorl.envs.games.players import MoveRequest, Opponents, RandomPlayers, batched, reseed
 from evorl.envs.spaces import MASK, choices
@@ -53,12 +52,12 @@ class GameVector(VectorEnv[Any, Any, Any]):
     def __init__(self, settings: Environment, copies: int) -> None:
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
         self.num_envs = copies
-        self._settings, self._id = settings, settings.id
-        self.games: list[Game] = []
+        self._id = settings.id
+        self._copies: list[RestartingGame] = []
         try:
             for _ in range(copies):
-                self.games.append(make_game(settings))
-            self.single_observation_space, self.single_action_space = self.games[0].spaces()
+                self._copies.append(RestartingGame(settings))
+            self.single_observation_space, self.single_action_space = self._copies[0].game.spaces()
         except BaseException:
             self.close()
             raise
@@ -72,15 +71,18 @@ class GameVector(VectorEnv[Any, Any, Any]):
         """The copies in which the learner, and the other seat, have moved in the running episode."""
         self._ended: dict[int, tuple[Turn, float]] = {}
         """The learner's last turn, and the result, in the copies whose episode has ended in this step."""
-        self._faults: dict[int, dict[str, Any]] = {}
-        """The info entries of the copies that have raised in this step or reset."""
         self._plays_both = False
         self._gains = np.zeros(copies)
         """With both seats, what the seat that moved last gained by that move."""
 
+    @property
+    def games(self) -> list[Game]:
+        """The game of each copy, which is another one after an error."""
+        return [copy.game for copy in self._copies]
+
     def play_both_seats(self) -> None:
         """Let the learner move in both seats. Raises UserError for a game of imperfect information, as far as known."""
-        if self.games[0].hides:
+        if self._copies[0].game.hides:
             raise self._unfit("perfect information, since values of one seat are learned from those of the other")
         self._plays_both = True
 
@@ -91,7 +93,8 @@ class GameVector(VectorEnv[Any, Any, Any]):
         first = [(seed or 0) + copy for copy in range(self.num_envs)] if not isinstance(seed, Sequence) else list(seed)
         self._seeds = [np.random.default_rng(first_seed) for first_seed in first]
         reseed(self.opponents, another_seed(first[0]))
-        self._faults = {}
+        for game in self._copies:
+            game.failures = 0
         # `_begin` takes the other seat.
         self.seats = np.array([1 - first_seed % 2 for first_seed in first], dtype=np.int64)
         for copy, first_seed in enumerate(first):
@@ -101,9 +104,11 @@ class GameVector(VectorEnv[Any, Any, Any]):
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Move with the learner, then with the other seat until the learner is to move again."""
-        self._ended, self._faults = {}, {}
+        self._ended = {}
+        for game in self._copies:
+            game.failures = 0
         rewards = self._step_both_seats(actions) if self._plays_both else self._step_own_seat(actions)
-        rewards[[copy for copy in self._faults if copy not in self._ended]] = 0.0
+        rewards[[copy for copy, game in enumerate(self._copies) if game.failures and copy not in self._ended]] = 0.0
         ended = np.zeros(self.num_envs, dtype=bool)
         ended[list(self._ended)] = True
         terminated, truncated = ended.copy(), np.zeros(self.num_envs, dtype=bool)
@@ -140,10 +145,9 @@ class GameVector(VectorEnv[Any, Any, Any]):
         rewards = np.zeros(self.num_envs)
         for copy in range(self.num_envs):
             mover = int(self.seats[copy])
-            self._play(copy, {mover: self._move(actions[copy])})
-            if copy in self._faults:
+            if not self._play(copy, {mover: self._move(actions[copy])}):
                 continue
-            game = self.games[copy]
+            game = self._copies[copy].game
             if game.acting not in ((), (1 - mover,)):
                 raise self._unfit("seats that move in turn")
             other = game.seen.get(1 - mover)
@@ -184,7 +188,7 @@ class GameVector(VectorEnv[Any, Any, Any]):
                 self.opponents = before.opponents
 
     def _turn(self, copy: int) -> Turn:
-        return self.games[copy].seen[int(self.seats[copy])]
+        return self._copies[copy].game.seen[int(self.seats[copy])]
 
     def _move(self, action: Any) -> Any:
         return int(action) if isinstance(self.single_action_space, gym.spaces.Discrete) else action
@@ -192,46 +196,23 @@ class GameVector(VectorEnv[Any, Any, Any]):
     def _begin(self, copy: int, seed: int | None = None) -> None:
         """Begin an episode, with the learner in the other seat."""
         self.seats[copy] = 1 - self.seats[copy]
-        seed = int(self._seeds[copy].integers(2**31)) if seed is None else seed
-        try:
-            self._start(copy, seed)
-        except PASSED_ON:
-            raise
-        except BaseException as error:
-            self._start_over(copy, error, seed)
+        self._copies[copy].reset(int(self._seeds[copy].integers(2**31)) if seed is None else seed)
+        self._note_start(copy)
 
-    def _play(self, copy: int, moves: Mapping[int, Any]) -> None:
-        """Step one copy. If it raises, its episode is dropped and the copy recreated; the other copies go on."""
-        try:
-            self.games[copy].step(moves)
-        except PASSED_ON:
-            raise
-        except BaseException as error:
-            self._start_over(copy, error, int(self._seeds[copy].integers(2**31)))
+    def _play(self, copy: int, moves: Mapping[int, Any]) -> bool:
+        """Step one copy; False if it raised, so that its episode is dropped and another one begun from the same seat.
 
-    def _start_over(self, copy: int, error: BaseException, seed: int) -> None:
-        """Begin an episode in a new copy, from the same seat, in place of one that raised.
-
-        Raises the last error if it has raised more often in this step than a copy may in a run.
+        The other copies go on.
         """
+        if self._copies[copy].step(moves):
+            return True
+        self._note_start(copy)
+        return False
 
-        def begin_anew(seed: int) -> None:
-            close_in_time(self.games[copy].close, self._id)
-            self.games[copy] = make_game(self._settings)
-            self._start(copy, seed)
-
-        most = self._settings.max_restarts
-        before = self._faults[copy][FAILURES] if copy in self._faults else 0
-        error, failures, _ = restart(error, most - before, seed, begin_anew)
-        if before + failures > most:
-            raise error
-        self._faults[copy] = fault(error, before + failures)
-
-    def _start(self, copy: int, seed: int) -> None:
-        """Reset one copy, with the learner in the seat that is noted."""
+    def _note_start(self, copy: int) -> None:
+        """An episode has begun in one copy, with the learner in the seat that is noted."""
         self._has_moved[:, copy] = False
-        game = self.games[copy]
-        game.reset(seed)
+        game = self._copies[copy].game
         if self._plays_both:
             if len(game.acting) != 1:
                 raise self._unfit("seats that move in turn")
@@ -254,12 +235,12 @@ class GameVector(VectorEnv[Any, Any, Any]):
                     elif (empty := empty + 1) > MAX_EMPTY * self.num_envs:
                         raise UserError(f"environment.id: {self._id} ends before one of its seats has ever moved")
                     self._begin(copy)
-            waiting = [copy for copy in waiting if self.seats[copy] not in self.games[copy].acting]
+            waiting = [copy for copy in waiting if self.seats[copy] not in self._copies[copy].game.acting]
             for copy, reply in zip(waiting, self._ask(waiting), strict=True):
                 self._play(copy, {1 - int(self.seats[copy]): self._move(reply)})
 
     def _is_over(self, copy: int) -> bool:
-        game, seat = self.games[copy], int(self.seats[copy])
+        game, seat = self._copies[copy].game, int(self.seats[copy])
         over = seat in game.seen and game.seen[seat].over
         if not over and not game.acting:
             raise self._no_last_turn()
@@ -272,13 +253,13 @@ class GameVector(VectorEnv[Any, Any, Any]):
         )
 
     def _result(self, copy: int) -> float:
-        totals, seat = self.games[copy].totals, int(self.seats[copy])
+        totals, seat = self._copies[copy].game.totals, int(self.seats[copy])
         return result_of(totals[seat], totals[1 - seat])
 
     def _ask(self, copies: Sequence[int]) -> Any:
         if not copies:
             return []
-        turns = [self.games[copy].seen[1 - int(self.seats[copy])] for copy in copies]
+        turns = [self._copies[copy].game.seen[1 - int(self.seats[copy])] for copy in copies]
         chosen = np.array(copies, dtype=np.intp)
         first = ~self._has_moved[1, chosen]
         self._has_moved[1, chosen] = True
@@ -301,8 +282,9 @@ class GameVector(VectorEnv[Any, Any, Any]):
         turns = [self._turn(copy) for copy in range(self.num_envs)]
         masks = self._masks(turns)
         info = {} if masks is None else {MASK: masks, f"_{MASK}": np.ones(self.num_envs, dtype=bool)}
-        for copy, entries in self._faults.items():
-            info = self._add_info(info, entries, copy)
+        for copy, game in enumerate(self._copies):
+            if game.failures:
+                info = self._add_info(info, fault(game.error, game.failures), copy)
         return batched(self.single_observation_space, [turn.observation for turn in turns]), info
 
     def _last(self, ended: Flags) -> dict[str, Any]:
