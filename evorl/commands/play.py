@@ -17,8 +17,8 @@ from evorl.envs.faults.closing import close_in_time
 from evorl.envs.games import make_game
 from evorl.envs.games.game import Game, result_of
 from evorl.envs.games.pettingzoo import MODES, TEXT
-from evorl.envs.games.players import MoveRequest, Opponents, batched, is_allowed, reseed
-from evorl.envs.spaces import EnvSpec
+from evorl.envs.games.players import MoveRequest, Opponents, is_allowed, reseed
+from evorl.envs.spaces import EnvSpec, batched
 from evorl.runs.agents.opponents import agent_opponent
 from evorl.runs.launch import use_threads
 from evorl.seeding import derive_seed

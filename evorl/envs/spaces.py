@@ -13,6 +13,7 @@ from typing import Any, Literal
 import gymnasium as gym
 import numpy as np
 import torch
+from gymnasium.vector.utils import concatenate, create_empty_array
 from numpy.typing import NDArray
 
 from evorl.types.outcomes import UserError
@@ -263,3 +264,20 @@ def wide_bounds(space: gym.Space[Any], id: str) -> str:
         f"the action_space of {id} is bounded by {low:.3g} and {high:.3g}, and actions are scaled to these bounds; "
         "give those between which actions are useful"
     )
+
+
+def batched(space: gym.Space[Any], observations: Sequence[Any]) -> Any:
+    """Observations of a space as one batch [N', ...]."""
+    if isinstance(space, gym.spaces.Box):
+        return np.stack(observations).astype(space.dtype, copy=False)
+    room: Any = create_empty_array(space, len(observations))
+    return concatenate(space, observations, room)
+
+
+def mapped(function: Callable[..., Any], nested: Any, *others: Any) -> Any:
+    """Apply a function to the leaves of dictionaries and tuples, and to those of `others` in the same places."""
+    if isinstance(nested, Mapping):
+        return {name: mapped(function, value, *(other[name] for other in others)) for name, value in nested.items()}
+    if isinstance(nested, tuple | list):
+        return tuple(mapped(function, *values) for values in zip(nested, *others, strict=True))
+    return function(nested, *others)

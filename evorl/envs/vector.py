@@ -234,7 +234,7 @@ def _restarting(
                 signal.signal(number, _leave)
     env = RestartingEnv(make(), make, settings.max_restarts, settings.id)
     made.append(env)
-    check_spaces(env, settings.id)
+    check_spaces(getattr(env, "observation_space", None), getattr(env, "action_space", None), settings.id)
     return env
 
 

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from evorl.algorithms import make_algorithm
-from evorl.envs.spaces import choices
+from evorl.envs.spaces import batched, choices
 from evorl.export.network import ACTION, NEXT_STATE, ActingAgent
 from evorl.runs.reading.loaded import LoadedAgent
 from evorl.system.extras import require
@@ -149,7 +149,7 @@ def _given(
     """Sample observations [B, ...] and, if actions are masked, a mask [B, A]; also return them as module inputs."""
     space = _cut(loaded.observation_space)
     space.seed(int(rng.integers(2**31)))
-    observation = _together(space, [space.sample() for _ in range(batch)])
+    observation = batched(space, [space.sample() for _ in range(batch)])
     mask = None
     if acting.masked:
         mask = rng.random((batch, acting.masked)) < 0.7
@@ -170,15 +170,6 @@ def _cut(space: gym.Space[Any]) -> gym.Space[Any]:
         np.where(np.isfinite(bound), np.clip(bound, -WIDEST, WIDEST), bound) for bound in (space.low, space.high)
     )
     return gym.spaces.Box(low, high, dtype=space.dtype.type)
-
-
-def _together(space: gym.Space[Any], samples: list[Any]) -> Any:
-    if isinstance(space, gym.spaces.Dict):
-        return {name: _together(inner, [each[name] for each in samples]) for name, inner in space.spaces.items()}
-    if isinstance(space, gym.spaces.Tuple):
-        parts = enumerate(space.spaces)
-        return tuple(_together(inner, [each[place] for each in samples]) for place, inner in parts)
-    return np.stack([np.asarray(sample) for sample in samples])
 
 
 def _difference(wanted: NDArray[Any], got: NDArray[Any]) -> float:

@@ -16,8 +16,8 @@ from evorl.envs.faults.closing import close_in_time
 from evorl.envs.faults.restarting import PASSED_ON, end_if_forked
 from evorl.envs.games import RestartingGame
 from evorl.envs.games.game import result_of
-from evorl.envs.games.players import MoveRequest, batched
-from evorl.envs.spaces import EnvSpec, choices
+from evorl.envs.games.players import MoveRequest
+from evorl.envs.spaces import EnvSpec, batched, choices
 from evorl.league.players import SeatPlayers
 from evorl.system.closing import Closeable
 from evorl.system.plugins import described

@@ -6,6 +6,7 @@ Axes: K agents, S seats that they fill, N' seats that are to move, M the most of
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 import gymnasium as gym
@@ -17,7 +18,7 @@ from evorl.config import Environment
 from evorl.envs.games.players import MoveRequest, Opponents
 from evorl.envs.json_spaces import MAX_BATCH
 from evorl.envs.reading import Copies, ObservationReader, action_reader
-from evorl.envs.spaces import MASK, EnvSpec
+from evorl.envs.spaces import MASK, EnvSpec, mapped
 from evorl.population import Policy
 
 Places = NDArray[np.intp]
@@ -90,7 +91,7 @@ class Sides:
         for number, side in enumerate(self._sides):
             rows = np.flatnonzero(of == number)
             if len(rows):
-                observation = _rows(asked.observation, rows)
+                observation = mapped(itemgetter(rows), asked.observation)
                 mask = None if asked.mask is None else asked.mask[rows]
                 chosen = side(MoveRequest(observation, mask, asked.copies[rows], asked.first[rows]))
                 moves |= dict(zip(rows.tolist(), chosen, strict=True))
@@ -99,10 +100,3 @@ class Sides:
 
 SeatPlayers = Players | Sides
 """Players of the seats in fixtures; `places` [S] is the index of the agent or side that fills each seat."""
-
-
-def _rows(observation: Any, rows: Places) -> Any:
-    """Some of the batched observations [N', ...]."""
-    if isinstance(observation, dict):
-        return {name: _rows(value, rows) for name, value in observation.items()}
-    return tuple(_rows(value, rows) for value in observation) if isinstance(observation, tuple) else observation[rows]

@@ -16,10 +16,12 @@ from evorl.envs.spaces import MASK
 from evorl.types.outcomes import UserError, message_of
 
 
-def check_spaces(env: Any, id: str) -> None:
+def check_spaces(observation_space: Any, action_space: Any, id: str) -> None:
     """Raise UserError unless an environment has both spaces, and Gymnasium's checks accept them."""
-    for name, check in (("action_space", check_action_space), ("observation_space", check_observation_space)):
-        space = getattr(env, name, None)
+    for name, space, check in (
+        ("action_space", action_space, check_action_space),
+        ("observation_space", observation_space, check_observation_space),
+    ):
         if not isinstance(space, gym.Space):
             has = f"has no {name}" if space is None else f"has {shown(space)} as its {name}"
             raise UserError(f"environment.id: {id} {has}; set it to a space, such as gymnasium.spaces.Discrete(2)")

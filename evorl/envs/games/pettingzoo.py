@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -217,15 +217,8 @@ def spaces_of(env: Any, id: str) -> Spaces:
             f"environment.id: the seats of {id} have different spaces; one agent can play only seats that are alike"
         )
     observation, action = seats[0]
-    check_spaces(_Spaces(observation, action), id)
+    check_spaces(observation, action, id)
     return observation, action
-
-
-class _Spaces(NamedTuple):
-    """The spaces of a seat, as Gymnasium's environments have them."""
-
-    observation_space: gym.Space[Any]
-    action_space: gym.Space[Any]
 
 
 def _without_mask(space: gym.Space[Any], id: str) -> gym.Space[Any]:

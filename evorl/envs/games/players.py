@@ -5,12 +5,12 @@ Axes: N' copies in which a seat is to move, A actions of all choices concatenate
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+from gymnasium.vector.utils import batch_space, iterate
 from numpy.typing import NDArray
 
 from evorl.config.fields import BENCHMARK
@@ -110,11 +110,3 @@ def is_allowed(move: Any, mask: Flags | None, space: gym.Space[Any]) -> bool:
         return True
     ends = np.cumsum(choices(space))
     return bool(mask[to_zero(move, space).reshape(-1) + np.append(0, ends[:-1])].all())
-
-
-def batched(space: gym.Space[Any], observations: Sequence[Any]) -> Any:
-    """Observations of a space as one batch [N', ...]."""
-    if isinstance(space, gym.spaces.Box):
-        return np.stack(observations).astype(space.dtype, copy=False)
-    room: Any = create_empty_array(space, len(observations))
-    return concatenate(space, observations, room)

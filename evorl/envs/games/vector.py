@@ -28,8 +28,8 @@ from evorl.envs.faults.checks import check_observation
 from evorl.envs.faults.restarting import fault
 from evorl.envs.games import RestartingGame
 from evorl.envs.games.game import Game, Turn, result_of
-from evorl.envs.games.players import MoveRequest, Opponents, RandomPlayers, batched, reseed
-from evorl.envs.spaces import MASK, choices
+from evorl.envs.games.players import MoveRequest, Opponents, RandomPlayers, reseed
+from evorl.envs.spaces import MASK, batched, choices
 from evorl.types.outcomes import UserError
 from evorl.types.tensors import Flags
 

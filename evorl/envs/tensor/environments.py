@@ -12,7 +12,7 @@ Axes: P agents, E environments of each agent; the first P * E of a simulator's N
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor
 from evorl.config import Environment
 from evorl.envs.episodes import Collected, Recent
 from evorl.envs.faults.restarting import PASSED_ON
-from evorl.envs.spaces import EnvSpec, choices, to_zero
+from evorl.envs.spaces import EnvSpec, choices, mapped, to_zero
 from evorl.envs.stepped import SteppedEnvironments
 from evorl.envs.tensor.episodes import TensorEpisodes
 from evorl.envs.tensor.observations import TensorReader, action_converter
@@ -96,7 +96,7 @@ class TensorEnvironments(SteppedEnvironments):
     @property
     def shown(self) -> Any:
         """The current observations as the simulator gave them, as arrays [N, ...], for agents outside of training."""
-        return _arrays(self._given, self._copies)
+        return mapped(lambda tensor: tensor[: self._copies].numpy(force=True), self._given)
 
     def counted_from_zero(self, action: NDArray[Any]) -> NDArray[Any]:
         """Actions [N, ...] of the action space as agents in training choose them."""
@@ -252,12 +252,3 @@ class TensorEnvironments(SteppedEnvironments):
 
     def close(self) -> None:
         """Do nothing: the simulator stays open for its other users until the process ends."""
-
-
-def _arrays(tensors: Any, copies: int) -> Any:
-    """The first rows of nested tensors as arrays."""
-    if isinstance(tensors, Mapping):
-        return {name: _arrays(value, copies) for name, value in tensors.items()}
-    if isinstance(tensors, tuple):
-        return tuple(_arrays(value, copies) for value in tensors)
-    return tensors[:copies].numpy(force=True)

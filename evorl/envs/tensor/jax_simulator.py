@@ -16,6 +16,7 @@ import torch
 import torch.utils.dlpack
 from torch import Tensor
 
+from evorl.envs.spaces import mapped
 from evorl.envs.tensor.simulator import Simulator, Step
 from evorl.system.formats import check_tensors
 from evorl.types.tensors import Tensors
@@ -128,12 +129,8 @@ def _signed(tensor: Tensor) -> Tensor:
 
 
 def _torch(arrays: Any) -> Any:
-    """Arrays as tensors in the same memory, in dictionaries and tuples as they are."""
-    if isinstance(arrays, dict):
-        return {name: _torch(value) for name, value in arrays.items()}
-    if isinstance(arrays, tuple | list):
-        return tuple(map(_torch, arrays))
-    return torch.utils.dlpack.from_dlpack(arrays)
+    """Nested arrays as tensors in the same memory."""
+    return mapped(torch.utils.dlpack.from_dlpack, arrays)
 
 
 def as_gymnasium(space: Any) -> gym.Space[Any]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-import gymnasium as gym
 import torch
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import Tensor
 from evorl.config import Environment
 from evorl.config.errors import shown
 from evorl.envs.faults.checks import check_spaces
+from evorl.envs.spaces import mapped
 from evorl.envs.tensor.simulator import Simulator, Step
 from evorl.system.plugins import imported
 from evorl.types.outcomes import UserError
@@ -45,9 +46,9 @@ class VectorSimulator(Simulator):
                     f"environment.id: {self._id} returned {shown(env)}, without {name}; return a vector environment"
                 )
         self.in_step = _mode(env, self._id) == AutoresetMode.SAME_STEP
-        spaces = _Single(getattr(env, "single_observation_space", None), getattr(env, "single_action_space", None))
-        check_spaces(spaces, self._id)
-        self.observation_space, self.action_space = spaces.observation_space, spaces.action_space
+        self.observation_space: Any = getattr(env, "single_observation_space", None)
+        self.action_space: Any = getattr(env, "single_action_space", None)
+        check_spaces(self.observation_space, self.action_space, self._id)
         if (count := getattr(env, "num_envs", copies)) != copies:
             raise UserError(f"environment.id: {self._id} was asked for {copies} copies and has {count}")
         limit = getattr(env, "max_episode_length", getattr(env, "max_episode_steps", None))
@@ -59,7 +60,7 @@ class VectorSimulator(Simulator):
         start = self.env.reset(seed=seeds[0])
         if not isinstance(start, tuple) or len(start) != 2:
             raise UserError(f"environment.id: the reset of {self._id} must return a pair (observation, info)")
-        return self._copied(start[0])
+        return mapped(_copied, start[0])
 
     def step(self, action: Tensor) -> Step:
         result = self.env.step(action)
@@ -74,10 +75,10 @@ class VectorSimulator(Simulator):
         numbers = {**info, **(final_info if isinstance(final_info, Mapping) else {})}
         ends = self._flags(terminated, "terminated"), self._flags(truncated, "truncated")
         return Step(
-            self._copied(observation),
+            mapped(_copied, observation),
             self._vector(reward, "its reward").clone(),
             *ends,
-            None if last is None else self._merged(last, observation, ends[0] | ends[1]),
+            None if last is None else mapped(partial(self._merged, ends[0] | ends[1]), observation, last),
             {name: value for name, value in numbers.items() if isinstance(value, Tensor)},
         )
 
@@ -108,19 +109,8 @@ class VectorSimulator(Simulator):
         # Copied because vector environments may reuse their tensors.
         return self._vector(value, what).bool().clone()
 
-    def _copied(self, observation: Any) -> Any:
-        if isinstance(observation, Mapping):
-            return {name: self._copied(value) for name, value in observation.items()}
-        if isinstance(observation, tuple | list):
-            return tuple(self._copied(value) for value in observation)
-        return observation.clone() if isinstance(observation, Tensor) else observation
-
-    def _merged(self, last: Any, observation: Any, ended: Tensor) -> Any:
+    def _merged(self, ended: Tensor, observation: Any, last: Any) -> Tensor:
         """The last observations where an episode ended, elsewhere the current ones."""
-        if isinstance(observation, Mapping):
-            return {name: self._merged(last[name], value, ended) for name, value in observation.items()}
-        if isinstance(observation, tuple | list):
-            return tuple(self._merged(*pair, ended) for pair in zip(last, observation, strict=True))
         if not isinstance(last, Tensor) or last.shape != observation.shape:
             has = f"of shape {list(last.shape)}" if isinstance(last, Tensor) else f"as {type(last).__name__}"
             raise UserError(
@@ -130,12 +120,8 @@ class VectorSimulator(Simulator):
         return torch.where(ended.view(-1, *[1] * (last.dim() - 1)), last, observation)
 
 
-class _Single:
-    """The spaces of one copy, as Gymnasium's checks read them."""
-
-    def __init__(self, observation_space: Any, action_space: Any) -> None:
-        self.observation_space: gym.Space[Any] = observation_space
-        self.action_space: gym.Space[Any] = action_space
+def _copied(observation: Any) -> Any:
+    return observation.clone() if isinstance(observation, Tensor) else observation
 
 
 def _mode(env: Any, id: str) -> AutoresetMode:
