@@ -4,7 +4,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from helpers.support import agent, config, launch, lines, train_below
+from helpers import torch_cartpole
+from helpers.support import agent, config, launch, lines, train, train_below
 from helpers.torch_cartpole import CartPole
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -24,6 +25,7 @@ from evorl.system.stopwatch import Stopwatch
 from evorl.types.outcomes import EvorlWarning, UserError
 
 CARTPOLE = "tensor:helpers.torch_cartpole:make"
+PPO = "algorithm={name: ppo, rollout_steps: 10, batch_size: 20}"
 
 
 def environments(agents=2, num_envs=3, *overrides, **kwargs):
@@ -249,9 +251,8 @@ def test_the_host_reads_nothing_while_a_gpu_steps(monkeypatch, name):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """The whole loop, by the demo: PPO."""
-    ppo = "algorithm={name: ppo, rollout_steps: 10, batch_size: 20}"
-    return train_below(tmp_path_factory.mktemp("trained"), f"environment.id={CARTPOLE}", ppo, "replay={}")
+    """The whole loop, by the demo."""
+    return train_below(tmp_path_factory.mktemp("trained"), f"environment.id={CARTPOLE}", PPO, "replay={}")
 
 
 def test_a_population_trains_and_is_evaluated_in_one_simulator(run):
@@ -260,6 +261,20 @@ def test_a_population_trains_and_is_evaluated_in_one_simulator(run):
     assert all(row["evaluation_steps"] > 0 and None not in row["fitness"] for row in rows)
     once, again = (evaluate_elite(run, 7, seed=1, allow_code=True)["returns"] for _ in range(2))
     assert once == again
+
+
+def test_the_simulator_of_evaluation_has_the_copies_that_all_agents_need_at_once(in_directory, monkeypatch):
+    made, make = [], torch_cartpole.make
+
+    def counted(num_envs, device, seed, **kwargs):
+        if "limit" in kwargs:  # That of training may be open, from an earlier run in this process.
+            made.append(num_envs)
+        return make(num_envs, device, seed, **kwargs)
+
+    monkeypatch.setattr(torch_cartpole, "make", counted)
+    words = [f"environment.id={CARTPOLE}", PPO, "replay={}", "evaluation.environment.kwargs.limit=9"]
+    assert train(*words, "training.max_steps=80") == 0
+    assert made == [config().population.size * config().evaluation.episodes]
 
 
 def test_the_best_agent_is_shown_where_the_simulator_draws(run):
@@ -278,8 +293,7 @@ def test_the_best_agent_is_shown_where_the_simulator_draws(run):
 @pytest.mark.two_process
 @pytest.mark.parametrize("placement", ["replicated", "sharded"])
 def test_each_rank_has_a_simulator_of_its_own(tmp_path, placement):
-    ppo = "algorithm={name: ppo, rollout_steps: 10, batch_size: 20}"
-    words = [f"environment.id={CARTPOLE}", ppo, f"population.placement={placement}", "run.name=a"]
+    words = [f"environment.id={CARTPOLE}", PPO, f"population.placement={placement}", "run.name=a"]
     launched = launch(tmp_path, *words)
     assert launched.returncode == 0, launched.stderr
     assert "its state cannot be saved" in launched.stderr
