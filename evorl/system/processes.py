@@ -10,7 +10,6 @@ import ctypes
 import functools
 import os
 import platform
-import resource
 import signal
 import sys
 import uuid
@@ -76,7 +75,8 @@ def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> Non
         os._exit(1)
 
 
-GROUPS = Path("/sys/fs/cgroup")
+GROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+"""The memory limits of all cgroups, and the path of this process's."""
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 """Option numbers of glibc's `mallopt`."""
 KEPT = 2**25
@@ -112,57 +112,33 @@ def keep_freed_memory() -> None:
         change(TRIM_THRESHOLD, 2**30)
 
 
-def free_memory(
-    device: torch.device | None = None, groups: Path = GROUPS, membership: Path = Path("/proc/self/cgroup")
-) -> int:
+def free_memory(device: torch.device | None = None) -> int:
     """The free memory in bytes that this process can allocate on a device, by default the CPU."""
     if device is not None and device.type == "cuda":
         import torch
 
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + cached
-    return min([int(psutil.virtual_memory().available), *_left_in_groups(groups, membership), *_left_of_addresses()])
+    return min([int(psutil.virtual_memory().available), *_left_in_groups()])
 
 
-def _left_of_addresses() -> list[int]:
-    """The free bytes under this process's limit of address space (`ulimit -v`), if there is one."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return [] if limit == resource.RLIM_INFINITY else [max(0, limit - int(psutil.Process().memory_info().vms))]
-
-
-def _left_in_groups(groups: Path, membership: Path) -> list[int]:
-    """The free bytes under the memory limits of this process's cgroups, versions 1 and 2."""
-    left = []
-    for root, path, limit, usage, cache in _memory_groups(groups, membership):
-        # A container may see its own cgroup as the root, although the path is the host's.
-        places = [root / path, *(root / path).parents] if (root / path).is_dir() else [root]
-        for place in places:
-            if not place.is_relative_to(root):
-                break
-            try:
-                most, used = int((place / limit).read_text()), int((place / usage).read_text())
-                lines = dict(line.split() for line in (place / "memory.stat").read_text().splitlines())
-                # The kernel reclaims inactive file pages before it kills a process.
-                left.append(max(0, most - used + int(lines.get(cache, 0))))
-            except (OSError, ValueError):  # No limit is written as `max`.
-                continue
-    return left
-
-
-def _memory_groups(groups: Path, membership: Path) -> list[tuple[Path, str, str, str, str]]:
-    """Files of each cgroup version with this process's memory limit, usage, and inactive file cache."""
+def _left_in_groups() -> list[int]:
+    """The free bytes under the memory limits of this process's cgroup and those around it (version 2)."""
     try:
-        lines = [line.split(":", 2) for line in membership.read_text().splitlines()]
+        lines = MEMBERSHIP.read_text().splitlines()
     except OSError:
         return []
-    processes = []
-    for _, controllers, path in (line for line in lines if len(line) == 3):
-        if not controllers:
-            processes.append((groups, path.lstrip("/"), "memory.max", "memory.current", "inactive_file"))
-        elif "memory" in controllers.split(","):
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-            processes.append((groups / "memory", path.lstrip("/"), *names))
-    return processes
+    path = next((GROUPS / line[len("0::/") :] for line in lines if line.startswith("0::/")), GROUPS)
+    left = []
+    # A container may see its own cgroup as the root, although the path is the host's.
+    for group in (path, *path.parents) if path.is_dir() else (GROUPS,):
+        # There is no limit at the root, and none is written as `max`.
+        with contextlib.suppress(OSError, ValueError):
+            most, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+            numbers = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            # The kernel reclaims inactive file pages before it kills a process.
+            left.append(max(0, most - used + int(numbers.get("inactive_file", 0))))
+    return left
 
 
 PACKAGES = ("evorl-accelerate", "torch", "numpy", "gymnasium", "box2d", "mujoco", "minatar", "ale-py")

@@ -110,35 +110,24 @@ def test_a_published_run_lacks_what_it_excludes():
         check(page)
 
 
-def limits(directory, version, most, used, cache):
-    """Control groups of one version, as the kernel shows them; gives where they are and the process's membership."""
-    membership = directory / "membership"
-    if version == 2:
-        group, membership_line = directory / "job" / "step", "0::/job/step"
-        names = ("memory.max", "memory.current", "inactive_file")
-    else:
-        group, membership_line = directory / "memory" / "job", "9:pids:/\n4:memory:/job"
-        names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-    group.mkdir(parents=True)
-    (group / names[0]).write_text(f"{most}\n")
-    (group / names[1]).write_text(f"{used}\n")
-    (group / "memory.stat").write_text(f"anon 1\n{names[2]} {cache}\n")
-    membership.write_text(membership_line + "\n")
-    return directory, membership
+def test_free_memory_is_that_of_the_control_group(tmp_path, monkeypatch):
+    job, step = tmp_path / "job", tmp_path / "job" / "step"
+    step.mkdir(parents=True)
+    (tmp_path / "membership").write_text("0::/job/step\n")
+    monkeypatch.setattr("evorl.system.processes.GROUPS", tmp_path)
+    monkeypatch.setattr("evorl.system.processes.MEMBERSHIP", tmp_path / "membership")
 
+    def limited(group, most, used, cache):
+        (group / "memory.max").write_text(f"{most}\n")
+        (group / "memory.current").write_text(f"{used}\n")
+        (group / "memory.stat").write_text(f"anon 1\ninactive_file {cache}\n")
+        return free_memory(torch.device("cpu"))
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_free_memory_is_that_of_the_control_group(version, tmp_path):
-    cpu = torch.device("cpu")
-    assert free_memory(cpu, *limits(tmp_path / "small", version, 1_000_000, 700_000, 200_000)) == 500_000
-    assert free_memory(cpu, *limits(tmp_path / "over", version, 1_000_000, 1_700_000, 0)) == 0
-    assert free_memory(cpu, *limits(tmp_path / "none", version, "max", 700_000, 0)) > 1_000_000
+    assert limited(step, 1_000_000, 700_000, 200_000) == 500_000
+    assert limited(step, 1_000_000, 1_700_000, 0) == 0
+    assert limited(step, "max", 700_000, 0) > 1_000_000
     # The group above may leave less than the process's own.
-    groups, membership = limits(tmp_path / "nested", 2, "max", 10, 0)
-    (groups / "job" / "memory.max").write_text("900\n")
-    (groups / "job" / "memory.current").write_text("300\n")
-    (groups / "job" / "memory.stat").write_text("anon 1\n")
-    assert free_memory(cpu, groups, membership) == 600
+    assert limited(job, 900, 300, 0) == 600
 
 
 def test_all_ranks_of_a_host_share_its_memory(monkeypatch):
