@@ -130,7 +130,7 @@ def measure(config: AnyConfig, seconds: float) -> dict[str, object] | None:
         "agent_updates_per_s": round(float((counts.updates - before.updates).sum()) / elapsed, 1),
         "environments_alone_per_s": round(float(rates.sum()), 1),
         "peak_rss_mb": round(float(peak.max()), 1),
-        "shares": {name: round(share, 3) for name, share in trainer.stopwatch.shares(elapsed).items()},
+        "shares": {name: round(seconds / elapsed, 3) for name, seconds in trainer.stopwatch.seconds.items()},
     }
 
 

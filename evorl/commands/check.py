@@ -1,7 +1,7 @@
 """`evorl check`: checks an environment before training in it, with one verdict per line.
 
 Gymnasium's checker examines one copy; everything else is what a run would do and say. Axes: P agents (here 1),
-E environments of each, A actions of all choices concatenated.
+E environments of each, A actions of all choices concatenated, N copies of a simulator.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from typing import Literal, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -22,8 +23,6 @@ from gymnasium.utils.passive_env_checker import env_render_passive_checker
 from torch import Tensor
 
 from evorl.algorithms import ALGORITHMS, SETTINGS, make_algorithm
-from evorl.commands import check_simulator
-from evorl.commands.check_simulator import COPIES, Verdict
 from evorl.config import AnyConfig, Environment, validate
 from evorl.config.errors import on_one_line
 from evorl.config.task import OF_ALGORITHM
@@ -34,9 +33,9 @@ from evorl.envs.games import is_game
 from evorl.envs.generation import longest_episode
 from evorl.envs.spaces import MASK, EnvSpec, choices, finite_bounds, wide_bounds
 from evorl.envs.suites import SeededGame
-from evorl.envs.tensor.observations import action_converter
-from evorl.envs.tensor.simulator import Simulator
-from evorl.envs.tensor.sources import device_of, is_tensor, reserve
+from evorl.envs.tensor.observations import action_converter, leaves
+from evorl.envs.tensor.simulator import Simulator, Step
+from evorl.envs.tensor.sources import device_of, is_tensor, reserve, shared_simulator
 from evorl.envs.vector import make_vector, stacked_frames, vectorization_of
 from evorl.networks import small_image_setting
 from evorl.population import check_memory
@@ -47,6 +46,8 @@ from evorl.types.batches import Transition
 from evorl.types.outcomes import RunFailed, UserError
 
 SEED = 123
+COPIES = 64
+"""Copies of a simulator that is checked."""
 COMPARED = 200
 """Maximum number of steps before and after a replay of episodes."""
 SECONDS = 0.5
@@ -56,6 +57,15 @@ SLOW = 1_000
 COLOUR = re.compile("\x1b\\[[0-9;]*m(WARN: |ERROR: )?")
 NEEDED = ("interface", "spaces")
 """Checks that must pass for those after them to make sense."""
+Act = Callable[[Simulator], Tensor]
+"""Draws random actions [N, ...] for all copies of a simulator."""
+
+
+class Verdict(NamedTuple):
+    """The outcome of a check, and what it saw or what would be right."""
+
+    level: Literal["pass", "warn", "fail"]
+    text: str
 
 
 def check(parsed: argparse.Namespace) -> None:
@@ -283,9 +293,11 @@ CHECKS: Mapping[str, Callable[[Environment, int], list[Verdict]]] = {
 """All checks in order, by name; each takes the settings and a number of steps, and returns one or more verdicts."""
 
 
-def _of_simulator(name: str, settings: Environment, steps: int) -> list[Verdict]:
-    """A check of a simulator alone, with random actions."""
-    simulator = check_simulator.simulator_of(settings)
+def _of_simulator(
+    examine: Callable[[Simulator, Act, int], list[Verdict]], settings: Environment, steps: int
+) -> list[Verdict]:
+    """A check of a simulator alone, which all of these share, with random actions."""
+    simulator = shared_simulator(settings, COPIES, device_of(settings)).simulator
     rng = numpy_generator(SEED, generation=0, rank=0, purpose="check")
     interface = EnvSpec(settings.id, {}, simulator.action_space)
     converted = action_converter(simulator.action_space, simulator.device)
@@ -293,13 +305,101 @@ def _of_simulator(name: str, settings: Environment, steps: int) -> list[Verdict]
     def act(simulator: Simulator) -> Tensor:
         return converted(_actions(interface, None, simulator.copies, rng)[0].to(simulator.device))
 
-    return check_simulator.CHECKS[name](simulator, act, steps)
+    return examine(simulator, act, steps)
+
+
+def _resets(simulator: Simulator, act: Act, steps: int) -> list[Verdict]:
+    """Describe the reset mode, and check that the last observations of episodes are those of their last steps."""
+    mode = "within the step that ends an episode" if simulator.in_step else "in the step after the one that ends it"
+    declared = Verdict("pass", f"copies are reset {mode}, as declared")
+    before, ended, last_count, first = _flat(simulator, simulator.reset(_seeds(simulator))), 0, 0, 0
+    for _ in range(steps):
+        step = simulator.step(act(simulator))
+        over, now = step.terminated | step.truncated, _flat(simulator, step.observation)
+        if count := int(over.sum()):
+            ended += count
+            shown = now if step.last is None else _flat(simulator, step.last)
+            last_count += 0 if step.last is None else count
+            # A step away from the observation before, not a first observation that is shown again.
+            first += int((over & (shown == now).all(1) & (now != before).any(1)).sum())
+        before = now
+    if not simulator.in_step:
+        return [declared]
+    if not ended:
+        return [
+            declared,
+            Verdict("warn", f"no episode ended in {steps} random steps, so last observations are not known"),
+        ]
+    if not last_count:
+        rule = "targets of truncated steps will bootstrap from the observation before; give info['final_obs']"
+        return [declared, Verdict("warn", f"no last observations in {ended} ends of episodes: {rule}")]
+    if last_count < ended:
+        return [
+            declared,
+            Verdict("fail", f"last observations are missing in {ended - last_count} of {ended} ends of episodes"),
+        ]
+    if first:
+        return [
+            declared,
+            Verdict("fail", f"in {first} of {ended} ends of episodes the last observation is the next one's first"),
+        ]
+    return [declared, Verdict("pass", f"true last observations in all {ended} ends of episodes")]
+
+
+def _determinism(simulator: Simulator, act: Act, steps: int) -> list[Verdict]:
+    """Check that episodes are the same from one seed, and differ between seeds and copies."""
+    chosen = [act(simulator) for _ in range(min(steps, 100))]
+    one, two, other = (_observations(simulator, seed, chosen) for seed in (SEED, SEED, SEED + COPIES))
+    if not torch.equal(one, two):
+        return [Verdict("warn", "episodes from one seed differ: runs cannot be repeated")]
+    if torch.equal(one, other):
+        return [Verdict("warn", "episodes from two seeds are the same: `reset` ignores its seed")]
+    if (one[0] == one[0, :1]).all():
+        return [Verdict("warn", "all copies begin alike: they may repeat each other")]
+    return [Verdict("pass", f"episodes are the same from one seed for {len(chosen)} steps, and differ between copies")]
+
+
+def _device(simulator: Simulator, act: Act, steps: int) -> list[Verdict]:
+    """Check the device and the types of tensors."""
+    start = simulator.reset(_seeds(simulator))
+    step: Step = simulator.step(act(simulator))
+    tensors = {name: value for name, (value, _) in leaves(simulator.observation_space, start, "the simulator").items()}
+    tensors |= {"reward": step.reward, "terminated": step.terminated, "truncated": step.truncated}
+    elsewhere = {name: value.device for name, value in tensors.items() if value.device.type != simulator.device.type}
+    if elsewhere:
+        name, device = next(iter(elsewhere.items()))
+        return [Verdict("fail", f"{name} is on {device}; the run's device is {simulator.device}")]
+    doubles = [name for name, value in tensors.items() if value.dtype == torch.float64]
+    if doubles:
+        return [Verdict("warn", f"{', '.join(doubles)} in float64, which is converted in each step; give float32")]
+    types = ", ".join(f"{name} {str(value.dtype).removeprefix('torch.')}" for name, value in tensors.items())
+    return [Verdict("pass", f"tensors on {simulator.device}: {types}")]
+
+
+def _observations(simulator: Simulator, seed: int, actions: list[Tensor]) -> Tensor:
+    """The observations [T, N, D] from a seed on, with these actions."""
+    seen = [_flat(simulator, simulator.reset(_seeds(simulator, seed)))]
+    for action in actions:
+        seen.append(_flat(simulator, simulator.step(action).observation))
+    return torch.stack(seen)
+
+
+def _seeds(simulator: Simulator, seed: int = SEED) -> list[int]:
+    return list(range(seed, seed + simulator.copies))
+
+
+def _flat(simulator: Simulator, observation: object) -> Tensor:
+    """All numbers of observations [N, D]."""
+    parts = leaves(simulator.observation_space, observation, "the simulator").values()
+    return torch.cat([value.flatten(1).double() for value, _ in parts], 1)
 
 
 CHECKS_OF_SIMULATORS: Mapping[str, Callable[[Environment, int], list[Verdict]]] = {
     "interface": _interface,
     "spaces": _spaces,
-    **{name: partial(_of_simulator, name) for name in check_simulator.CHECKS},
+    "resets": partial(_of_simulator, _resets),
+    "determinism": partial(_of_simulator, _determinism),
+    "device": partial(_of_simulator, _device),
     "episodes": _episodes,
     "resuming": _resuming,
     "speed": _speed,

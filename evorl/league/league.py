@@ -22,8 +22,7 @@ from evorl.envs import SteppedEnvironments
 from evorl.envs.games import is_game
 from evorl.league.matches import Arena, Fixture
 from evorl.league.players import Players
-from evorl.league.rating import Pool, expected, opponent_probabilities, ratings
-from evorl.league.standings import Standings, rows
+from evorl.league.rating import Pool, Standings, expected, opponent_probabilities, ratings, rows
 from evorl.population import Policy
 from evorl.seeding import numpy_generator, torch_generator
 from evorl.system.formats import decode_agents, encode_agents

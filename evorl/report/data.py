@@ -19,7 +19,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 
 from evorl.config.errors import on_one_line
 from evorl.config.fields import RATING
-from evorl.league.standings import Standings
+from evorl.league.rating import Standings
 from evorl.runs.agents.comparison import Pair
 from evorl.runs.agents.elite import Score
 from evorl.runs.reading.lineage import Stage, ancestors, reader_of, stage_of

@@ -1,30 +1,29 @@
-"""A self-contained HTML page about one or several runs, which needs no network."""
+"""A self-contained HTML page about one or several runs, which needs no network. It escapes all texts of runs."""
 
 from __future__ import annotations
 
 import importlib.resources
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from signal import Signals
 from typing import Any
 
 from evorl.config.schema import as_yaml
 from evorl.report import figures
 from evorl.report.data import Drawn
-from evorl.report.facts import (
-    badges,
-    compared,
-    comparison,
-    effect_rows,
-    environment_facts,
-    path_heading,
-    path_rows,
-    run_facts,
-)
-from evorl.report.statistics import effects, groups, measures
+from evorl.report.figures import look
+from evorl.report.statistics import FEWEST, Effect, Group, Interval, effects, groups, interval, measures
+from evorl.runs.agents.comparison import comparison_of, sentence
+from evorl.runs.reading.lineage import Stage
+from evorl.system.console import compact, digits, duration
 from evorl.system.extras import require
 
 HERE = Path(__file__).parent
+Fact = tuple[str, str]
+CHANGES = 300
+"""The number of newest agents in the elite's lineage that are listed."""
+PACKAGES = ("evorl-accelerate", "python", "torch", "numpy", "gymnasium")
 
 
 def check_packages() -> None:
@@ -110,3 +109,149 @@ def _markup(text: str) -> Any:
     import markupsafe
 
     return markupsafe.Markup(text)
+
+
+def badges(run: Drawn) -> list[tuple[str, str, str]]:
+    """Return the headline figures of a run's page, each as (value, caption, note)."""
+    last = run.generations[-1]
+    target = run.setting("training.target_fitness")
+    best, _, more = run.described_best.partition(" ")
+    aim = f"target {target:g}" if isinstance(target, int | float) else "no target"
+    return [
+        (state(run), "state", aim),
+        (best, "best agent", more or "no agent yet"),
+        (compact(last.agent_steps), "steps of each agent", f"{compact(last.global_steps)} of all"),
+        (str(last.generation), "generations", _agents(run)),
+        (duration(last.wall_clock_seconds), "wall clock", f"{compact(last.env_steps_per_second)} steps/s at the end"),
+    ]
+
+
+def _agents(run: Drawn) -> str:
+    size, islands = run.setting("population.size"), run.setting("population.islands") or 1
+    if run.setting("population.control"):
+        return f"{islands} x {size} agents in each, and as many twins"
+    return f"{islands} x {size} agents in each" if islands != 1 else f"{size} agents in each"
+
+
+def comparison(run: Drawn) -> str:
+    """Return the comparison of evolution with none in words, or "" if a run has none."""
+    if not run.pairs:
+        return ""
+    compared = sentence(comparison_of(run.pairs, 0))
+    return f"{compared[0].upper()}{compared[1:]}."
+
+
+def state(run: Drawn) -> str:
+    """Return a run's final state, such as `solved` or `stopped (SIGINT)`."""
+    if not run.summary:
+        return "not ended"
+    if run.summary.get("solved") is True:
+        return "solved"
+    ended = str(run.summary.get("ended", "unknown"))[:40]
+    return f"stopped ({ended})" if ended in Signals.__members__ else ended
+
+
+def run_facts(run: Drawn) -> list[Fact]:
+    """Return the main settings that a run's configuration has, with its ranks and final state."""
+    last = run.generations[-1]
+    names = (
+        ("environment", "environment.id"), ("algorithm", "algorithm.name"), ("agents", "population.size"),
+        ("environments of each agent", "environment.num_envs"), ("hidden layers", "network.hidden_sizes"),
+        ("seed", "seed"),
+        ("steps of a generation", "evolution.steps"), ("selection", "evolution.selection.name"),
+        ("evaluation episodes", "evaluation.episodes"), ("branch of", "run.branch_of"),
+    )  # fmt: skip
+    facts = [(words, str(value)[:80]) for words, path in names if (value := run.setting(path)) is not None]
+    return [*facts, ("ranks", f"{last.ranks} ({last.placement})"), ("ended", state(run))]
+
+
+def environment_facts(run: Drawn) -> list[Fact]:
+    """Return the software versions and hardware of a run, with the main packages first."""
+    # Names with a dot are settings, which are shown with the others.
+    made = {name: value for name, value in run.generations[-1].made_with.items() if "." not in name}
+    return [(name[:40], made[name][:80]) for name in sorted(made, key=lambda name: (name not in PACKAGES, name))]
+
+
+def path_rows(run: Drawn) -> list[dict[str, Any]]:
+    """Return one row for the first and for each new agent of the elite's lineage: generation, agent, fitness, mutation.
+
+    Of very many, these are the newest.
+    """
+    rows = []
+    for life in _newcomers(run)[-CHANGES:]:
+        kind = life.mutation.kind
+        changed = "" if kind == "none" else str(life.mutation.with_effective_values(run.use))[:120]
+        fitness = "–" if life.fitness is None else digits(life.fitness)
+        shown = {"generation": life.generation, "agent": f"#{life.id}", "fitness": fitness, "changed": changed}
+        rows.append({**shown, "colour": look(kind).colour, "steps": compact(run.steps[life.generation])})
+    return rows
+
+
+def path_heading(run: Drawn) -> str:
+    """Return the heading of the table of `path_rows`."""
+    count = len(_newcomers(run))
+    if count > CHANGES:
+        return f"The last {CHANGES} of its {count:,} agents"
+    return "Its only agent" if count == 1 else f"All {count} agents of it"
+
+
+def _newcomers(run: Drawn) -> list[Stage]:
+    """The elite's lineage where it comes to another agent."""
+    pairs = zip([None, *run.winner], run.winner, strict=False)
+    return [life for before, life in pairs if before is None or before.id != life.id]
+
+
+def effect_rows(effects: Sequence[Effect]) -> list[dict[str, Any]]:
+    """Return one table row per mutation effect."""
+    return [
+        {
+            "name": effect.target or look(effect.kind).words,
+            "colour": look(effect.kind).colour,
+            "indented": bool(effect.target),
+            "count": effect.interval.number,
+            "mean": change(effect.interval.mean),
+            "interval": ends(effect.interval, change),
+            "improved": f"{100 * effect.improved:.0f} %",
+        }
+        for effect in effects
+    ]
+
+
+def compared(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """Return one table row per group of runs, with the results of its seeds."""
+    rows = []
+    for group in groups:
+        best = [run.generations[-1].elite_fitness for run in group.runs]
+        scores = [value for value in best if value is not None]
+        mean = interval(scores) if scores else None
+        aims = any(run.setting("training.target_fitness") is not None for run in group.runs)
+        solved = sum(run.summary.get("solved") is True for run in group.runs)
+        rows.append(
+            {
+                "label": group.label,
+                "seeds": ", ".join(str(run.setting("seed")) for run in group.runs),
+                "best": "–" if mean is None else digits(mean.mean),
+                "interval": "–" if mean is None else ends(mean),
+                "names": ", ".join(map(_with_branch, group.runs)),
+                "each": ", ".join("–" if value is None else digits(value) for value in best),
+                "steps": ", ".join(compact(run.generations[-1].agent_steps) for run in group.runs),
+                "solved": f"{solved} of {len(group.runs)}" if aims else "no target",
+            }
+        )
+    return rows
+
+
+def _with_branch(run: Drawn) -> str:
+    """A run's name, and where it began if it is a branch."""
+    begun = run.setting("run.branch_of")
+    return run.name if begun is None else f"{run.name} (branch of {str(begun)[:80]})"
+
+
+def change(value: float) -> str:
+    """Format a change of fitness with its sign, also where it is far below 1."""
+    return f"+{digits(value)}" if value >= 0 else digits(value)
+
+
+def ends(mean: Interval, shown: Callable[[float], str] = digits) -> str:
+    """Format a confidence interval as "low to high"."""
+    return f"n < {FEWEST}" if mean.low is None or mean.high is None else f"{shown(mean.low)} to {shown(mean.high)}"

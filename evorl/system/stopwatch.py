@@ -26,9 +26,5 @@ class Stopwatch:
             self.seconds[name] += elapsed - self._inner.pop()
             self._inner[-1] += elapsed
 
-    def shares(self, total: float) -> dict[str, float]:
-        """Each block's fraction of `total` seconds."""
-        return {name: seconds / total for name, seconds in self.seconds.items()} if total > 0 else {}
-
     def clear(self) -> None:
         self.seconds.clear()

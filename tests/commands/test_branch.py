@@ -16,7 +16,7 @@ from robustness.systems import CASES
 from evorl.commands.command import run_command
 from evorl.config.yaml import read_yaml
 from evorl.report import data
-from evorl.report.facts import compared, run_facts
+from evorl.report.page import compared, run_facts
 from evorl.report.statistics import groups
 from evorl.runs.program import run_program
 from evorl.runs.storage.checkpoint_files import AGENTS, ELITE, Checkpoints

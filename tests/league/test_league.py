@@ -21,7 +21,7 @@ from evorl.league import League
 from evorl.league.league import Rated
 from evorl.league.matches import Arena, Fixture
 from evorl.league.players import Players, Sides
-from evorl.league.standings import Standings
+from evorl.league.rating import Standings
 from evorl.population import Policy, initial_population
 from evorl.population.evaluation import Evaluator
 from evorl.report.data import load

@@ -13,11 +13,10 @@ from helpers.drawn import CONFIG, LIVES, write_long_run, write_run
 from evorl.commands.command import run_command
 from evorl.config import Selection
 from evorl.evolution.selection import Candidates, tournament
-from evorl.league.standings import Standings
+from evorl.league.rating import Standings
 from evorl.report import figures
 from evorl.report.data import load, read_lives
-from evorl.report.facts import compared, ends, path_rows
-from evorl.report.page import embedded, page
+from evorl.report.page import compared, embedded, ends, page, path_rows
 from evorl.report.picture import draw
 from evorl.report.statistics import effects, groups, interval, quantile, result_interval
 from evorl.runs.reading.lineage import Stage

@@ -13,7 +13,7 @@ from evorl.config import AnyConfig
 from evorl.config.errors import on_one_line
 from evorl.distributed import Placement
 from evorl.kernels.library import usable_kernel
-from evorl.league.standings import Standings
+from evorl.league.rating import Standings
 from evorl.runs.agents.elite import Elite
 from evorl.system.processes import made_with
 from evorl.types.agents import Number, Words
