@@ -17,8 +17,6 @@ from typing import Any
 from evorl.config.errors import shown
 from evorl.types.outcomes import UserError, message_of
 
-MAX_FRAMES = 6
-"""Maximum number of quoted frames of user code: the outermost and the innermost ones."""
 MAX_LETTERS = 300
 """Maximum quoted characters of an error's type and message."""
 MAX_SOURCE = 100
@@ -46,54 +44,38 @@ def without_place(error: BaseException) -> str:
 
 
 def place(error: BaseException) -> str:
-    """The place ` (env.py:12 in step, env.py:31 in score: return info["reward"])`; an empty string without user code.
+    """The innermost place in the user's code, ` (env.py:31 in score: return info["reward"])`, or an empty string.
 
-    Frames are in call order. Only the last one is quoted with its source line.
-    """
-    return _quoted(user_frames(error))
-
-
-def place_in_thread(thread: int) -> str:
-    """The place of user code that evorl has called in a running thread, as `place` has it."""
-    stack = list(traceback.extract_stack(sys._current_frames().get(thread)))
-    ours = [index for index, frame in enumerate(stack) if Path(frame.filename).is_relative_to(_EVORL)]
-    return _quoted(_of_users(stack[ours[-1] + 1 :] if ours else stack))
-
-
-def _quoted(frames: Sequence[traceback.FrameSummary]) -> str:
-    if not frames:
-        return ""
-    if len(frames) > MAX_FRAMES:
-        half = MAX_FRAMES // 2
-        frames = [*frames[:half], *frames[-half:]]
-    calls = ", ".join(f"{_shown(frame.filename)}:{frame.lineno} in {frame.name}" for frame in frames)
-    line = " ".join((frames[-1].line or "").split())[:MAX_SOURCE]
-    return f" ({calls}: {line})" if line else f" ({calls})"
-
-
-def user_frames(error: BaseException) -> Sequence[traceback.FrameSummary]:
-    """The frames of an error's traceback that are user code, in call order.
-
-    If none are left, the frames of the error's cause are used.
+    If an error has none, that of its cause is used.
     """
     linecache.checkcache()
     cause: BaseException | None = error
     while cause is not None:
-        if frames := _of_users(traceback.extract_tb(cause.__traceback__)):
-            return frames
+        if quoted := _innermost(traceback.extract_tb(cause.__traceback__)):
+            return quoted
         cause = cause.__cause__
-    return []
+    return ""
 
 
-def _of_users(stack: Sequence[traceback.FrameSummary]) -> Sequence[traceback.FrameSummary]:
-    """The frames of a stack that are user code: not those of evorl, Python and the packages that evorl builds on.
+def place_in_thread(thread: int) -> str:
+    """The innermost place in the user's code that evorl has called in a running thread, as `place` has it."""
+    stack = list(traceback.extract_stack(sys._current_frames().get(thread)))
+    ours = [index for index, frame in enumerate(stack) if Path(frame.filename).is_relative_to(_EVORL)]
+    return _innermost(stack[ours[-1] + 1 :] if ours else stack)
 
-    If code of another installed package runs below the user's code, only its last frame is kept; if no frame is the
-    user's, all frames of such packages are kept, since environments are packages too.
+
+def _innermost(stack: Sequence[traceback.FrameSummary]) -> str:
+    """The innermost frame of the user's code or, without any, of another package, since environments are packages too.
+
+    Frames of evorl, Python and the packages that evorl builds on do not count.
     """
     frames = [frame for frame in stack if not _is_library(frame.filename)]
-    frames_of_user = [frame for frame in frames if not _is_installed(frame.filename)]
-    return frames if not frames_of_user or frames_of_user[-1] is frames[-1] else [*frames_of_user, frames[-1]]
+    frames = [frame for frame in frames if not _is_installed(frame.filename)] or frames
+    if not frames:
+        return ""
+    where = f"{_shown(frames[-1].filename)}:{frames[-1].lineno} in {frames[-1].name}"
+    line = " ".join((frames[-1].line or "").split())[:MAX_SOURCE]
+    return f" ({where}: {line})" if line else f" ({where})"
 
 
 def _is_library(file: str) -> bool:

@@ -100,8 +100,8 @@ def test_a_reset_that_raises_costs_no_transition(vectorization):
 def test_an_environment_that_can_never_be_reset_ends_the_run_by_name(restarts):
     faults.Failing.made = 0
     message = (
-        r"environment.max_restarts: environment 0 of agent 0 and 3 more .*came off in a reset \(.*faults.py:\d+ in "
-        rf"reset, .*faults.py:\d+ in _raise: raise RuntimeError.*\); after {restarts} restarts"
+        r"environment.max_restarts: environment 0 of agent 0 and 3 more .*came off in a reset \(\S*faults.py:\d+ in "
+        rf"_raise: raise RuntimeError.*\); after {restarts} restarts"
     )
     with pytest.raises(UserError, match=message):
         environments(max_restarts=restarts, how="reset", seeds="all", episode=0, step=0)
@@ -115,7 +115,7 @@ def test_a_bug_in_every_step_ends_the_run_with_the_lines_of_the_environment(vect
         with pytest.raises(UserError) as error:
             made.step(ACT)
     assert "step 1 of the episode) raised KeyError: 'reward' (" in str(error.value)
-    line = r"\(\S*faults.py:\d+ in step, \S*faults.py:\d+ in _look_up: return info\[\"reward\"\]\); after 1 restarts"
+    line = r"\(\S*faults.py:\d+ in _look_up: return info\[\"reward\"\]\); after 1 restarts"
     assert re.search(line, str(error.value))
     assert not faults.still_open(tmp_path / "log")
 
