@@ -65,12 +65,13 @@ def leaves(root: Path) -> set[str]:
 
 
 def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """The dotted keys of a section, with NAME for any key of a mapping to sections."""
     for name, field in model.model_fields.items():
         path, section = prefix + (field.alias or name), section_of(field.annotation)
         if section is None or section.__name__ == "AlgorithmSettings":
             yield path
         else:
-            yield from keys_of(section, f"{path}.")
+            yield from keys_of(section, f"{path}.NAME." if "dict[" in str(field.annotation) else f"{path}.")
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
@@ -87,8 +88,20 @@ def used(root: Path, settings: set[str]) -> set[str]:
     text = "\n".join(path.read_text(errors="ignore") for path in sources)
     blocks = [path.read_text() for path in sources if path.suffix == ".yaml"]
     blocks += re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
-    keys = {key for block in blocks for key in nested(yaml.safe_load(block))}
-    return {path for path in settings if path in keys or is_set(path, text)}
+    keys = "\n".join({key for block in blocks for key in nested(yaml.safe_load(block))})
+    short = importlib.import_module("evorl.config.yaml").SHORT
+    texts = {f"{section}.{name}": section for section, name in short.items()}
+    return {
+        path
+        for path in settings
+        if re.search(rf"^{pattern(path)}$", keys, re.MULTILINE)
+        or is_set(path, text)
+        or is_set(texts.get(path, path), text)
+    }
+
+
+def pattern(path: str) -> str:
+    return re.escape(path).replace("NAME", r"\w+")
 
 
 def nested(value: Any, prefix: str = "") -> Iterator[str]:
@@ -101,10 +114,13 @@ def nested(value: Any, prefix: str = "") -> Iterator[str]:
 
 
 def is_set(path: str, text: str) -> bool:
-    """True if the text has the key as an override, or within one of its section, such as `replay={capacity: 100}`."""
+    """True if the text has the key, or one below it, as an override, or within one of its section.
+
+    `replay={capacity: 100}` sets `replay.capacity`, and `environment.kwargs.g=1` sets `environment.kwargs`.
+    """
     section, _, name = path.rpartition(".")
-    inner = rf"\b{re.escape(section)}=\W*\{{[^}}]*\b{name}\W+:|" if section else ""
-    return re.search(rf"{inner}(?<![\w.]){re.escape(path)}=", text) is not None
+    inner = rf"\b{pattern(section)}=\W*\{{[^}}]*\b{name}\W+:|" if section else ""
+    return re.search(rf"{inner}(?<![\w.]){pattern(path)}(\.\w+)*=", text) is not None
 
 
 def items(root: Path) -> int:
