@@ -16,8 +16,6 @@ from evorl.system.files import make_subdirectory, refuse_links
 from evorl.tracking.tracker import History, Node, Paths, Points, Record, Tracker, lineage_table, shared_settings
 from evorl.types.outcomes import EvorlWarning
 
-EVERY_GENERATION = "time/training"
-"""A scalar that every generation logs; identifies the generations already in the event files."""
 MOST_AGENTS = 500
 """The maximum number of agents with a line; TensorBoard reads one directory per agent."""
 
@@ -26,7 +24,8 @@ class TensorBoard(Tracker):
     """Writes event files below `tensorboard/` in the run's directory. Raises ImportError without the extra.
 
     TensorBoard draws one line per directory: the population's is `tensorboard/` itself, agents have directories below
-    it. An agent's line begins at its parent's point when it was created, with the mutation logged as text.
+    it. An agent's line begins at its parent's point when it was created, with the mutation logged as text. A resumed
+    run writes its curves anew from its whole history.
     """
 
     def __init__(self, config: AnyConfig, directory: Path, history: History = ()) -> None:
@@ -37,27 +36,16 @@ class TensorBoard(Tracker):
         self._writer_class = SummaryWriter
         _silence_threads()
         self._events = directory / "tensorboard"
-        logged_steps = _steps(self._events)
-        first, last = None, -1
-        for record in history:
-            last = record.step
-            first = last if first is None and last not in logged_steps else first
-        # Purge everything from here on: it is logged again below, or trained again after the resume.
-        begin = last + 1 if first is None else first
-        self._writer = self._new_writer(self._events, purge_step=begin)
-        self._step = last
+        refuse_links(self._events)
+        if self._events.exists():
+            shutil.rmtree(self._events)
+        self._writer = self._new_writer(self._events)
+        self._step = self._born = 0
         self._note("config", f"```yaml\n{as_yaml(shared_settings(config))}```")
         self._paths = Paths()
         self._agents: dict[int, Any] = {}
-        self._born, self._is_full = 0, False
-        # Rewrite all agents' files, which are short: some may belong to agents that the resumed run never creates.
-        for path in self._events.glob("agent-*"):
-            refuse_links(path)
-            shutil.rmtree(path)
         for record in history:
-            self._log_agents(record)
-            if first is not None and record.step >= first:
-                self._log_population(record.step, record.points)
+            self.log(record)
 
     def log(self, record: Record) -> None:
         self._log_population(record.step, record.points)
@@ -96,13 +84,12 @@ class TensorBoard(Tracker):
 
     def _begin(self, node: Node) -> bool:
         """Open an agent's writer; return False if the maximum number of lines is reached."""
-        if self._born == MOST_AGENTS:
-            if not self._is_full:
+        self._born += 1
+        if self._born > MOST_AGENTS:
+            if self._born == MOST_AGENTS + 1:
                 what = f"{MOST_AGENTS} agents have lines in TensorBoard; newer ones have none"
                 warnings.warn(what, EvorlWarning, stacklevel=2)
-            self._is_full = True
             return False
-        self._born += 1
         writer = self._agents[node.agent.id] = self._new_writer(self._events / f"agent-{node.agent.id:04d}")
         if (parent := self._paths.parent(node)) is not None:
             for name, value in parent.agent.points.items():
@@ -110,14 +97,13 @@ class TensorBoard(Tracker):
         writer.add_text("mutation", node.agent.mutation, node.step)
         return True
 
-    def _new_writer(self, path: Path, purge_step: int | None = None) -> Any:
+    def _new_writer(self, path: Path) -> Any:
         # A writer would make the outer directories, too, also those of a run that was moved away.
         make_subdirectory(path)
-        return self._writer_class(str(path), purge_step=purge_step)
+        return self._writer_class(str(path))
 
     def _note(self, name: str, text: str) -> None:
-        # One step beyond the last generation, so that a resumed run replaces it.
-        self._writer.add_text(name, text, self._step + 1)
+        self._writer.add_text(name, text, self._step)
 
 
 def _silence_threads() -> None:
@@ -131,16 +117,3 @@ def _silence_threads() -> None:
             report(arguments)
 
     threading.excepthook = report_others
-
-
-def _steps(events: Path) -> set[int]:
-    """Return the end steps of the generations already in the event files."""
-    if not events.is_dir():
-        return set()
-    from tensorboard.backend.event_processing import event_accumulator  # type: ignore[import-untyped]
-
-    everything = {event_accumulator.SCALARS: 0}
-    logged = event_accumulator.EventAccumulator(str(events), size_guidance=everything).Reload()
-    if EVERY_GENERATION not in logged.Tags()[event_accumulator.SCALARS]:
-        return set()
-    return {int(event.step) for event in logged.Scalars(EVERY_GENERATION)}

@@ -14,7 +14,6 @@ from helpers.offline_wandb import records
 from helpers.support import config, lines, train
 from tensorboard.backend.event_processing import plugin_event_accumulator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.summary.writer import event_file_writer
 
 from evorl.tracking import TRACKERS, Trackers
 from evorl.tracking.tracker import Record, run_id
@@ -126,9 +125,7 @@ def test_tensorboard_is_dropped_in_one_line_where_its_directory_was_removed(tmp_
     assert not (tmp_path / "tensorboard").exists()
 
 
-def test_tensorboard_forgets_what_is_rerun_and_learns_what_it_missed(tmp_path, monkeypatch):
-    # Files of one second are read in the order of this number as text.
-    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(1000))
+def test_tensorboard_forgets_what_is_rerun_and_learns_what_it_missed(tmp_path):
     finish(logged("tensorboard", tmp_path, HISTORY[:0], 5))
     finish(logged("tensorboard", tmp_path, HISTORY[:3], 6))
     assert scalars(tmp_path) == [(10 * generation, generation) for generation in range(1, 7)]
