@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from evorl.config import Environment
 from evorl.envs.faults.closing import close_in_time
 from evorl.envs.faults.restarting import PASSED_ON, end_if_forked
-from evorl.envs.games import RestartingGame
 from evorl.envs.games.game import result_of
 from evorl.envs.games.players import MoveRequest
+from evorl.envs.games.vector import RestartingGame
 from evorl.envs.spaces import EnvSpec, batched, choices
 from evorl.league.players import SeatPlayers
 from evorl.system.closing import Closeable

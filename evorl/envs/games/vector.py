@@ -12,7 +12,7 @@ observation is the other seat's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -25,11 +25,13 @@ from numpy.typing import NDArray
 from evorl.config import Environment
 from evorl.envs.continuation import another_seed
 from evorl.envs.faults.checks import check_observation
-from evorl.envs.faults.restarting import fault
-from evorl.envs.games import RestartingGame
+from evorl.envs.faults.closing import close_in_time
+from evorl.envs.faults.restarting import PASSED_ON, fault, restart
+from evorl.envs.games import make_game
 from evorl.envs.games.game import Game, Turn, result_of
 from evorl.envs.games.players import MoveRequest, Opponents, RandomPlayers, reseed
 from evorl.envs.spaces import MASK, batched, choices
+from evorl.system.plugins import described
 from evorl.types.outcomes import UserError
 from evorl.types.tensors import Flags
 
@@ -39,6 +41,52 @@ ROUNDING = 1e-6
 """The tolerance for the sum of the rewards of a zero-sum episode."""
 MAX_EMPTY = 1_000
 """Episodes in a row that may end before the learner's first turn."""
+
+
+class RestartingGame:
+    """A copy of a game that is made anew if it raises, and then begins an episode with another seed.
+
+    Both methods raise UserError after more than `environment.max_restarts` errors.
+    """
+
+    def __init__(self, settings: Environment) -> None:
+        self._settings, self._seed = settings, 0
+        self.game = make_game(settings)
+        self.failures = 0
+        """The number of errors; a caller that counts them itself sets it back to 0."""
+        self.error: BaseException
+        """The last error, if there was one."""
+
+    def reset(self, seed: int) -> bool:
+        """Begin an episode; False if that raised, so that its seed is another one."""
+        self._seed = seed
+        return self._called(lambda: self.game.reset(seed))
+
+    def step(self, moves: Mapping[int, Any]) -> bool:
+        """Move with the acting seats; False if that raised, so that another episode has begun."""
+        return self._called(lambda: self.game.step(moves))
+
+    def _called(self, call: Callable[[], None]) -> bool:
+        try:
+            call()
+        except PASSED_ON:
+            raise
+        except BaseException as error:
+            most = self._settings.max_restarts
+            self.error, failures, _ = restart(error, most - self.failures, self._seed, self._begin_anew)
+            self.failures += failures
+            if self.failures > most:
+                raise UserError(
+                    f"environment.max_restarts: {self._settings.id} raised {described(self.error)}; after {most} "
+                    "restarts, the maximum for each copy"
+                ) from error
+            return False
+        return True
+
+    def _begin_anew(self, seed: int) -> None:
+        close_in_time(self.game.close, self._settings.id)
+        self.game, self._seed = make_game(self._settings), seed
+        self.game.reset(seed)
 
 
 class GameVector(VectorEnv[Any, Any, Any]):
