@@ -35,8 +35,8 @@ DDPG = (
 SAC = (
     "algorithm={name: sac, batch_size: 8, learn_step: 3, exploration: {random_steps: 20}}",
     "replay={capacity: 400, learning_starts: 20}",
-    "evolution.hyperparameters={learning_rate: {min: 1e-4, max: 1e-2}, target_entropy_share: {min: 0.3, max: 0.99}}",
-)  # fmt: skip
+    "evolution.hyperparameters={learning_rate: {min: 1e-4, max: 1e-2}}",
+)
 PPO = (
     "algorithm={name: ppo, rollout_steps: 16, sequence_length: 8, batch_size: 16, epochs: 2,"
     " normalize_observations: true, normalize_rewards: true}",
@@ -76,7 +76,10 @@ CASES = {
     "ppo-continuous": (*COMMON, *PPO, world("Pendulum-v1")),
     "ddpg": (*COMMON, *DDPG, world("Pendulum-v1")),
     "sac": (*COMMON, *SAC, world("Pendulum-v1"), "replay.prioritised={}"),
-    "sac-discrete": (*COMMON, *SAC, world("CartPole-v1"), "replay.n_step=3"),
+    "sac-discrete": (
+        *COMMON, *SAC, world("CartPole-v1"), "replay.n_step=3",
+        "evolution.hyperparameters.target_entropy_share={min: 0.3, max: 0.99}",
+    ),
     "td3": (*COMMON, *TD3, world("Pendulum-v1")),
     "dqn-running": (*COMMON, *DQN, world("CartPole-v1", carry_over="true")),
     "dqn-lander-running": (*COMMON, *DQN, world("LunarLander-v3", carry_over="true"), "replay.n_step=3"),
