@@ -121,7 +121,7 @@ with signals.signal_handlers(), signals.signals_deferred(lambda: "9 steps are lo
         (
             "while True: pass",
             128 + signal.SIGTERM,
-            ", simulator.py:3 in step) 0.5 s after SIGTERM, and is ended by force; 9 steps are lost\n",
+            "(simulator.py:3 in step) 0.5 s after SIGTERM, and is ended by force; 9 steps are lost\n",
         ),
         ("ctypes.PyDLL(None).sleep(100)", 1, 'File "simulator.py", line 3 in step'),
     ],
