@@ -61,7 +61,7 @@ def test_bash_completes_commands_options_configurations_keys_and_files(tmp_path)
 @pytest.mark.parametrize("shell", SHELLS)
 def test_each_script_knows_each_command_and_is_read_by_its_shell(shell, tmp_path):
     text = printed(shell)
-    for word in (*COMMANDS, "episodes", "ppo_recurrent", "yes", "population.size=", "algorithm.clip="):
+    for word in (*COMMANDS, "episodes", "ppo_recurrent", "generation", "population.size=", "algorithm.clip="):
         assert re.search(rf"(?<![\w.]){re.escape(word)}(?![\w.])", text)
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
