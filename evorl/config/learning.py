@@ -96,7 +96,8 @@ class Network(Section):
 
 
 class ImportanceExponent(Section):
-    """The exponent of importance weights, which changes linearly from `start` to `end` over `training.max_steps`."""
+    """The exponent of importance weights, which changes linearly from `start` to `end` over `training.max_steps`; where
+    that is raised later, the exponent falls back at once."""
 
     start: Fraction = 0.4
     """Its initial value."""
