@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.support import ROOT, demo, error_line, lines, train
+from helpers.support import ROOT, config, demo, error_line, lines, train
 from robustness.comparison import differences
 from robustness.systems import CASES
 
@@ -20,6 +20,7 @@ from evorl.report.page import compared, run_facts
 from evorl.report.statistics import groups
 from evorl.runs.program import run_program
 from evorl.runs.storage.checkpoint_files import AGENTS, ELITE, Checkpoints
+from evorl.runs.storage.directory import may_change_in_branch
 from evorl.system.files import LOCK, Lock
 from evorl.system.formats import encode_agents
 from evorl.types.outcomes import EvorlWarning
@@ -177,6 +178,11 @@ def test_episodes_that_selected_the_best_agent_do_not_count_as_fresh_in_a_branch
     assert train(*settings, "training.max_steps=80", "evolution.selection.name=none") == 0
     assert branch("b", "evaluation.confirmation_episodes=8", "training.max_steps=160") == 0
     assert lines(Path("runs/b/metrics.jsonl"))[2]["elite_episodes"] == 5
+
+
+@pytest.mark.parametrize(("settings", "may_change"), [([], True), (["replay.prioritised={}"], False)])
+def test_prioritised_agents_keep_the_length_by_which_past_generations_count(settings, may_change):
+    assert may_change_in_branch("evolution.steps", config(*settings)) is may_change
 
 
 def test_another_burn_in_decides_anew_when_selection_begins(copied_run, branch):
