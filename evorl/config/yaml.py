@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -30,33 +31,47 @@ VERBOSE = "run.verbose=true"
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML loader that rejects duplicate keys and keys that are no texts. As in YAML 1.2, 1e-3 is a number."""
+    """Safe YAML loader that rejects tags, duplicate keys and keys that are no texts.
+
+    As in YAML 1.2, 1e-3 is a number, 010 is ten, and 1:30, which is ninety in YAML 1.1, is a text.
+    """
+
+    def fetch_tag(self) -> None:
+        # Constructors of tags raise AttributeError and KeyError for values that do not fit them.
+        raise yaml.scanner.ScannerError(None, None, "it has a tag (`!`); values are plain", self.get_mark())
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
-        number: int = super().construct_yaml_int(node)
+        text = self.construct_scalar(node).replace("_", "")
+        # As in YAML 1.2, a leading 0 makes no octal number.
+        number: int = int(text) if text.lstrip("+-").isdecimal() else super().construct_yaml_int(node)
         if not -MAX_WHOLE < number < MAX_WHOLE:
             raise yaml.constructor.ConstructorError(None, None, "a whole number is beyond 64 bits", node.start_mark)
         return number
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key in (key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"):
-            # Numeric keys would not survive the round trip through a run's saved configuration.
-            is_text = key.tag == "tag:yaml.org,2002:str"
-            if not is_text or key.value in seen:
-                reason = f"key {key.value!r} is {'given twice' if is_text else 'not a string'}"
-                raise yaml.constructor.ConstructorError(None, None, reason, key.start_mark)
-            seen.add(key.value)
+        seen: set[tuple[str, str]] = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if (key.tag, key.value) in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} is given twice", key.start_mark)
+            seen.add((key.tag, key.value))
         mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        for key in mapping:
+            if not isinstance(key, str):
+                # Numeric keys would not survive the round trip through a run's saved configuration.
+                reason = f"key {shown(key)} is not a string"
+                raise yaml.constructor.ConstructorError(None, None, reason, node.start_mark)
         return mapping
 
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
-# Dates are texts, as in the name of a run.
 _Loader.yaml_implicit_resolvers = {
     letter: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
     for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+for letter in "-+0123456789":
+    # Before the others, which read minutes and seconds as one number.
+    of_times = ("tag:yaml.org,2002:str", re.compile(r"^[-+]?\d[\d_]*(:\d+)+(\.[\d_]*)?$"))
+    _Loader.yaml_implicit_resolvers[letter].insert(0, of_times)
 _Loader.add_implicit_resolver(*EXPONENT)
 
 
@@ -116,6 +131,8 @@ def override(data: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]
             value = _parse(text)
         except yaml.YAMLError as error:
             raise UserError(f"{where}: {shown(text)} is not valid YAML: {_why(error)}") from error
+        if _is_cut(text, value):
+            raise UserError(f"{where}: {shown(text)} has a comment, which begins at the #; quote a text that has one")
         if path in SHORT and isinstance(value, str):
             keys.append(SHORT[path])
         if path in OFF and value is False:
@@ -130,12 +147,21 @@ def _parse(text: str) -> Any:
         return yaml.load(text, Loader=_Loader)
     except RecursionError as error:
         raise yaml.YAMLError("it is nested too deeply") from error
-    except (ArithmeticError, AttributeError, LookupError, ValueError) as error:  # Of values that do not fit a tag, say.
+    except (ValueError, OverflowError) as error:
         raise yaml.YAMLError(str(error)) from error
 
 
 def _why(error: yaml.YAMLError) -> str:
     return on_one_line(message_of(error), 200)
+
+
+def _is_cut(text: str, value: Any) -> bool:
+    """True if a comment ends the value before the text does: what stands before its # then has the same value."""
+    for sign in re.finditer(r"(^|\s)#", text):
+        with contextlib.suppress(yaml.YAMLError):
+            if _parse(text[: sign.start()]) == value:
+                return True
+    return False
 
 
 def _with_value(data: Any, keys: list[str], value: Any, where: str) -> dict[str, Any]:

@@ -181,14 +181,15 @@ def test_paths_may_begin_with_the_home_directory(tmp_path, monkeypatch):
 
 
 NUMBERS = {
-    '"1e-3"': "1e-3", "1e-3": 1e-3, "0": 0, "1_000": 1000, "0x10": 16, "1.5": 1.5, "'010'": "010",
+    '"1e-3"': "1e-3",
+    "010": 10, "0": 0, "1_000": 1000, "0x10": 16, "1:30": "1:30", "1:30.5": "1:30.5", "1.5": 1.5, "'010'": "010",
     "2026-11-28": "2026-11-28",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "value"), NUMBERS.items())
 def test_numbers_are_read_as_people_write_them(text, value, tmp_path):
-    """YAML 1.1 reads 1e-3 as a text, and PyYAML a date as an object."""
+    """YAML 1.1 reads 010 as 8, and 1:30 as 90."""
     (tmp_path / "a.yaml").write_text(f"environment: {{kwargs: {{x: {text}}}}}")
     for data in (read_yaml(tmp_path / "a.yaml"), override({}, [f"environment.kwargs.x={text}"])):
         assert data["environment"]["kwargs"] == {"x": value}
@@ -230,9 +231,11 @@ def test_numbers_are_read_as_people_write_them(text, value, tmp_path):
         ("network={name: module, factory: 'no.where:f'}", "network.factory: cannot import"),
         ("replay.learning_starts=100000", "replay.learning_starts: 100000 transitions never fit"),
         ("algorithm.name=dqm", "algorithm.name: there is no algorithm 'dqm'; did you mean 'dqn'?"),
+        ("seed=1:30", "seed: '1:30' does not fit: it must be a whole number$"),
         ("environment.id=LunarLandr-v3", "environment.id: cannot make 'LunarLandr-v3'"),
         ("environment.id=Pendulum-v1", "algorithm.name: dqn cannot act in Box.* of Pendulum-v1; it takes Discrete"),
         ("tracking.backends=none", "tracking.backends: 'none' does not fit: it must be a list, and [] is none$"),
+        ("run.name=sweep #2", "run.name: 'sweep #2' has a comment, which begins at the #; quote a text that has one$"),
         ("training.max_steps=many", "training.max_steps: 'many' does not fit: it must be a whole number$"),
         ("algorithm.double=2", "algorithm.double: 2 does not fit: it must be true or false$"),
         ("run.name=[1", "run.name: .* is not valid YAML"),
