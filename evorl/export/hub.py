@@ -26,7 +26,7 @@ from evorl.runs.storage.directory import (
     saved_config,
 )
 from evorl.system.extras import missing, require
-from evorl.system.files import file_errors, read_bounded
+from evorl.system.files import file_errors, read_bytes
 from evorl.tracking.tracker import shared_settings
 from evorl.types.outcomes import EvorlWarning, UserError, message_of
 
@@ -128,7 +128,7 @@ def write_page(run: Path, folder: Path, name: str, video: Path | None) -> list[s
         if (run / file).is_file():
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             with file_errors(run / file):
-                (folder / file).write_bytes(read_bounded(run / file))
+                (folder / file).write_bytes(read_bytes(run / file))
     if video is not None:
         shutil.copyfile(video, folder / VIDEO)
     (folder / CONFIG).write_text(as_yaml(settings), encoding="utf-8")

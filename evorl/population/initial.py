@@ -71,7 +71,7 @@ def check_memory(config: AnyConfig, algorithm: Algorithm) -> None:
         f"environment.id: {agents} agents with {actions:,} outputs for {interface.action}": actions,
         f"network.hidden_sizes: {agents} agents with layers of {hidden:,} units": hidden,
     }
-    check_room(4 * numbers * agents, max(widths, key=lambda where: widths[where]), copies=1)
+    check_room(4 * numbers * agents, max(widths, key=lambda where: widths[where]))
 
 
 def not_finite(agent: Agent) -> str | None:

@@ -55,7 +55,7 @@ def replay_experience(
     if prioritised:
         # Per-agent replay without prioritisation has equal priorities.
         size = PriorityTree.memory(placement.local_size, storage.size // islands)
-        check_room(size, "replay.capacity: priorities", copies=1, processes=ranks.on_host)
+        check_room(size, "replay.capacity: priorities", processes=ranks.on_host)
         rows = steps_of_generation(config, placement.copies, period)
         sampler = PrioritisedSampler(
             storage,
@@ -106,5 +106,5 @@ def make_replay(
     # A CPU's system gives pages to the second ring only where final observations are written; a GPU gives it all.
     empty = None if on_cpu else lambda shape, dtype: torch.empty(shape, dtype=dtype, device=meta)
     size = Storage(rows, lanes, parts, columns, meta, empty=empty).memory
-    check_room(size, "replay.capacity", copies=1, device=device, processes=ranks_on_host if on_cpu else 1)
+    check_room(size, "replay.capacity", device=device, processes=ranks_on_host if on_cpu else 1)
     return Storage(rows, lanes, parts, columns, device, islands=islands)

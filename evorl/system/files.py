@@ -21,11 +21,8 @@ from io import DEFAULT_BUFFER_SIZE, BufferedReader, BufferedWriter, FileIO
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from evorl.system.processes import check_room
 from evorl.types.outcomes import UserError
 
-MAX_LINE = 2**24
-"""Maximum line length in bytes; the metrics of 10,000 agents take some 12 MB."""
 BLOCK = 2**18
 """Read size in bytes for files of lines."""
 FIRST_BLOCK = 2**16
@@ -83,17 +80,9 @@ def json_bytes(value: Any) -> bytes:
     return (json.dumps(value, indent=2) + "\n").encode()
 
 
-def parse_json(payload: bytes) -> Any:
-    """The value that JSON stands for. Raises ValueError for invalid JSON, also for unbounded nesting."""
-    try:
-        return json.loads(payload)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-
-
 def read_json(path: Path) -> Any:
-    """The value in a JSON file. Raises OSError, ValueError, and UserError if it does not fit into memory."""
-    return parse_json(read_bounded(path))
+    """The value in a JSON file. Raises OSError and ValueError."""
+    return json.loads(read_bytes(path))
 
 
 def make_directory(path: Path, fresh: bool = False) -> None:
@@ -178,25 +167,16 @@ def entry(payload: bytes) -> dict[str, Any]:
     return {"size": len(payload), "sha256": digest(payload)}
 
 
-def read_bounded(path: Path) -> bytes:
-    """Read a whole file if memory suffices. Raises OSError, and UserError if it is too large."""
+def read_bytes(path: Path) -> bytes:
+    """Read a whole file. Raises OSError."""
     with _open(path) as file:
-        check_room(os.fstat(file.fileno()).st_size, str(path))
-        try:
-            return file.read()
-        except MemoryError as error:  # There may be a limit that cannot be queried.
-            raise UserError(f"{path}: does not fit into the memory that there is") from error
+        return file.read()
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file, with their line ends; the last one may have none.
-
-    Raises OSError, and UserError if a line is longer than `MAX_LINE`.
-    """
+    """Yield the lines of a file, with their line ends; the last one may have none. Raises OSError."""
     with _open(path, BLOCK) as file:
-        while line := file.readline(MAX_LINE + 1):
-            _check_line(path, len(line))
-            yield line
+        yield from file
 
 
 def read_lines_backwards(path: Path) -> Iterator[bytes]:
@@ -211,13 +191,7 @@ def read_lines_backwards(path: Path) -> Iterator[bytes]:
             *whole, last = (file.read(size) + rest).split(b"\n")
             lines = [*(line + b"\n" for line in whole), *([last] if last else [])]
             rest = lines.pop(0) if position else b""
-            _check_line(path, max(map(len, [rest, *lines])))
             yield from reversed(lines)
-
-
-def _check_line(path: Path, length: int) -> None:
-    if length > MAX_LINE:
-        raise UserError(f"{path}: has a line of more than {MAX_LINE / 2**20:.0f} MiB, which no run writes")
 
 
 def _open(path: Path, buffer: int = DEFAULT_BUFFER_SIZE) -> BufferedReader:

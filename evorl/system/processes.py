@@ -83,18 +83,15 @@ KEPT = 2**25
 """Size in bytes up to which freed blocks are kept: the maximum that glibc accepts."""
 
 
-def check_room(
-    size: int, where: str, *, copies: int = 2, device: torch.device | None = None, processes: int = 1
-) -> None:
-    """Raise UserError unless each of `processes` processes on this host can allocate `copies` copies of `size` bytes.
+def check_room(size: int, where: str, *, device: torch.device | None = None, processes: int = 1) -> None:
+    """Raise UserError unless each of `processes` processes on this host can allocate `size` bytes.
 
-    The default of two copies is for data that is read from a file and then parsed. `where` names the file or setting
-    that needs the memory; without a `device` it is the CPU's.
+    `where` names the setting that needs the memory; without a `device` it is the CPU's.
     """
     free = free_memory(device)
     owner = "GPU memory" if device is not None and device.type == "cuda" else "memory"
-    if copies * size * processes > free:
-        times = (" twice" if copies == 2 else "") + (f", for each of {processes} ranks," if processes > 1 else "")
+    if size * processes > free:
+        times = f", for each of {processes} ranks," if processes > 1 else ""
         raise UserError(
             f"{where}: {size / 2**30:.1f} GiB do not fit{times} into {free / 2**30:.1f} GiB of free {owner}"
         )

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from evorl.config import AnyConfig
 from evorl.config.errors import shown
-from evorl.system.files import read_bounded, write_json
+from evorl.system.files import read_bytes, write_json
 from evorl.types.agents import Mutation
 from evorl.types.outcomes import EvorlWarning, UserError
 
@@ -199,7 +199,7 @@ def run_id(directory: Path) -> str:
     """The id of the run in `directory` for W&B and Trackio, drawn at random once and stored in its `tracking.json`."""
     path = directory / "tracking.json"
     try:
-        id = json.loads(read_bounded(path))["wandb"]
+        id = json.loads(read_bytes(path))["wandb"]
         if RUN_ID.fullmatch(id):
             return str(id)
         reason = "its id is not 1 to 64 lowercase letters and digits"

@@ -132,6 +132,6 @@ def test_free_memory_is_that_of_the_control_group(tmp_path, monkeypatch):
 
 def test_all_ranks_of_a_host_share_its_memory(monkeypatch):
     monkeypatch.setattr("evorl.system.processes.free_memory", lambda device: 1000)
-    check_room(500, "replay.capacity", copies=1, processes=2)
+    check_room(500, "replay.capacity", processes=2)
     with pytest.raises(UserError, match=r"replay.capacity: .* do not fit, for each of 3 ranks,"):
-        check_room(500, "replay.capacity", copies=1, processes=3)
+        check_room(500, "replay.capacity", processes=3)

@@ -16,7 +16,7 @@ from pathlib import Path
 from evorl.config import AnyConfig
 from evorl.config.fields import BENCHMARK
 from evorl.config.task import GAMES, SIMULATORS
-from evorl.system.files import digest, open_file, read_bounded
+from evorl.system.files import digest, open_file, read_bytes
 from evorl.system.plugins import defined_in, import_from_here, is_installed
 from evorl.types.outcomes import UserError
 
@@ -82,7 +82,7 @@ def _is_installed_class(path: str, is_environment: bool) -> bool:
 def is_trained(config: AnyConfig) -> bool:
     """True if this user has trained, from this working directory, with all the code that a configuration names."""
     with contextlib.suppress(*FAILURES):
-        return _digest(config) in read_bounded(_trained()).split(b"\n")
+        return _digest(config) in read_bytes(_trained()).split(b"\n")
     return False
 
 

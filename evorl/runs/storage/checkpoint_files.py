@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,8 +14,7 @@ from evorl.system.files import (
     file_errors,
     json_bytes,
     make_subdirectory,
-    parse_json,
-    read_bounded,
+    read_bytes,
     refuse_links,
     remove,
     sync_directory,
@@ -116,8 +116,8 @@ class Checkpoints:
         refuse_links(self.directory, self.path(generation))
         try:
             with file_errors(path):
-                payload = read_bounded(path)
-            files: Files = {str(name): dict(listed) for name, listed in parse_json(payload)["files"].items()}
+                payload = read_bytes(path)
+            files: Files = {str(name): dict(listed) for name, listed in json.loads(payload)["files"].items()}
             is_whole = payload == _manifest(generation, files)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path}: damaged; it is not what was written") from error
@@ -150,7 +150,7 @@ class Checkpoints:
         if name not in files:
             raise UserError(f"{path}: {MANIFEST} does not list it")
         with file_errors(path):
-            payload = read_bounded(path)
+            payload = read_bytes(path)
         if entry(payload) != files[name]:
             raise UserError(f"{path}: damaged; size or SHA-256 differ from {MANIFEST}")
         return payload

@@ -32,7 +32,7 @@ from evorl.system.files import (
     json_bytes,
     make_directory,
     make_subdirectory,
-    read_bounded,
+    read_bytes,
     read_json,
     read_owner,
     reason,
@@ -375,7 +375,7 @@ class RunDirectory:
         described = json_bytes(agent.describe())
         # Unchanged files are not rewritten: a push compares their time with the exported agent's.
         with contextlib.suppress(OSError):
-            if (read_bounded(file), read_bounded(facts)) == (payload, described):
+            if (read_bytes(file), read_bytes(facts)) == (payload, described):
                 return
         self.check()
         make_subdirectory(file.parent)
@@ -401,7 +401,7 @@ def load_elite(path: Path) -> tuple[dict[str, Any], Agent]:
     with file_errors(file):
         if not file.is_file():
             raise UserError(f"{path}: the run has no elite yet; its first generation has not ended")
-        payload = read_bounded(file)
+        payload = read_bytes(file)
     agents = decode_agents(payload, str(file))
     if len(agents) != 1:
         raise UserError(f"{file}: holds {len(agents)} agents; an elite is one")

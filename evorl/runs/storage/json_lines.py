@@ -13,7 +13,6 @@ from typing import Any
 
 from evorl.system.files import (
     open_file,
-    parse_json,
     read_lines,
     read_lines_backwards,
     refuse_links,
@@ -101,7 +100,7 @@ class JsonLines:
 def row_of(line: bytes) -> Row | None:
     """The object in a line, or None if the line is damaged, incomplete, or has no generation."""
     with contextlib.suppress(ValueError, RecursionError):
-        row = parse_json(line)
+        row = json.loads(line)
         if line.endswith(b"\n") and isinstance(row, dict) and isinstance(row.get("generation"), int):
             return row
     return None
