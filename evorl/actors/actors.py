@@ -28,9 +28,9 @@ from evorl.population import Learner, Policy
 from evorl.population.learner import read_state, split_states, state_size, write_state
 from evorl.system.closing import Closeable
 from evorl.system.files import file_errors
-from evorl.system.processes import free_memory, usable_cores
+from evorl.system.processes import check_room, usable_cores
 from evorl.types.agents import Agent
-from evorl.types.outcomes import EvorlWarning, UserError
+from evorl.types.outcomes import EvorlWarning
 
 
 def max_staleness(config: AnyConfig, algorithm: Algorithm, copies: int, agents: Sequence[Agent] = ()) -> int:
@@ -65,33 +65,19 @@ def _most_updates(config: AnyConfig, agents: Sequence[Agent]) -> float:
 
 def warn_of_cores(count: int, ranks: Ranks) -> None:
     """Warn if a host has more actors than cores."""
-    cores = usable_cores()
-    actors = count * ranks.on_host
+    cores, actors = usable_cores(), count * ranks.on_host
     if actors > cores and ranks.is_main:
         warnings.warn(
-            f"actors.count: {actors} actors on a host of {_cores(cores)} share them with {ranks.on_host} learning "
-            f"process{'es' if ranks.on_host > 1 else ''}; more than {max(1, cores)} are unlikely to collect faster",
+            f"actors.count: {actors} actors and {ranks.on_host} learning process{'es' if ranks.on_host > 1 else ''} "
+            f"share {cores} core{'s' if cores > 1 else ''}; more than {cores} actors are unlikely to collect faster",
             EvorlWarning,
             stacklevel=3,
         )
 
 
-def check_memory(size: int, messages: int, placement: Placement) -> None:
-    """Raise UserError unless every rank of this host can share `size` bytes with its actors."""
-    free, ranks = free_memory(torch.device("cpu")), placement.ranks.on_host
-    if size * ranks > free:
-        raise UserError(
-            f"actors.queue: {messages} rollouts of {size / messages / 2**20:.1f} MiB each, on each of {ranks} ranks, "
-            f"take {size * ranks / 2**30:.1f} GiB of shared memory, and {free / 2**30:.1f} GiB are free; use a smaller "
-            "queue, fewer actors, fewer environments or shorter rollouts"
-        )
-
-
-def _cores(count: int) -> str:
-    return f"{count} core{'s' if count > 1 else ''}"
-
-
 Floats = NDArray[np.float64]
+SUMMED = ("rollouts", "staleness", "queue_depth", "restarts", "discarded_stale", "discarded_old")
+"""The metrics that are summed over messages and actors; staleness and queue depth are then divided by the rollouts."""
 
 
 class Counters:
@@ -102,11 +88,8 @@ class Counters:
         # Over the episodes since the last call of `recent`: their number, the sums of returns and of lengths.
         self._lately = np.zeros(3)
         self._steps = np.zeros(actors)
-        self.restarts = 0
-        """Actors replaced since the last call of `pop`."""
-        self._staleness: list[int] = []
-        self._depths: list[int] = []
-        self._stale = self._old = 0
+        self._sums = dict.fromkeys(SUMMED, 0.0)
+        self._max_staleness = 0
         self._began = time.perf_counter()
 
     def begin(self) -> None:
@@ -116,8 +99,10 @@ class Counters:
         """Record a message's counters [C, P], its staleness in updates, and how many other messages are waiting."""
         self._note(Collected(*counts))
         self._steps[actor] += counts[0].sum()
-        self._staleness.append(staleness)
-        self._depths.append(waiting)
+        self._sums["rollouts"] += 1
+        self._sums["staleness"] += staleness
+        self._sums["queue_depth"] += waiting
+        self._max_staleness = max(self._max_staleness, staleness)
 
     def discarded(self, stale: Floats | None) -> None:
         """Count a discarded message: too stale, with these counters [C, P], or of an earlier generation (None).
@@ -125,9 +110,8 @@ class Counters:
         A stale message's steps do not count, but its episodes do. Messages become stale mostly while an environment
         resets after an episode, so few episodes would be counted otherwise.
         """
-        self._old += stale is None
+        self._sums["discarded_old" if stale is None else "discarded_stale"] += 1
         if stale is not None:
-            self._stale += 1
             self._note(Collected(*stale)._replace(steps=np.zeros_like(stale[0])))
 
     def _note(self, collected: Collected) -> None:
@@ -144,25 +128,21 @@ class Counters:
         sums, self._lately = self._lately, np.zeros(3)
         return Recent.of(sums)
 
-    def pop(self, placement: Placement) -> dict[str, float]:
+    def pop(self, placement: Placement, restarts: int) -> dict[str, float]:
         """All other metrics over all ranks, which are reset; actors are numbered rank after rank."""
         seconds = max(time.perf_counter() - self._began, 1e-9)
-        sums = [len(self._staleness), sum(self._staleness), sum(self._depths), self.restarts, self._stale, self._old]
-        most = max(self._staleness, default=0)
-        sums_of_rank = np.array([*sums, most, *(self._steps / seconds)], dtype=np.float64)
-        everyones = placement.ranks.gather(sums_of_rank, "the other ranks' actors")
-        received, staleness, depth, restarts, stale, old = everyones[:, : len(sums)].sum(0).tolist()
-        rates = everyones[:, len(sums) + 1 :].flatten()
-        self._steps[:] = 0.0
-        self._staleness, self._depths, self.restarts, self._stale, self._old = [], [], 0, 0, 0
+        self._sums["restarts"] += restarts
+        of_rank = np.array([*self._sums.values(), self._max_staleness, *(self._steps / seconds)])
+        everyones = placement.ranks.gather(of_rank, "the other ranks' actors")
+        metrics = dict(zip(SUMMED, everyones[:, : len(SUMMED)].sum(0).tolist(), strict=True))
+        for mean in ("staleness", "queue_depth"):
+            metrics[mean] /= max(metrics["rollouts"], 1)
+        rates = everyones[:, len(SUMMED) + 1 :].flatten()
+        self._steps[:], self._max_staleness = 0.0, 0
+        self._sums = dict.fromkeys(SUMMED, 0.0)
         return {
-            "rollouts": received,
-            "staleness": staleness / max(received, 1),
-            "max_staleness": float(everyones[:, len(sums)].max()),
-            "queue_depth": depth / max(received, 1),
-            "restarts": restarts,
-            "discarded_stale": stale,
-            "discarded_old": old,
+            **metrics,
+            "max_staleness": float(everyones[:, len(SUMMED)].max()),
             **{f"steps_per_second/{actor}": float(rate) for actor, rate in enumerate(rates)},
         }
 
@@ -231,8 +211,8 @@ class Actors(Closeable):
         if first:
             # Agents of another run may learn more often than the settings say.
             self._bound = max_staleness(self._config, self._algorithm, self._placement.copies, policy.agents)
-        if first:
-            check_memory(size * count * queue, count * queue, self._placement)
+            rollouts = f"actors.queue: {count * queue} rollouts of {size / 2**20:.1f} MiB"
+            check_room(size * count * queue, rollouts, processes=self._placement.ranks.on_host)
         with file_errors(COUNT_KEY):
             for actor, memory in enumerate(self._memories):
                 memory.grow(size * queue)
@@ -319,6 +299,5 @@ class Actors(Closeable):
 
     def pop_metrics(self, placement: Placement) -> dict[str, float]:
         """The metrics of all ranks' actors since the last call."""
-        self.counters.restarts = self._supervisor.restarts
-        self._supervisor.restarts = 0
-        return self.counters.pop(placement)
+        restarts, self._supervisor.restarts = self._supervisor.restarts, 0
+        return self.counters.pop(placement, restarts)

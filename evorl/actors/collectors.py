@@ -29,14 +29,8 @@ from evorl.system.stopwatch import Stopwatch
 from evorl.types.batches import Batch, PolicyOutput
 from evorl.types.tensors import Tensors
 
-
-class Message(Protocol):
-    """Shared memory for one message of an actor to the learner."""
-
-    counts: Tensor
-    """The actor's counters of each agent [C, P], in the order of `evorl.envs.episodes.Collected`."""
-    number: int
-    """The message's number within its rank, by which the learner hands it out."""
+Message = RolloutMemory | GradientMemory
+"""Shared memory for one message of an actor to the learner."""
 
 
 @dataclass

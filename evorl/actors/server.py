@@ -37,11 +37,6 @@ IMPORTING = 300.0
 """Seconds that the server's imports may take."""
 CLOSING = 6.0
 """Seconds that actors may take to close their environments at shutdown."""
-
-
-GROUP_SIGNALS = SIGNALS
-"""Signals that launchers, terminals and clusters send to whole process groups. The rank alone decides how to react, so
-the server and its actors ignore them."""
 ORPHANED = signal.SIGUSR2
 """Sent to the server by the kernel when the rank ends, however it ends."""
 
@@ -62,7 +57,7 @@ class ActorServer:
             opened.callback(self._socket.close)
             with theirs:
                 # The server inherits this mask, so the signals are blocked until it ignores them itself.
-                before = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
+                before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
                 try:
                     # Without -P, a module in the working directory could shadow one of the same name.
                     self._process = subprocess.Popen(
@@ -128,12 +123,13 @@ class ActorServer:
 
 def main() -> None:
     """Serve the rank that started this process until it closes its end of the socket."""
-    for ignored in GROUP_SIGNALS:
+    # They are sent to whole process groups; the rank alone decides how to react.
+    for ignored in SIGNALS:
         signal.signal(ignored, signal.SIG_IGN)
     actors: set[int] = set()
     signal.signal(ORPHANED, lambda *_: _end_all(actors))
     die_with_parent(int(sys.argv[2]), ORPHANED)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     connection = socket.socket(fileno=int(sys.argv[1]))
     # Imported here, where signals are ignored: it takes seconds.
     from evorl.actors import actor

@@ -160,9 +160,11 @@ class GradientMemory:
         self.gradients = {name: empty((size,), torch.float32) for name, size in sizes.items()}
         self.metrics = {name: empty((agents,), torch.float32) for name in metrics}
         self.counts = empty((len(Collected._fields), agents), torch.float64)
+        """The actor's counters of each agent [C, P], in the order of `Collected`."""
         self.behind = empty((1,), torch.int64)
         """Staleness in updates of the parameters when an actor applied the gradient itself."""
         self.number = 0
+        """The message's number within its rank, by which the learner hands it out."""
 
     def write(self, batch: Batch) -> None:
         for name, values in batch.gradients.items():

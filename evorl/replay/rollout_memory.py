@@ -46,7 +46,9 @@ class RolloutMemory:
         self._first = empty((1,), torch.int64)
         """The row of the first step, after any rows with older frames of stacks."""
         self.counts = empty((len(Collected._fields), agents), torch.float64)
+        """The actor's counters of each agent [C, P], in the order of `Collected`."""
         self.number = 0
+        """The message's number within its rank, by which the learner hands it out."""
 
     def write(self, step: int, transition: Transition, output: PolicyOutput) -> None:
         """Store a step of all environments, in order from step 0, which clears the previous rollout.

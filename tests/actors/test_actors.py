@@ -145,7 +145,7 @@ def test_actors_wait_for_the_learner_and_follow_it_into_the_next_generation():
         (
             UserError,
             ["actors={queue: 250, count: 1}", "environment.num_envs=2000", "algorithm.rollout_steps=2000"],
-            "actors.queue: 250 rollouts of .* GiB of shared memory, and .* are free",
+            "actors.queue: 250 rollouts of .* MiB: .* GiB do not fit into .* GiB of free memory",
         ),
     ],
 )
@@ -220,7 +220,7 @@ def test_no_actor_outlives_its_rank():
 @pytest.mark.usefixtures("launched_servers")
 def test_a_signal_to_the_process_group_does_not_end_a_server_that_is_starting(capfd):
     with Learning("actors={count: 1}", start=False) as learning:
-        for number in server.GROUP_SIGNALS:
+        for number in server.SIGNALS:
             os.kill(learning.server, number)
         learning.begin(1)
         learning.learn(2)

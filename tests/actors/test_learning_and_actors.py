@@ -172,7 +172,7 @@ def test_episodes_of_rollouts_that_are_too_old_count():
     counters.discarded(None)
     assert counters.recent() == Recent(episodic_return=15, episodic_length=4.5)
     assert np.stack(counters.pop_collected()).tolist() == [[5, 5], *(2 * counts[1:]).tolist()]
-    figures = counters.pop(SimpleNamespace(ranks=Ranks()))
+    figures = counters.pop(SimpleNamespace(ranks=Ranks()), restarts=0)
     assert (figures["discarded_stale"], figures["discarded_old"], figures["rollouts"]) == (1, 1, 1)
 
 
