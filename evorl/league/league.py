@@ -175,7 +175,7 @@ class League:
         for index in range(*placement.local.indices(len(agents))):
             # By the agent's index in the whole population, so that its opponents do not depend on the rank it is on.
             rng = numpy_generator(self._config.seed, generation=generation, rank=index, purpose="matchmaking")
-            chances = opponent_probabilities(Pool(result[index], index, len(agents)), self.settings)
+            chances = opponent_probabilities(Pool(result[index], index, len(agents)), self.settings.matchmaking)
             everyones = rng.choice(len(chances), size=(placement.copies, num_envs), p=chances)
             drawn.append(everyones[copy])
         return np.concatenate(drawn).astype(np.intp)

@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict
 
-from evorl.config.run import LeagueSettings
 from evorl.types.agents import Agent, Number
 
 Floats = NDArray[np.float64]
@@ -30,11 +29,7 @@ CLOSE = 1e-9
 """Change of all log strengths at which the fit ends."""
 DIGITS = 6
 """Decimals of a rating, so that entrants with equal points tie despite rounding errors in the fit."""
-MAX_ENTRANTS = 4_096
-Row = Annotated[tuple[Annotated[float, Field(ge=0, le=1e9)], ...], Field(max_length=MAX_ENTRANTS)]
-Matrix = Annotated[tuple[Row, ...], Field(max_length=MAX_ENTRANTS)]
-Ids = Annotated[tuple[Number, ...], Field(max_length=MAX_ENTRANTS)]
-Ratings = Annotated[tuple[Annotated[float, Field(ge=-1e6, le=1e6)], ...], Field(max_length=MAX_ENTRANTS)]
+Matrix = tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -48,26 +43,21 @@ class Standings:
 
     __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    population: Ids = ()
-    archive: Ids = ()
-    archived: Ids = ()
+    population: tuple[Number, ...] = ()
+    archive: tuple[Number, ...] = ()
+    archived: tuple[Number, ...] = ()
     points: Matrix = ()
     games: Matrix = ()
-    ratings: Ratings = ()
-    errors: Ratings = ()
+    ratings: tuple[float, ...] = ()
+    errors: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise ValueError for inconsistent fields, since they are read from files."""
+        """Raise ValueError if the sizes of the fields differ, since they are read from files."""
         count = len(self.population) + len(self.archive)
         sizes = {len(self.points), len(self.games), len(self.ratings), len(self.errors)}
         sizes |= {len(row) for row in (*self.points, *self.games)}
         if (sizes - {count}) or len(self.archived) != len(self.archive):
             raise ValueError(f"its payoff matrix is not that of {count} entrants")
-        pairs = zip(
-            (value for row in self.points for value in row), (n for row in self.games for n in row), strict=True
-        )
-        if any(value > count for value, count in pairs):
-            raise ValueError("an entrant has more points than games")
 
     def place_of(self, agent: Agent) -> int | None:
         """The place of an agent of the next generation, or else of its parent, among the population."""
@@ -135,31 +125,22 @@ class Pool(NamedTuple):
     population: int
 
 
-def _pfsp(pool: Pool, settings: LeagueSettings) -> Floats:
+def _pfsp(pool: Pool) -> Floats:
     """Prioritised fictitious self-play (Vinyals et al. 2019): opponents by the square of the expected loss."""
     loss = 1 - pool.result
     return np.asarray((loss / loss.max()) ** 2.0)
 
 
-def _latest(pool: Pool, settings: LeagueSettings) -> Floats:
-    """Self-play: a copy of the agent, frozen at the beginning of the generation."""
-    return np.asarray(np.arange(len(pool.result)) == pool.place, dtype=np.float64)
-
-
-def _population(pool: Pool, settings: LeagueSettings) -> Floats:
-    return np.asarray(np.arange(len(pool.result)) < pool.population, dtype=np.float64)
-
-
-MATCHMAKING: Mapping[str, Callable[[Pool, LeagueSettings], Floats]] = {
+MATCHMAKING: Mapping[str, Callable[[Pool], NDArray[Any]]] = {
     "pfsp": _pfsp,
-    "uniform": lambda pool, settings: np.ones_like(pool.result),
-    "latest": _latest,
-    "population": _population,
+    "uniform": lambda pool: np.ones_like(pool.result),
+    "latest": lambda pool: np.arange(len(pool.result)) == pool.place,
+    "population": lambda pool: np.arange(len(pool.result)) < pool.population,
 }
-"""The weight [C] of each possible opponent."""
+"""The weight [C] of each possible opponent. `latest` is self-play: a copy of the agent as the generation began."""
 
 
-def opponent_probabilities(pool: Pool, settings: LeagueSettings) -> Floats:
+def opponent_probabilities(pool: Pool, matchmaking: str) -> Floats:
     """The probability [C] with which each candidate is the opponent of an environment."""
-    weights = MATCHMAKING[settings.matchmaking](pool, settings)
+    weights = MATCHMAKING[matchmaking](pool)
     return np.asarray(weights / weights.sum())

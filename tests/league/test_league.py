@@ -295,7 +295,7 @@ def test_settings_of_leagues_are_checked(setting, told):
     "wrong",
     [
         {"points": ((0.0,),)},
-        {"points": ((0.0, 3.0), (0.0, 0.0))},
+        {"games": ((0.0,), (2.0, 0.0))},
         {"ratings": (0.0,)},
     ],
 )

@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pytest
 
-from evorl.config.run import LeagueSettings
 from evorl.league.rating import ELO, Pool, expected, opponent_probabilities, ratings
 
 
@@ -57,17 +56,17 @@ RESULT = np.array([0.5, 0.9, 0.1, 0.5])
 
 
 @pytest.mark.parametrize(
-    ("settings", "chances"),
+    ("matchmaking", "chances"),
     [
-        ({"matchmaking": "pfsp"}, [0.25 / 1.32, 0.01 / 1.32, 0.81 / 1.32, 0.25 / 1.32]),
-        ({"matchmaking": "uniform"}, [0.25] * 4),
-        ({"matchmaking": "latest"}, [0, 1, 0, 0]),
-        ({"matchmaking": "population"}, [0.5, 0.5, 0, 0]),
+        ("pfsp", [0.25 / 1.32, 0.01 / 1.32, 0.81 / 1.32, 0.25 / 1.32]),
+        ("uniform", [0.25] * 4),
+        ("latest", [0, 1, 0, 0]),
+        ("population", [0.5, 0.5, 0, 0]),
     ],
 )
-def test_opponents_are_drawn_by_these_probabilities(settings, chances):
+def test_opponents_are_drawn_by_these_probabilities(matchmaking, chances):
     pool = Pool(RESULT, place=1, population=2)
-    np.testing.assert_allclose(opponent_probabilities(pool, LeagueSettings(**settings)), chances, atol=1e-12)
+    np.testing.assert_allclose(opponent_probabilities(pool, matchmaking), chances, atol=1e-12)
 
 
 def test_expected_results_shrink_to_a_draw():
@@ -82,7 +81,7 @@ def test_self_play_circles_in_rock_paper_scissors_and_pfsp_comes_near_the_mixtur
     for _ in range(300):
         own = past[-1]
         pool = Pool(np.array([beats[own, other] for other in past]), place=len(past) - 1, population=len(past))
-        chances = opponent_probabilities(pool, LeagueSettings(matchmaking=iterated))
+        chances = opponent_probabilities(pool, iterated)
         faced = np.bincount(past, chances, minlength=3)
         past.append(int(np.argmax(beats @ faced)))
     if iterated == "latest":
