@@ -90,10 +90,8 @@ class EpisodeResults:
         """Fitness [P, episodes], the weighted sum of terms; of a game that is rated, the result of each episode."""
         if RATING in weights:
             return self.reports[RESULT]
-        terms, total = self.terms(), np.zeros_like(self.returns)
-        for name, weight in weights.items():
-            total += weight * terms[name]
-        return total
+        terms = self.terms()
+        return np.asarray(sum(weight * terms[name] for name, weight in weights.items()))
 
 
 def reported_keys(weights: Mapping[str, float]) -> list[str]:
@@ -232,7 +230,8 @@ class Evaluator(Closeable):
         episodes = episodes or self._config.evaluation.episodes
         seeds = self._seeds(generation, "generation", 0, episodes)
         mine = seeds[self._mine]
-        results = self._play(policy, self._environments_for(self._placement.local_size, len(mine)), mine)
+        environments = self._environments_for(self._placement.local_size, len(mine))
+        results = evaluate(policy, environments, mine, self._config.evaluation.max_steps, self._keys)
         everyones = self._gathered(results, len(seeds), self._placement.copies)
         sharded = self._placement.is_sharded
         values = np.concatenate(list(everyones), axis=1) if sharded else _interleaved(everyones, len(seeds))
@@ -255,7 +254,8 @@ class Evaluator(Closeable):
         mine = seeds if in_turn else seeds[ranks.rank :: ranks.size]
         environments = self._environments_for(len(agents), 1 if in_turn else len(mine))
         generator = torch.Generator(device=ranks.device)  # Never sampled from: agents act without exploration.
-        results = self._play(Policy(agents, self.algorithm, generator), environments, mine)
+        policy = Policy(agents, self.algorithm, generator)
+        results = evaluate(policy, environments, mine, self._config.evaluation.max_steps, self._keys)
         everyones = self._gathered(results, len(seeds), 1 if in_turn else ranks.size)
         results = EpisodeResults.of(everyones[0] if in_turn else _interleaved(everyones, len(seeds)), self._keys)
         if not in_turn:
@@ -286,9 +286,6 @@ class Evaluator(Closeable):
                 made.set_opponents(self._seat(made.agents * made.num_envs))
             self._environments[key] = made
         return self._environments[key]
-
-    def _play(self, policy: Policy, environments: SteppedEnvironments, seeds: Sequence[int]) -> EpisodeResults:
-        return evaluate(policy, environments, seeds, self._config.evaluation.max_steps, self._keys)
 
     def _gathered(self, results: EpisodeResults, episodes: int, shares: int) -> NDArray[np.float64]:
         """Gather all ranks' stacked results [R, 3 + keys, P, most episodes of a rank], and count their steps.

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig, check_name
-from evorl.envs.spaces import choices
 from evorl.evolution.mutation import sample_hyperparameters, sample_sizes
 from evorl.networks import ACTIVATIONS
 from evorl.networks.stack import check_network, new_tensors
@@ -28,7 +27,13 @@ def initial_population(config: AnyConfig, algorithm: Algorithm) -> list[Agent]:
     for id in range(config.population.agents):
         founder = id % config.population.founders
         generator = torch_generator(config.seed, generation=0, rank=founder, purpose="first parameters")
-        agent = _founder(id, config, algorithm)
+        agent = Agent(
+            id=id,
+            architectures={name: spec.architecture for name, spec in algorithm.networks.items()},
+            hyperparameters=algorithm.settings.first_hyperparameters(),
+            tensors={},
+            state=AgentState(acting=algorithm.initial_state()),
+        )
         if evolution.initial == "sampled":
             rng = numpy_generator(config.seed, generation=0, rank=founder, purpose="first hyperparameters")
             agent.hyperparameters |= sample_hyperparameters(evolution.hyperparameters or {}, rng)
@@ -42,17 +47,6 @@ def initial_population(config: AnyConfig, algorithm: Algorithm) -> list[Agent]:
     return agents
 
 
-def _founder(id: int, config: AnyConfig, algorithm: Algorithm) -> Agent:
-    """An agent as configured, without tensors."""
-    return Agent(
-        id=id,
-        architectures={name: spec.architecture for name, spec in algorithm.networks.items()},
-        hyperparameters=algorithm.settings.first_hyperparameters(),
-        tensors={},
-        state=AgentState(acting=algorithm.initial_state()),
-    )
-
-
 def check_memory(config: AnyConfig, algorithm: Algorithm) -> None:
     """Raise UserError if this process's agents, with Adam's moments and target networks, do not fit into memory."""
     agents = 1 if config.population.placement == "sharded" else config.population.agents
@@ -61,17 +55,8 @@ def check_memory(config: AnyConfig, algorithm: Algorithm) -> None:
         sizes, copies = spec.architecture.sizes(), 4 if spec.target is not None else 3
         shapes = (one.shape(sizes) for one in spec.network.specs(spec.architecture).values())
         numbers += copies * sum(map(math.prod, shapes))
-    interface = algorithm.interface
-    name, part = max(interface.parts.items(), key=lambda item: item[1].width)
-    actions = sum(choices(interface.action)) or math.prod(interface.action.shape or ())
-    encoded = ", one-hot encoded" if part.kind == "categories" else ""
-    hidden = max(config.network.hidden_sizes, default=0)
-    widths = {
-        f"environment.id: {agents} agents with {part.width:,} inputs for part {name!r}{encoded}": part.width,
-        f"environment.id: {agents} agents with {actions:,} outputs for {interface.action}": actions,
-        f"network.hidden_sizes: {agents} agents with layers of {hidden:,} units": hidden,
-    }
-    check_room(4 * numbers * agents, max(widths, key=lambda where: widths[where]))
+    where = f"environment.id: {agents} agents for its spaces, with the layers of network.hidden_sizes"
+    check_room(4 * numbers * agents, where)
 
 
 def not_finite(agent: Agent) -> str | None:

@@ -174,7 +174,7 @@ def test_a_mistake_is_told_where_it_shows_and_nowhere_else(name, expected):
     [
         ("Nothing", "interface", "neither defines nor registers 'Nothing'"),
         ("OldStep", "interface", "returns (ndarray, float, bool, dict); it must return 5 values"),
-        ("ManyActions", "spaces", "4 agents with 2,147,483,647 outputs for Discrete(2147483647): "),
+        ("ManyActions", "spaces", "4 agents for its spaces, with the layers of network.hidden_sizes: "),
         ("Unactable", "spaces", "no algorithm takes it: algorithm.name: a2c cannot act in MultiBinary(2)"),
     ],
 )
