@@ -96,12 +96,6 @@ class ModuleNetwork(Network):
         return module.eval()
 
 
-def load_factory(path: str) -> Factory:
-    """Import the function `package.module:function`. Raises UserError if it cannot be imported or called."""
-    factory: Factory = imported("network.factory", path, "package.module:function")
-    return factory
-
-
 def module_network(
     settings: NetworkSettings,
     parts: ObservationSpecs,
@@ -128,7 +122,7 @@ def module_network(
             "algorithm.distribution=gaussian"
         )
     factory = settings.factory or ""
-    make = load_factory(factory)
+    make: Factory = imported("network.factory", factory, "package.module:function")
     if len(parts) > 1 or any(part.kind == "categories" for part in parts.values()):
         raise UserError(f"network.name: a module reads one vector or image; here it is to read {', '.join(parts)}")
     if normalized:

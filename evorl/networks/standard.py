@@ -73,9 +73,8 @@ class StandardNetwork(Network):
         images = {name: part for name, part in parts.items() if part.kind == "image"}
         self.bf16 = bf16
         self.images = {name: ImageEncoder(name, part, initialisation, bf16) for name, part in images.items()}
-        self._plans: dict[Layout, DensePlan] = {}
+        self._plans: dict[Layout, tuple[DensePlan, DensePlan]] = {}
         self._kernel_plans: dict[Layout, KernelPlan] = {}
-        self._around_cell: dict[Layout, tuple[DensePlan, DensePlan]] = {}
         self.normalized = normalized
         self._unread: dict[str, list[int]] = {}
 
@@ -134,16 +133,15 @@ class StandardNetwork(Network):
     ) -> tuple[Tensors, Tensor | None]:
         if not self.computed_heads:
             return self._constants(p), None
-        plan, state = self._plan(layout), None
+        (before, plan), cell, state = self._plans_of(layout), layout.architecture.recurrent, None
         if self._unread:
             p = self._with_hidden_parts(p)
         if layout.first_head:
             p = FirstBranches(p, layout.spans[-1][2])
         sources = [self._encoded(layout, p, name, x[name]) for name in self.parts]
-        if recurrent is not None and layout.architecture.recurrent:
-            layers, plan = self._plans_around_cell(layout)
-            (hidden,) = dense(layers, p, sources)
-            hidden, state = recur(CELLS[layout.architecture.recurrent], plan.branches, p, hidden, recurrent)
+        if recurrent is not None and cell:
+            (hidden,) = dense(before, p, sources)
+            hidden, state = recur(CELLS[cell], plan.branches, p, hidden, recurrent)
             sources = [hidden]
         names = (*plan.heads, FEATURES) if plan.features else plan.heads
         if self.kernel is not None and fits(plan, sources):
@@ -232,9 +230,9 @@ class StandardNetwork(Network):
         constants = {head.name: p[f"{head.name}.bias"] for head in self.heads if head.constant}
         return constants | {head.name: p[f"{head.name}.weight"] for head in self.heads if head.per_feature}
 
-    def _plan(self, layout: Layout) -> DensePlan:
-        plan = self._plans.get(layout)
-        if plan is None:
+    def _plans_of(self, layout: Layout) -> tuple[DensePlan, DensePlan]:
+        """The plans of the layers before a recurrent cell, if there is one, and of all that follows or else of all."""
+        if layout not in self._plans:
             architecture = layout.architecture
             layers: list[DenseLayer] = []
             for index, depth in enumerate(architecture.residual_layers):
@@ -246,16 +244,9 @@ class StandardNetwork(Network):
             branches = 1 if layout.first_head else self._branches(architecture) or 1
             flags = architecture.layer_norm, self.bf16, self._gives_features
             plan = DensePlan(tuple(layers), heads, branches, layout.spans, *flags)
-            self._plans[layout] = plan
-        return plan
-
-    def _plans_around_cell(self, layout: Layout) -> tuple[DensePlan, DensePlan]:
-        """The plans of the layers before a recurrent cell and of the heads after it."""
-        plans = self._around_cell.get(layout)
-        if plans is None:
-            plan = self._plan(layout)
-            plans = self._around_cell[layout] = replace(plan, heads=()), replace(plan, layers=())
-        return plans
+            after = replace(plan, layers=()) if architecture.recurrent else plan
+            self._plans[layout] = replace(plan, heads=()), after
+        return self._plans[layout]
 
 
 def _one_hot(part: ObservationSpec, x: Tensor) -> Tensor:
