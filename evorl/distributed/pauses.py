@@ -10,22 +10,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from typing import Protocol
 
-
-class Store(Protocol):
-    """A key-value store shared by all ranks."""
-
-    def set(self, key: str, value: str) -> None: ...
-
-    def get(self, key: str) -> bytes: ...
-
-    def check(self, keys: list[str]) -> bool: ...
-
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes: ...
-
-    def delete_key(self, key: str) -> bool: ...
-
+from torch._C._distributed_c10d import Store
 
 PAUSE_INTERVAL = 0.25
 """Polling interval for pause requests in seconds."""

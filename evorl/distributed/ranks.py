@@ -26,10 +26,10 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import parse_flag_from_env
 from numpy.typing import NDArray
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from evorl.distributed.pauses import Pauses, Store
-from evorl.system.processes import cpu, identity, launcher
+from evorl.distributed.pauses import Pauses
+from evorl.system.processes import cpu, identity
 from evorl.system.signals import note_activity, raise_if_signalled, signals_end_at_once
 from evorl.types.outcomes import RunFailed, UserError, message_of
 
@@ -82,13 +82,13 @@ class Ranks:
         launched = int(os.environ.get("WORLD_SIZE", "1"))
         self._timeout = timeout
         self._store: Store | None = None
-        self.launch = Launch(launcher(), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0")
+        self.launch = Launch(identity(os.getppid()), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0")
         self.backend = "cuda" if _gpus() else "cpu"
         self.peers = [Peer(socket.gethostname(), 0, "", cpu())]
         if launched > 1 and "MASTER_ADDR" in os.environ:
             # If a rank dies during the rendezvous, its launcher signals the others while they wait in C++.
             with signals_end_at_once():
-                meeting = _join(int(os.environ["RANK"]), launched, timeout)
+                meeting = _join(int(os.environ["RANK"]), launched, timeout, self.launch)
             self._store, self.launch, self.backend, self.peers = meeting
         # After a wait that has failed, the default group can send nothing any more.
         patience = timedelta(seconds=2 * NAMING)
@@ -206,10 +206,7 @@ class Ranks:
         return Pauses(self._store, self.rank, self.size, self._timeout, together=together)
 
     def _tensor(self, payload: bytes) -> Tensor:
-        return torch.frombuffer(bytearray(payload), dtype=torch.uint8).to(self.device) if payload else self._empty()
-
-    def _empty(self) -> Tensor:
-        return torch.empty(0, dtype=torch.uint8, device=self.device)
+        return torch.from_numpy(np.frombuffer(bytearray(payload), dtype=np.uint8)).to(self.device)
 
     def end(self, reason: str) -> bool:
         """Publish why this rank ends, if it is the first; True if another rank has ended for the same reason before."""
@@ -262,11 +259,11 @@ class Ranks:
         return f"{who} did not arrive" if hangs else f"{who} has ended"
 
 
-def _join(rank: int, size: int, timeout: float) -> tuple[Store, Launch, str, list[Peer]]:
+def _join(rank: int, size: int, timeout: float, launch: Launch) -> tuple[Store, Launch, str, list[Peer]]:
     """Meet all ranks of this attempt and initialise the process group.
 
-    Returns a store for what ranks publish outside of collectives, the launch, the backend and the peers. Raises
-    RankLost if ranks are missing.
+    Returns a store for what ranks publish outside of collectives, the launch, the backend and the peers. The launch is
+    the given one, unless the launcher keeps a store. Raises RankLost if ranks are missing.
     """
     launcher_has_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     address, port, limit = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timedelta(seconds=timeout)
@@ -278,10 +275,9 @@ def _join(rank: int, size: int, timeout: float) -> tuple[Store, Launch, str, lis
         local = int(os.environ.get("LOCAL_RANK", "0"))
         attempt_store.set(f"peer/{rank}", json.dumps(asdict(Peer(socket.gethostname(), local, _own_gpu(local), cpu()))))
         peers = [Peer(**json.loads(attempt_store.get(f"peer/{other}"))) for other in range(size)]
-        launch = Launch(launcher(), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0")
         if launcher_has_store:
             # A process may train several times; after a restart, each training continues in its own directory.
-            training = store.add(f"evorl/trainings/{identity()}", 1)
+            training = store.add(f"evorl/trainings/{identity(os.getpid())}", 1)
             first = store.compare_set(f"evorl/first/{training}", "", attempt).decode()
             name = store.compare_set(LAUNCH, "", uuid.uuid4().hex).decode()
             launch = Launch(f"{name}/{training}", first != attempt)

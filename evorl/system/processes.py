@@ -55,12 +55,9 @@ def started_at(pid: int) -> float:
         return 0.0
 
 
-def identity() -> str:
-    return f"{namespace()}/{os.getpid()}/{started_at(os.getpid()):g}"
-
-
-def launcher() -> str:
-    return f"{namespace()}/{os.getppid()}/{started_at(os.getppid()):g}"
+def identity(pid: int) -> str:
+    """What tells a living process from all others, of other machines and times too."""
+    return f"{namespace()}/{pid}/{started_at(pid):g}"
 
 
 def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
