@@ -17,7 +17,6 @@ from evorl.population.initial import not_finite
 from evorl.system.formats import load_like, part_of, with_prefix
 from evorl.types.agents import EXP_AVG, EXP_AVG_SQ, Agent
 from evorl.types.batches import Batch, Loss
-from evorl.types.outcomes import UserError
 from evorl.types.tensors import Roles, Tensors
 
 COMMON = ("loss", "gradient_norm")
@@ -232,7 +231,10 @@ class StackLearner:
             network.adam.load_state_dict(part_of(f"{name}/adam/", tensors))
         for name, value in state.items():
             if name.startswith(SUMS):
-                self._load_sums(name, value)
+                objective, _, listed = name.removeprefix(SUMS).partition("/")
+                names = tuple(listed.split(","))
+                sums = self.sums[objective, names] = self._no_sums(len(names))
+                load_like({name: value}, {name: sums}, WHERE)
 
     def _numbers(self) -> Tensors:
         """The state without the metrics, whose names the losses decide."""
@@ -242,18 +244,6 @@ class StackLearner:
             if network.target is not None:
                 tensors[f"{name}/target"] = network.target.parameters.flat
         return tensors
-
-    def _load_sums(self, name: str, values: Tensor) -> None:
-        """Load the accumulated metrics of one objective. Raises UserError if no loss has such metrics."""
-        network, _, listed = name.removeprefix(SUMS).partition("/")
-        names = tuple(listed.split(","))
-        if network not in self._algorithm.networks:
-            raise UserError(f"{WHERE}: metrics {name[:80]!r} are of no network")
-        if not {*names} <= {*COMMON, *self._algorithm.metrics}:
-            raise UserError(f"{WHERE}: metrics {name[:80]!r} are not those of {self._algorithm.settings.name}")
-        sums = self._no_sums(len(names))
-        load_like({name: values}, {name: sums}, WHERE)
-        self.sums[network, names] = sums
 
 
 def share_within(limit: Tensor, norms: Tensor) -> Tensor:

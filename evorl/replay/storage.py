@@ -34,8 +34,6 @@ Empty = Callable[[tuple[int, ...], torch.dtype], Tensor]
 WHERE = "the replay"
 COUNTERS = ("rows", "lanes", "written", "oldest", "broken")
 """The counters in a state."""
-MOST = 2**40
-"""Upper bound on rows ever written."""
 ROUNDS = 16
 """Draws of invalid steps are rejected and repeated this often, before the valid ones are listed."""
 
@@ -433,7 +431,7 @@ class Storage:
         rows, lanes, written, oldest, broken = (int(counters[name]) for name in COUNTERS)
         if (rows, lanes) != (self.rows, self.lanes):
             raise UserError(f"{WHERE}: has {rows} rows of {lanes} environments, not {self.rows} rows of {self.lanes}")
-        if not max(0, written - rows) <= oldest <= written <= MOST or broken not in (0, 1):
+        if not max(0, written - rows) <= oldest <= written:
             raise UserError(f"{WHERE}: invalid state: {written} rows from {oldest} on, in a ring of {rows} rows")
         held, last = rows_held(written, self.ring), int(tensors.get("final", torch.zeros(0)).sum())
         expected = {name: ((held, *values.shape[1:]), values.dtype) for name, values in self._stores().items()}

@@ -61,7 +61,6 @@ LIES = {
     "another capacity": of_number("rows", 7),
     "other lanes": of_number("lanes", 4),
     "rows that were never written": of_number("oldest", 31),
-    "neither broken nor not": of_number("broken", 2),
     "another shape": of_tensor("observation.position", lambda x: x[..., :1]),
     "another type": of_tensor("valid", lambda x: x.long()),
     "too few last observations": of_tensor("last.position", lambda x: x[:-1]),
