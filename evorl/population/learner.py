@@ -6,7 +6,7 @@ Axes: P agents, B batch, D all parameters and moments, N networks.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -260,12 +260,8 @@ def state_size(learner: Learner) -> int:
 @torch.no_grad()
 def write_state(learner: Learner, flat: Tensor, updates: Tensor) -> None:
     """Write parameters and moments into `flat` [D], and the agents' optimiser steps into `updates` [N, P]."""
-    start = 0
-    for values in _flats(learner):
-        # The parameters may already be views of this buffer.
-        if values.data_ptr() != flat[start:].data_ptr():
-            flat[start : start + values.numel()] = values
-        start += values.numel()
+    for values, room in _apart(learner, flat):
+        room.copy_(values)
     policy = learner.policy
     for row, name in zip(updates, policy.algorithm.networks, strict=True):
         row.copy_(policy.joined([stack.networks[name].adam.updates for stack in learner.stacks]))
@@ -283,14 +279,19 @@ def split_states(algorithm: Algorithm, states: Tensor) -> tuple[Tensors, Tensor]
 @torch.no_grad()
 def read_state(learner: Learner, flat: Tensor, updates: Tensor) -> None:
     """Load the state written by `write_state`."""
-    start = 0
-    for values in _flats(learner):
-        if values.data_ptr() != flat[start:].data_ptr():
-            values.copy_(flat[start : start + values.numel()])
-        start += values.numel()
+    for values, written in _apart(learner, flat):
+        values.copy_(written)
     for row, name in zip(updates, learner.policy.algorithm.networks, strict=True):
         for stack in learner.stacks:
             stack.networks[name].adam.load(row[stack.stack.members])
+
+
+def _apart(learner: Learner, flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """The learner's flat tensors, each with its part of `flat` [D]; without those that are views of it already."""
+    flats = _flats(learner)
+    for values, part in zip(flats, flat.split([values.numel() for values in flats]), strict=True):
+        if values.data_ptr() != part.data_ptr():
+            yield values, part
 
 
 def _flats(learner: Learner) -> list[Tensor]:
