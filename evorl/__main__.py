@@ -6,7 +6,7 @@ import signal
 import sys
 
 from evorl.commands.command import answer, mistake_in, run_command
-from evorl.system.streams import discard_stdout, open_missing, reader_has_gone
+from evorl.system.streams import discard, open_missing, reader_has_gone
 
 
 def main() -> int:
@@ -18,7 +18,7 @@ def main() -> int:
     except BrokenPipeError:
         if not reader_has_gone():
             raise
-        discard_stdout()
+        discard(sys.stdout)
         return 128 + signal.SIGPIPE
     return code
 

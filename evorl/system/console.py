@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from evorl.config.errors import on_one_line
+from evorl.system.streams import discard
 from evorl.types.outcomes import EvorlWarning
 
 GONE = (errno.EPIPE, errno.EIO, errno.ENXIO, errno.EBADF)
@@ -33,10 +34,7 @@ class Terminal:
         except OSError as error:
             if error.errno not in GONE:
                 return len(text)  # A full disk may have room again for the next line.
-            # Discard buffered text and all later output of other writers too.
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, sys.stderr.fileno())
-            os.close(nowhere)
+            discard(sys.stderr)
         return len(text)
 
     def flush(self) -> None:

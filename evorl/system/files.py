@@ -57,18 +57,14 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     try:
         with BufferedWriter(open_file(temporary, "xb")) as buffer:
             yield buffer
-            _sync(buffer)
+            buffer.flush()
+            os.fsync(buffer.fileno())
             temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)
-
-
-def _sync(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -122,17 +118,6 @@ def remove(path: Path) -> None:
     else:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
-
-
-def settle(*directories: Path) -> None:
-    """Sync these directories, in case a killed process left renames in them unsynced.
-
-    Those that may be entered but not read cannot be synced.
-    """
-    for directory in directories:
-        if directory.is_dir():
-            with contextlib.suppress(PermissionError):
-                sync_directory(directory)
 
 
 def reason(error: OSError, path: Path | str) -> str:

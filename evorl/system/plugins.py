@@ -173,8 +173,5 @@ def name_of(factory: Any) -> str:
 def defined_in(module: ModuleType, name: str) -> Any:
     """The class or function that a module defines under this name, or None."""
     value = getattr(module, name, None)
-    return value if isinstance(value, type) or _is_own_function(value, module) else None
-
-
-def _is_own_function(found: object, module: ModuleType) -> bool:
-    return isinstance(found, FunctionType) and found.__module__ == module.__name__
+    is_own = isinstance(value, FunctionType) and value.__module__ == module.__name__
+    return value if isinstance(value, type) or is_own else None

@@ -6,6 +6,7 @@ import os
 import select
 import sys
 from pathlib import Path
+from typing import TextIO
 
 
 def open_missing() -> None:
@@ -25,8 +26,8 @@ def reader_has_gone() -> bool:
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
-def discard_stdout() -> None:
-    """Discard what is buffered for stdout and all that follows: Python would fail when it flushes it at exit."""
+def discard(stream: TextIO) -> None:
+    """Discard what is buffered for a stream and all that follows: Python would fail when it flushes it at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
+    os.dup2(nowhere, stream.fileno())
     os.close(nowhere)

@@ -39,7 +39,6 @@ from evorl.system.files import (
     refuse_links,
     refuse_links_within,
     remove,
-    settle,
     write_atomically,
     write_json,
 )
@@ -192,7 +191,6 @@ class RunDirectory:
         run = cls(path, config.checkpoint.keep, lock)
         try:
             with file_errors(path, CANNOT_WRITE):
-                settle(path.parent.parent, path.parent, path, run.checkpoints.directory)
                 run._take_over(config, owner.had(path))
                 # Sign last: a launcher's next attempt must not take over a directory that refused this one.
                 lock.sign(owner.to_json())
