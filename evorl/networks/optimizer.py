@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -18,8 +18,6 @@ BETAS = (0.9, 0.999)
 WEIGHTS = tuple(1 - beta for beta in BETAS)
 AHEAD = 64
 TINY = 1e-30
-PIECE = 2**15
-"""Values processed at once in a step, so that all tensors involved stay in a core's private cache."""
 
 
 class StackedAdam:
@@ -53,14 +51,7 @@ class StackedAdam:
         size = gradient.numel()
         spread = torch.empty(2, size, device=device)
         self._spread_rows = parameters.rows(spread)
-        # On a CPU a step processes one piece at a time, so it needs buffers for one piece only.
-        self._piece = size if device.type != "cpu" else min(size, PIECE)
-        scratch = torch.empty(2, self._piece, device=device)
-        flats = parameters.flat, gradient, self.exp_avg.flat, self.exp_avg_sq.flat, *spread
-        self._pieces = [
-            (*piece, *scratch[:, : len(piece[0])])
-            for piece in zip(*(flat.split(self._piece) for flat in flats), strict=True)
-        ]
+        self._spread, self._scratch = spread, torch.empty(2, size, device=device)
         self._tiny = torch.tensor(TINY, device=device)
 
     @property
@@ -115,24 +106,25 @@ class StackedAdam:
             self.scale_gradient(clip)
         self._rates[0] = learning_rate
         torch.mul(factors, self._rates, out=self._numbers)
-        shares: Sequence[Tensor | None] = [None] * len(self._pieces)
+        first: float | Tensor
+        second: float | Tensor
+        first, second = WEIGHTS
         if active is not None:
             # Last, and not by a product: gradients of inactive agents and their factors may be infinite or NaN.
             stopped = (active == 0).unsqueeze(-1)
             for row in self._gradient_rows:
                 row.masked_fill_(stopped, 0.0)
             self._numbers[0] *= active
-            shares = self.exp_avg.spread(active).split(self._piece)
+            first, second = (self.exp_avg.spread(active) * weight for weight in WEIGHTS)
         for row in self._spread_rows:
             row.copy_(self._numbers.unsqueeze(-1))
-        for share, piece in zip(shares, self._pieces, strict=True):
-            values, grad, exp_avg, exp_avg_sq, rates, epsilons, scaled, denominator = piece
-            first, second = WEIGHTS if share is None else [share * weight for weight in WEIGHTS]
-            exp_avg.lerp_(grad, first)
-            # MKL takes ten times as long for the square root of zero, and half of the values may be zero.
-            exp_avg_sq.lerp_(torch.addcmul(self._tiny, grad, grad, out=denominator), second)
-            torch.sqrt(exp_avg_sq, out=denominator).add_(epsilons)
-            values.addcdiv_(torch.mul(exp_avg, rates, out=scaled), denominator, value=-1)
+        (rates, epsilons), (scaled, denominator), gradient = self._spread, self._scratch, self.gradient
+        exp_avg, exp_avg_sq = self.exp_avg.flat, self.exp_avg_sq.flat
+        exp_avg.lerp_(gradient, first)
+        # MKL takes ten times as long for the square root of zero, and half of the values may be zero.
+        exp_avg_sq.lerp_(torch.addcmul(self._tiny, gradient, gradient, out=denominator), second)
+        torch.sqrt(exp_avg_sq, out=denominator).add_(epsilons)
+        self.parameters.flat.addcdiv_(torch.mul(exp_avg, rates, out=scaled), denominator, value=-1)
 
     def follow(self, target: FlatTensors, tau: Tensor) -> None:
         """Move each agent's `target` to its parameters by a share `tau` [P], which is spread again if it is another."""

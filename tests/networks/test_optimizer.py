@@ -1,6 +1,5 @@
 """The stacked Adam against torch's own, agent by agent."""
 
-import pytest
 import torch
 
 from evorl.networks.flat import FlatTensors
@@ -8,12 +7,6 @@ from evorl.networks.optimizer import StackedAdam
 
 SHAPES = {"weight": (4, 3), "bias": (3,)}
 RATES = torch.tensor([1e-3, 1e-2, 3e-4])
-
-
-@pytest.fixture(autouse=True, params=[2**15, 7], ids=["whole", "in pieces"])
-def _piece(request, monkeypatch):
-    """How many values a step goes through at once, of 45."""
-    monkeypatch.setattr("evorl.networks.optimizer.PIECE", request.param)
 
 
 def gradients(step):
