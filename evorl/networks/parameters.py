@@ -200,22 +200,15 @@ def grow(specs: Specs, sizes: Mapping[str, int], roles: Roles, group: str, gener
 
 def shrink(specs: Specs, roles: Roles, group: str, kept: Tensor) -> Roles:
     """Keep only the `kept` units of `group`; layer norm statistics then include all remaining units."""
-    shrunk = _selected(specs, roles, group, kept)
-    for name, values in shrunk["buffers"].items():
-        if group in specs[name].axes:
-            values.fill_(1.0)
-    return shrunk
-
-
-def _selected(specs: Specs, roles: Roles, group: str, units: Tensor) -> Roles:
-    """Index the units of `group` by `units`, in the tensors of all roles."""
-    selected = {role: dict(tensors) for role, tensors in roles.items()}
-    for tensors in selected.values():
+    shrunk = {role: dict(tensors) for role, tensors in roles.items()}
+    for role, tensors in shrunk.items():
         for name in tensors:
             for axis, axis_group in enumerate(specs[name].axes):
                 if axis_group == group:
-                    tensors[name] = tensors[name].index_select(axis, units)
-    return selected
+                    tensors[name] = tensors[name].index_select(axis, kept)
+                    if role == "buffers":
+                        tensors[name].fill_(1.0)
+    return shrunk
 
 
 def importance(specs: Specs, parameters: Tensors, group: str) -> Tensor:

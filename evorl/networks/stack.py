@@ -295,11 +295,6 @@ class WeightNoise:
         return tensors
 
 
-def noisy_weights(p: Weights, noise: Tensors) -> Weights:
-    """Set w = mu + sigma * noise for each parameter that has noise."""
-    return p.replaced({name: torch.addcmul(p[name], p[SIGMA + name], value) for name, value in noise.items()})
-
-
 def layer_of(name: str) -> str | None:
     """The layer of a weight or bias, by its name; None for other parameters."""
     layer, weight, _ = name.partition(".weight")
@@ -413,7 +408,10 @@ class StackedNetwork:
         """This network with newly drawn weight noise, or itself if no layer is noisy."""
         if not self._noise.matrices:
             return self
-        return self.computing_with(noisy_weights(self.weights, self._noise.draw(generator)))
+        # w = mu + sigma * noise
+        weights, noise = self.weights, self._noise.draw(generator)
+        noisy = {name: torch.addcmul(weights[name], weights[SIGMA + name], value) for name, value in noise.items()}
+        return self.computing_with(weights.replaced(noisy))
 
     def frozen(self) -> StackedNetwork:
         """This network with parameters that losses are not differentiated by; gradients of its inputs still flow."""
