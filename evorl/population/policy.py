@@ -17,7 +17,7 @@ from evorl.algorithms import Algorithm
 from evorl.algorithms.base import ActInput
 from evorl.networks.stack import Architectures, Layout, Shapes, Stack, StackedNetwork, plan_stacks
 from evorl.replay.statistics import Moments
-from evorl.system.formats import load_like, part_of, set_generator, with_prefix
+from evorl.system.formats import load_like, part_of, with_prefix
 from evorl.types.agents import Agent
 from evorl.types.batches import Batch, PolicyOutput, RecurrentInput
 from evorl.types.tensors import Observation, Tensors
@@ -132,7 +132,7 @@ class Policy:
         tensors = self.state_dict()
         load_like(state, tensors, WHERE)
         self.set_acting_states(part_of(ACTING, tensors))
-        set_generator(self.generator, tensors[GENERATOR], WHERE)
+        self.generator.set_state(tensors[GENERATOR])
         self.version = int(tensors["version"])
 
     @torch.no_grad()

@@ -21,7 +21,7 @@ from evorl.replay.experience import ActingAgents, Experience
 from evorl.replay.observations import ObservationStatistics
 from evorl.replay.statistics import WHERE, Gather, RolloutStatistics, normalized
 from evorl.seeding import torch_generator
-from evorl.system.formats import load_like, numbers_to_tensors, part_of, set_generator, with_prefix
+from evorl.system.formats import load_like, numbers_to_tensors, part_of, with_prefix
 from evorl.system.stopwatch import Stopwatch
 from evorl.types.agents import Agent
 from evorl.types.batches import Batch, PolicyOutput, RecurrentInput, Segment, Transition, UpdateResult
@@ -299,7 +299,7 @@ class RolloutExperience(Experience):
         step, stored = int(tensors["step"]), part_of(STORED, state)
         if not 0 <= step < self.period or bool(step) != bool(stored):
             raise UserError(f"{WHERE}: its {step} stored steps do not fit a rollout of {self.period} steps")
-        set_generator(self._generator, tensors[GENERATOR], WHERE)
+        self._generator.set_state(tensors[GENERATOR])
         self._statistics.load_state_dict(part_of(REWARDS, state), self._num_envs, self._device)
         # The shapes of a step are not known before the next `add`.
         self._step, self._resumed = step, stored or None

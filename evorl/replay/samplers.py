@@ -15,7 +15,7 @@ from torch import Tensor
 
 from evorl.replay.storage import WHERE, Storage
 from evorl.seeding import numpy_generator, numpy_state, set_numpy_state, torch_generator
-from evorl.system.formats import load_like, set_generator
+from evorl.system.formats import load_like
 from evorl.types.agents import Agent
 from evorl.types.batches import UpdateResult
 from evorl.types.tensors import Tensors
@@ -112,7 +112,7 @@ class Sampler:
         load_like(state, tensors, WHERE)
         for name, generator in self._generators.items():
             if isinstance(generator, torch.Generator):
-                set_generator(generator, tensors[f"{DRAWS}{name}"], WHERE)
+                generator.set_state(tensors[f"{DRAWS}{name}"])
             else:
                 set_numpy_state(generator, tensors[f"{DRAWS}{name}"])
 

@@ -125,11 +125,3 @@ def load_like(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor], where:
     check_tensors(state, {name: (tuple(value.shape), value.dtype) for name, value in tensors.items()}, where)
     for name, value in tensors.items():
         value.copy_(state[name])
-
-
-def set_generator(generator: torch.Generator, found: Tensor, where: str) -> None:
-    """Set a torch generator's state from a file. Raises UserError if it does not fit this kind of device."""
-    try:
-        generator.set_state(found)
-    except (RuntimeError, TypeError) as error:
-        raise UserError(f"{where}: not the state of a random generator: {message_of(error, 200)}") from error
