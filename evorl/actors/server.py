@@ -210,9 +210,6 @@ def _end(process: int) -> None:
     Its environments' processes also hold its pipe: one that hangs would keep the pipe open.
     """
     kill_group(process)
-    # An actor that leads no group must still be killed by itself, or waitpid would block for ever.
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(process, signal.SIGKILL)
     os.waitpid(process, 0)
 
 
