@@ -102,11 +102,6 @@ class TargetRule(ABC):
 
     hyperparameter: str
 
-    @property
-    @abstractmethod
-    def changes(self) -> bool:
-        """True if tau depends on the number of updates."""
-
     @abstractmethod
     def rate(self, hyperparameters: Mapping[str, Tensor], updates: Tensor) -> Tensor:
         """tau [P] for the update that is each agent's `updates`-th [P]."""
@@ -121,10 +116,6 @@ class Polyak(TargetRule):
 
     every: int = 1
 
-    @property
-    def changes(self) -> bool:
-        return self.every > 1
-
     def rate(self, hyperparameters: Mapping[str, Tensor], updates: Tensor) -> Tensor:
         rate = hyperparameters[self.hyperparameter]
         return rate if self.every == 1 else rate * (torch.remainder(updates - 1, self.every) == 0)
@@ -135,10 +126,6 @@ class Periodic(TargetRule):
     """Hard copy (Mnih et al. 2015) every n * `times` updates, where n is the per-agent value of `hyperparameter`."""
 
     times: int = 1
-
-    @property
-    def changes(self) -> bool:
-        return True
 
     def rate(self, hyperparameters: Mapping[str, Tensor], updates: Tensor) -> Tensor:
         period = hyperparameters[self.hyperparameter].round().clamp(min=1)

@@ -47,7 +47,6 @@ class NetworkLearner:
         self.gradient = gradient
         self.mean_loss, self.divergence = agreed
         self.adam = StackedAdam(network.parameters, gradient, epsilon, network.network.kernel)
-        self._tau = torch.zeros(0)
 
     def load(self, name: str, agents: Sequence[Agent]) -> None:
         """Load the agents' Adam moments and target parameters, or zeros if only a remote learner has them."""
@@ -88,13 +87,8 @@ class NetworkLearner:
         """
         self.adam.step(rate, active, clip)
         if self.target is not None and self.rule is not None:
-            changes = active is not None or self.rule.changes
-            if changes or not len(self._tau):
-                tau = self.rule.rate(stack.hyperparameters, self.adam.updates).float()
-                self._tau = tau if active is None else tau * active
-            self.adam.follow(self.target.parameters, self._tau)
-            if changes:
-                self._tau = self._tau[:0]
+            tau = self.rule.rate(stack.hyperparameters, self.adam.updates).float()
+            self.adam.follow(self.target.parameters, tau if active is None else tau * active)
 
 
 class StackLearner:
