@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
+from datetime import timedelta
 
 from torch._C._distributed_c10d import Store
 
 PAUSE_INTERVAL = 0.25
 """Polling interval for pause requests in seconds."""
-PAUSE_POLL = 0.005
-"""Polling interval of a rank that waits for answers, in seconds."""
 PATIENCE = 4.0
 """Seconds for which a rank that must end waits for answers: another may have died."""
 NOWHERE = -1
@@ -116,16 +114,9 @@ class Pauses:
         assert self._store is not None
         keys = [f"{self._number}/{rank}" for rank in range(self._size)]
         patience = self._timeout if self.reason == SAVE else PATIENCE
-        deadline = time.monotonic() + patience
         with contextlib.suppress(RuntimeError):
-            while True:
-                # Read before the answers: this process may be held up between them.
-                expired = time.monotonic() >= deadline
-                if self._store.check(keys):
-                    return [int(self._store.get(key)) for key in keys]
-                if expired:
-                    break
-                time.sleep(PAUSE_POLL)
+            self._store.wait(keys, timedelta(seconds=patience))
+            return [int(answer) for answer in self._store.multi_get(keys)]
         return None
 
     def _look(self, answer: int) -> None:
