@@ -110,7 +110,7 @@ def measure(config: AnyConfig, seconds: float) -> dict[str, object] | None:
         pass
     trainer.run(min(2.0, seconds / 4))
     before = gather_metrics(trainer.learner, trainer.environments.pop_collected(), trainer.placement)
-    trainer.stopwatch.clear()
+    trainer.stopwatch.seconds.clear()
     started, cpu = time.perf_counter(), time.process_time()
     trainer.run(seconds)
     elapsed, cpu = time.perf_counter() - started, time.process_time() - cpu

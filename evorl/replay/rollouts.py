@@ -138,7 +138,6 @@ def check_rollout(steps: int, num_envs: int, sequence: int, batch_size: float | 
 
 Targets = Callable[[Segment, Mapping[str, Tensor]], Tensors]
 """Computes the learning targets `advantage` and `return` [T, P, E] from a rollout and hyperparameters [P]."""
-TARGETS = "advantage", "return"
 SEGMENT = "reward", "value", "next_value", "terminated", "truncated", "valid"
 """The columns from which targets are computed."""
 

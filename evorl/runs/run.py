@@ -445,7 +445,7 @@ class Run:
             if island.selection_began is None and selects(evolution, size) and begun:
                 island.selection_began = self.generation
         seconds = {"training": self._training_seconds, **self.stopwatch.seconds}
-        self.stopwatch.clear()
+        self.stopwatch.seconds.clear()
 
         def written() -> bytes:
             assert self._logger is not None

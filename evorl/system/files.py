@@ -17,14 +17,12 @@ import stat
 import time
 import weakref
 from collections.abc import Iterable, Iterator
-from io import DEFAULT_BUFFER_SIZE, BufferedReader, BufferedWriter, FileIO
+from io import BufferedReader, BufferedWriter, FileIO
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from evorl.types.outcomes import UserError
 
-BLOCK = 2**18
-"""Read size in bytes for files of lines."""
 FIRST_BLOCK = 2**16
 """Size in bytes of the first read from the end of a file."""
 WANDB = "wandb"
@@ -160,13 +158,13 @@ def read_bytes(path: Path) -> bytes:
 
 def read_lines(path: Path) -> Iterator[bytes]:
     """Yield the lines of a file, with their line ends; the last one may have none. Raises OSError."""
-    with _open(path, BLOCK) as file:
+    with _open(path) as file:
         yield from file
 
 
 def read_lines_backwards(path: Path) -> Iterator[bytes]:
     """Yield the lines of a file like `read_lines`, last line first; reads only as much of the file's end as needed."""
-    with _open(path, BLOCK) as file:
+    with _open(path) as file:
         position, rest = os.fstat(file.fileno()).st_size, b""
         while position:
             # Double the size each time, so that a long line is not joined from many blocks.
@@ -179,9 +177,9 @@ def read_lines_backwards(path: Path) -> Iterator[bytes]:
             yield from reversed(lines)
 
 
-def _open(path: Path, buffer: int = DEFAULT_BUFFER_SIZE) -> BufferedReader:
+def _open(path: Path) -> BufferedReader:
     """Open a file for reading. Raises OSError, also for a link, a pipe or a device."""
-    return BufferedReader(open_file(path, "rb"), buffer)
+    return BufferedReader(open_file(path, "rb"))
 
 
 def open_file(path: Path, mode: Literal["rb", "xb", "ab", "a+b"]) -> FileIO:

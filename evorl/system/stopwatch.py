@@ -25,6 +25,3 @@ class Stopwatch:
             elapsed = time.perf_counter() - started
             self.seconds[name] += elapsed - self._inner.pop()
             self._inner[-1] += elapsed
-
-    def clear(self) -> None:
-        self.seconds.clear()
