@@ -364,7 +364,10 @@ class PrioritisedSampler(Sampler):
         where = pending.in_share[:, updates]
         where = where if active.all() else where & active[..., None]
         if not np.isfinite(errors).all():
-            self._refuse((~np.isfinite(errors) & where).any((1, 2)))
+            lost = (~np.isfinite(errors) & where).any((1, 2))
+            if lost.any():
+                names = ", ".join(str(id) for id, one in zip(self._ids, lost, strict=True) if one)
+                raise RunFailed(f"replay.prioritised: errors of agent {names} are not finite and make no priorities")
             errors = np.where(where, errors, 0.0)
         priority = (errors + EPSILON) ** self._exponent
         index, flat = pending.index[:, updates], (len(self._ids), -1)
@@ -373,12 +376,6 @@ class PrioritisedSampler(Sampler):
             row = pending.newest - (pending.newest - index // self._storage.width) % self._storage.ring
             where = where & (row >= self._oldest)
         self.set(index.reshape(flat), priority.reshape(flat), where.reshape(flat))
-
-    def _refuse(self, lost: NDArray[np.bool_]) -> None:
-        """Raise RunFailed naming the agents whose td_errors are not finite (`lost` [P])."""
-        if lost.any():
-            names = ", ".join(str(id) for id, one in zip(self._ids, lost, strict=True) if one)
-            raise RunFailed(f"replay.prioritised: errors of agent {names} are not finite and make no priorities")
 
     def _drop(self) -> None:
         """Forget the rows that can no longer be drawn."""
