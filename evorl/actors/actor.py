@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 import yaml
 
-from evorl.actors.collectors import MESSAGE_TYPES, Acting, Collector, Message, messages_in, note_counts
+from evorl.actors.collectors import MESSAGE_TYPES, Acting, Message, messages_in, note_counts
 from evorl.actors.memory import Board, SharedMemory
 from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.config import validate
@@ -104,7 +104,7 @@ class Actor(Closeable):
         self._max_staleness: int = context["max_staleness"]
         self._learner_device = torch.device(context["learner_device"])
         self._acting: Acting
-        self._collector: Collector
+        self._collector: Any
         self._messages: Mapping[int, Message] = {}
 
     def close(self) -> None:

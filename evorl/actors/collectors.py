@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -48,13 +47,6 @@ class Acting:
     max_staleness: int
 
 
-class Collector(Protocol):
-    """Steps the environments and fills messages with the result."""
-
-    def collect(self, message: Message, beat: Callable[[], None]) -> None:
-        """Fill a message using the current parameters; call `beat` before each step as a heartbeat."""
-
-
 class RolloutCollector:
     """Records rollouts of T steps, with rewards clipped if that is configured."""
 
@@ -66,7 +58,7 @@ class RolloutCollector:
         self._clip: float | None = config.algorithm.reward_clip
 
     def collect(self, message: RolloutMemory, beat: Callable[[], None]) -> None:
-        """Fill a message with a rollout."""
+        """Fill a message with a rollout by the current parameters; call `beat` before each step as a heartbeat."""
         for step in range(self._steps):
             beat()
             environments = self._environments
@@ -230,7 +222,7 @@ class MessageType:
     """
 
     layout: Callable[[Policy, AnyConfig], Callable[[Empty], Message]]
-    collector: Callable[[Acting], Any]
+    collector: type[RolloutCollector | GradientCollector]
     shared: bool = False
 
 
