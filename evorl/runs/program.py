@@ -81,6 +81,9 @@ def run_program(main: Callable[[Sequence[str]], object], arguments: Sequence[str
     try:
         code = _code_of(main, arguments)
     finally:
+        if code not in (0, 2):
+            # The exception's frames hold the environments in a cycle, and ALE's binding lists what is left at the end.
+            gc.collect()
         if is_initialized():
             _shutdown()
         limit_end(code)

@@ -1,15 +1,19 @@
 """How processes end: with the right exit code, whatever their threads do."""
 
+import gc
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import weakref
+from collections.abc import Sequence
 
 import pytest
 from helpers.support import ROOT
 
+from evorl.runs import program
 from evorl.system.signals import Interrupted, signal_handlers, signals_deferred
 
 VARIABLES = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -135,3 +139,25 @@ def test_a_call_that_does_not_return_after_a_signal_is_named_and_ended(hangs, co
     assert line in done.stderr
     assert code == 1 or done.stderr.startswith("error: the process is still in a step of Sim-v0 (")
     assert time.monotonic() - began < 30
+
+
+def test_nothing_of_a_program_ended_by_a_signal_outlives_it() -> None:
+    """The environments are in a cycle with the exception; ALE's binding prints what is left when Python ends."""
+
+    class Environments:
+        pass
+
+    held: list[weakref.ref[Environments]] = []
+
+    def main(arguments: Sequence[str]) -> None:
+        environments = Environments()
+        held.append(weakref.ref(environments))
+        error = Interrupted(signal.SIGTERM)  # This frame refers to it, and it to this frame.
+        raise error
+
+    gc.disable()
+    try:
+        assert program.run_program(main, []) == 128 + signal.SIGTERM
+    finally:
+        gc.enable()
+    assert held[0]() is None
