@@ -183,7 +183,7 @@ class Board:
             if generation and generation == self.generation:
                 text = self._place(self.memory.arena(self._offset), numbers).numpy().tobytes()
                 if generation == self.generation:
-                    agents = [Agent(**each, tensors={}) for each in DESCRIPTIONS.validate_json(text[:-1])]
+                    agents = [Agent(**vars(each)) for each in DESCRIPTIONS.validate_json(text[:-1])]
                     return Description(generation, agents, bool(text[-1]))
             time.sleep(0.001)
 

@@ -31,7 +31,6 @@ def initial_population(config: AnyConfig, algorithm: Algorithm) -> list[Agent]:
             id=id,
             architectures={name: spec.architecture for name, spec in algorithm.networks.items()},
             hyperparameters=algorithm.settings.first_hyperparameters(),
-            tensors={},
             state=AgentState(acting=algorithm.initial_state()),
         )
         if evolution.initial == "sampled":

@@ -4,36 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, NotRequired
 
 import torch
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
-from typing_extensions import TypedDict
 
-from evorl.types.agents import ROLES, Agent, AgentState, Architecture, Mutation, Number
+from evorl.types.agents import ROLES, Agent, Description
 from evorl.types.outcomes import UserError, message_of
 from evorl.types.tensors import Roles, Shape, Tensors
 
-
-class Description(TypedDict):
-    """An agent without its tensors, as JSON."""
-
-    id: Number
-    parent: Number | None
-    parent_generation: Number | None
-    mutation: Mutation
-    fitness: float | None
-    fault: Annotated[str, Field(max_length=10_000)] | None
-    ranks: NotRequired[Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], Field(max_length=100)]]
-    architectures: dict[str, Architecture]
-    hyperparameters: dict[str, float]
-    state: AgentState
-
-
-Description.__pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)  # type: ignore[attr-defined]
 DESCRIPTIONS = TypeAdapter(list[Description])
 """Validator of the agent descriptions in a file."""
 
@@ -71,7 +52,7 @@ def decode_agents(payload: bytes, where: str) -> list[Agent]:
             for role in ROLES:
                 if role != "target":  # Not every network has a target; the other roles may be empty.
                     roles.setdefault(role, {})
-        return [Agent(**described, tensors=own) for described, own in zip(descriptions, tensors, strict=True)]
+        return [Agent(**vars(each), tensors=own) for each, own in zip(descriptions, tensors, strict=True)]
     except ValidationError as error:
         first = error.errors()[0]
         reason = message_of(f"{'.'.join(map(str, first['loc']))}: {first['msg']}", 300)

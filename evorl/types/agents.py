@@ -232,26 +232,37 @@ class AgentState:
 
 
 @dataclass
-class Agent:
-    """One member of the population, as a plain value between generations.
+class Description:
+    """An agent without its tensors, as files have it.
 
-    `architectures` and `tensors` are those of each of its networks; tensors are by role, in their unpadded shapes.
-    `parent` is the id of the agent it was copied from, `parent_generation` the generation after which that happened.
-    `fault` says why it stopped learning before its generation ended. `ranks` are its fitness ranks in the last
-    two generations, between 0 (worst) and 1 (best), with `burn_in: auto`; a new agent starts with its parent's.
+    `architectures` are those of each of its networks. `parent` is the id of the agent it was copied from,
+    `parent_generation` the generation after which that happened. `fault` says why it stopped learning before its
+    generation ended. `ranks` are its fitness ranks in the last two generations, between 0 (worst) and 1 (best), with
+    `burn_in: auto`; a new agent starts with its parent's.
     """
 
-    id: int
+    __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    id: Number
     architectures: dict[str, Architecture]
     hyperparameters: dict[str, float]
-    tensors: dict[str, Roles]
     state: AgentState = field(default_factory=AgentState)
-    parent: int | None = None
-    parent_generation: int | None = None
+    parent: Number | None = None
+    parent_generation: Number | None = None
     mutation: Mutation = INITIAL
     fitness: float | None = None
-    fault: str | None = None
-    ranks: tuple[float, ...] = ()
+    fault: Annotated[str, Field(max_length=10_000)] | None = None
+    ranks: Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], Field(max_length=100)] = ()
+
+
+@dataclass
+class Agent(Description):
+    """One member of the population, as a plain value between generations.
+
+    `tensors` are those of each of its networks by role, in their unpadded shapes.
+    """
+
+    tensors: dict[str, Roles] = field(default_factory=dict)
 
     def child(self, id: int, generation: int | None = None) -> Agent:
         """Copy the agent after `generation`, with a new id, its own tensors and no fitness yet."""

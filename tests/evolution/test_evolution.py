@@ -208,7 +208,7 @@ def test_evolution_follows_an_optimum_that_drifts_and_no_fixed_setting_does():
         settings, rng = config(*common, *overrides), np.random.default_rng(0)
         here, members, skill, away = Context(settings.evolution, {}), [], {}, []
         for id in range(16):
-            members.append(Agent(id, {}, {"learning_rate": 10 ** rng.uniform(-6, -1)}, {}))
+            members.append(Agent(id, {}, {"learning_rate": 10 ** rng.uniform(-6, -1)}))
             skill[id] = 0.0
         for generation in range(60):
             optimum = -2 - 3 * generation / 60

@@ -104,7 +104,7 @@ def agent(architecture=None, id=0, dqn=None, **hyperparameters):
     """An agent with random parameters, moments and biases, so that nothing is zero by luck."""
     dqn = dqn or algorithm()
     architectures = {name: architecture or spec.architecture for name, spec in dqn.networks.items()}
-    made = Agent(id, architectures, dqn.settings.first_hyperparameters() | hyperparameters, {})
+    made = Agent(id, architectures, dqn.settings.first_hyperparameters() | hyperparameters)
     made.state = AgentState(acting=dqn.initial_state())
     generator = torch.Generator().manual_seed(id)
     new_tensors(dqn.networks, made, generator)

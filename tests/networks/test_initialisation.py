@@ -20,7 +20,7 @@ GAINS = {"encoder": math.sqrt(2), "hidden": math.sqrt(2), "recurrent": 1.0, "act
 def newborn(algorithm, seed=0):
     """An agent's first parameters and their descriptions."""
     ((name, spec),) = algorithm.networks.items()
-    member = Agent(0, {name: spec.architecture}, {}, {})
+    member = Agent(0, {name: spec.architecture}, {})
     new_tensors(algorithm.networks, member, torch.Generator().manual_seed(seed))
     return member, member.tensors[name]["parameters"], spec.network.specs(spec.architecture)
 

@@ -159,7 +159,7 @@ def test_where_evolution_cannot_help_the_test_seldom_says_it_does():
     )
     rng, verdicts = np.random.default_rng(1), []
     for seed in range(400):
-        agents = [Agent(id, {}, {}, {}) for id in range(54)]
+        agents = [Agent(id, {}, {}) for id in range(54)]
         progress = Progress.of_new_run(settings)
         for island in progress.islands:
             island.selection_began = 1
