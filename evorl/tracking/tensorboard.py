@@ -12,7 +12,7 @@ from typing import Any
 from evorl.config import AnyConfig
 from evorl.config.schema import as_yaml
 from evorl.system.extras import install_command
-from evorl.system.files import make_subdirectory, refuse_links
+from evorl.system.files import make_subdirectory
 from evorl.tracking.tracker import History, Node, Paths, Points, Record, Tracker, lineage_table, shared_settings
 from evorl.types.outcomes import EvorlWarning
 
@@ -36,7 +36,6 @@ class TensorBoard(Tracker):
         self._writer_class = SummaryWriter
         _silence_threads()
         self._events = directory / "tensorboard"
-        refuse_links(self._events)
         if self._events.exists():
             shutil.rmtree(self._events)
         self._writer = self._new_writer(self._events)

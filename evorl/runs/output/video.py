@@ -27,7 +27,7 @@ from evorl.envs.vector import for_evaluation, make_vector, stacked_frames
 from evorl.runs.reading.loaded import LoadedAgent, load
 from evorl.seeding import numpy_generator
 from evorl.system.extras import require
-from evorl.system.files import check_folder, make_subdirectory, refuse_links, replacing
+from evorl.system.files import check_folder, make_subdirectory, replacing
 from evorl.system.plugins import described
 from evorl.types.outcomes import UserError
 
@@ -180,7 +180,6 @@ def write_video(path: Path, images: Iterator[tuple[Image, float]]) -> int:
 def film_elite(run: Path, generation: int) -> Path:
     """Record one episode of a run's elite after a generation; return the video's path. Raises UserError, OSError."""
     agent, path = load(run, allow_code=True), run / "videos" / f"generation-{generation:06d}.mp4"
-    refuse_links(path.parent)
     make_subdirectory(path.parent)
     seed = int(numpy_generator(agent.config.seed, generation=generation, rank=0, purpose="film").integers(2**31))
     most = min(agent.config.evaluation.max_steps or FILM_STEPS, FILM_STEPS)

@@ -36,7 +36,6 @@ from evorl.system.files import (
     read_json,
     read_owner,
     reason,
-    refuse_links,
     refuse_links_within,
     remove,
     write_atomically,
@@ -368,7 +367,6 @@ class RunDirectory:
         from evorl.system.formats import decode_agents
 
         file, facts = self.path / ELITE_AGENT, self.path / ELITE_FACTS
-        refuse_links(file.parent)
         agent = decode_agents(payload, str(file.parent))[0]
         described = json_bytes(agent.describe())
         # Unchanged files are not rewritten: a push compares their time with the exported agent's.

@@ -15,7 +15,6 @@ from evorl.system.files import (
     open_file,
     read_lines,
     read_lines_backwards,
-    refuse_links,
     sync_directory,
     write_atomically,
 )
@@ -78,7 +77,6 @@ class JsonLines:
 
         Warns about generations up to `generation` that have no line.
         """
-        refuse_links(self.path)
         there: set[int] = set()
 
         def intact() -> Iterator[bytes]:
