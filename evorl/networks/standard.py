@@ -22,14 +22,7 @@ from evorl.networks.dense import DenseLayer, DensePlan, dense
 from evorl.networks.flat import FirstBranches, Weights
 from evorl.networks.image import ImageEncoder
 from evorl.networks.kernel import KernelPlan, fits, kernel_dense
-from evorl.networks.parameters import (
-    HIDDEN_GAIN,
-    NEAR_ZERO_GAIN,
-    Fill,
-    ParameterSpec,
-    Specs,
-    moved_up,
-)
+from evorl.networks.parameters import HIDDEN_GAIN, NEAR_ZERO_GAIN, Fill, ParameterSpec, Specs, moved_up
 from evorl.networks.recurrent import CELLS, recur
 from evorl.networks.stack import SIGMA, Layout, Network, layer_of
 from evorl.types.agents import FEATURES, Architecture, Head
