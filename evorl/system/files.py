@@ -217,8 +217,8 @@ def refuse_links(*paths: Path) -> None:
 def refuse_links_within(run: Path) -> None:
     """Raise UserError if a run's directory contains a link, a pipe or a device at any depth.
 
-    Exempt are the links that W&B creates, and the files of checkpoints: those are checked one by one when they are
-    used, and a damaged checkpoint is no reason to refuse the one before it.
+    Exempt is what W&B has in its own directory, which evorl never opens, and what checkpoints have: their files are
+    checked one by one when they are used, and a damaged checkpoint is no reason to refuse the one before it.
     """
     folders = [run]
     while folders:
@@ -226,28 +226,16 @@ def refuse_links_within(run: Path) -> None:
             with os.scandir(folders.pop()) as entries:
                 for found in entries:
                     path = Path(found.path)
-                    if found.is_symlink():
-                        if not _is_wandbs(path, run):
-                            refuse_links(path)
-                    elif not found.is_dir(follow_symlinks=False):
+                    refuse_links(path)
+                    if not found.is_dir(follow_symlinks=False):
                         if not found.is_file(follow_symlinks=False):
                             raise UserError(f"{path}: is neither a file nor a directory; a run has nothing else")
-                    elif path != run / CHECKPOINTS:
+                    elif path not in (run / CHECKPOINTS, run / WANDB):
                         folders.append(path)
         except (FileNotFoundError, NotADirectoryError):
             continue  # A training run may be replacing files.
         except OSError as error:
             raise UserError(f"{reason(error, run)}: every directory of a run must be readable") from error
-
-
-def _is_wandbs(link: Path, run: Path) -> bool:
-    """True if W&B made a link: to its newest run and logs, or to its service's log in the user's cache."""
-    parts = link.relative_to(run).parts
-    if parts[0] != WANDB or len(parts) == 1:
-        return False
-    if len(parts) == 4 and parts[2:] == ("logs", "debug-core.log"):
-        return True
-    return Path(os.path.realpath(link)).is_relative_to(os.path.realpath(run / WANDB))
 
 
 LOCK = ".lock"

@@ -156,10 +156,10 @@ def test_links_that_wandb_makes_are_no_reason_to_refuse_a_run(run, tmp_path):
     logs.mkdir(parents=True)
     (logs / "debug-core.log").symlink_to(tmp_path / "cache")
     (run / "wandb" / "latest-run").symlink_to("offline-run-1")
-    (run / "wandb" / "debug.log").symlink_to("offline-run-1/logs/debug.log")
     refuse_links_within(run)
-    (run / "wandb" / "next").symlink_to("latest-run/../../../..")
-    with pytest.raises(UserError, match="wandb/next: is a symbolic link"):
+    (run / "next" / "wandb").mkdir(parents=True)
+    (run / "next" / "wandb" / "latest-run").symlink_to("offline-run-1")
+    with pytest.raises(UserError, match="next/wandb/latest-run: is a symbolic link"):
         refuse_links_within(run)
 
 
