@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 
 from evorl.config import Environment
 from evorl.envs.faults.closing import close_in_time
-from evorl.envs.faults.restarting import PASSED_ON, end_if_forked
+from evorl.envs.faults.restarting import PASSED_ON
 from evorl.envs.games.game import result_of
 from evorl.envs.games.players import MoveRequest
 from evorl.envs.games.vector import RestartingGame
@@ -44,7 +43,6 @@ class Arena(Closeable):
         self._settings, self._interface, self._max_steps = settings, interface, max_steps
         self._games: list[RestartingGame] = []
         self._steps = 0
-        self._process = os.getpid()
 
     def close(self) -> None:
         for game in self._games:
@@ -88,7 +86,6 @@ class Arena(Closeable):
                     if not self._games[number].reset(fixture.seed):
                         self._warn(self._games[number])
             restarted = self._move(players, list(running), moved)
-            end_if_forked(self._process, self._settings.id)
             for number in list(running):
                 if number in restarted:
                     moved[2 * number : 2 * number + 2], moves[number] = False, 0

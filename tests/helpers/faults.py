@@ -62,9 +62,6 @@ class Failing(gym.Env):
                 raise KeyboardInterrupt
             case "panic" if where == "step":
                 raise GeneratorExit("a panic of an extension, which is no Exception")
-            case "fork" if where == "step":
-                if process := os.fork():
-                    Path("forked").write_text(str(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])))
             case "no_grad" if where == "step":
                 torch.set_grad_enabled(False)
             case "exit" if where == "step":

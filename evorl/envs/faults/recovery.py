@@ -7,7 +7,6 @@ them (`RecoveringVector`).
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from evorl.config import Environment
 from evorl.envs.continuation import PlainEpisodes, Vector, continuation, is_plain
 from evorl.envs.faults.closing import close_vector
-from evorl.envs.faults.restarting import FAILURES, FAULT, PASSED_ON, PLACE, Start, end_if_forked, restart
+from evorl.envs.faults.restarting import FAILURES, FAULT, PASSED_ON, PLACE, Start, restart
 from evorl.envs.games.vector import GameVector
 from evorl.envs.reading import Copies
 from evorl.envs.vector import make_vector, stacked_frames
@@ -44,7 +43,6 @@ class RecoveringVector:
     def __init__(self, settings: Environment, copies: Copies, *, continued: bool = False) -> None:
         self._settings = settings
         self._copies = copies
-        self._process = os.getpid()
         self._stepping, self._resetting = f"a step of {settings.id}", f"a reset of {settings.id}"
         self._seed = 0
         self._failures = np.zeros(copies.count, dtype=np.int64)
@@ -82,7 +80,6 @@ class RecoveringVector:
             self._note_seeds(seeds)
         finally:
             note_activity("")
-            end_if_forked(self._process, self._settings.id)
         self.faulty(info)
         return observation, info
 
@@ -101,7 +98,6 @@ class RecoveringVector:
             return observation, none, none.astype(bool), none.astype(bool), info
         finally:
             note_activity("")
-            end_if_forked(self._process, self._settings.id)
 
     def faulty(self, info: dict[str, Any]) -> Flags | None:
         """The copies [N] that raised in a step or reset, reported once per place in the user's code; None without any.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, SupportsFloat, TypeVar
@@ -15,7 +14,6 @@ from evorl.envs.continuation import another_seed, generator_state, set_generator
 from evorl.envs.faults.checks import batchable, check_start, check_step
 from evorl.envs.faults.closing import close_in_time
 from evorl.seeding import seed_global_generators
-from evorl.system.console import say
 from evorl.system.plugins import place, without_place
 from evorl.types.outcomes import UserError
 
@@ -28,13 +26,6 @@ and the number of errors."""
 PASSED_ON = (UserError, KeyboardInterrupt, SystemExit)
 """Exceptions that end the run wherever an environment raises them. Any other is a fault of that environment, also one
 that is no Exception, as of a panic in Rust."""
-
-
-def end_if_forked(process: int, name: str) -> None:
-    """End this process if it is a fork of `process` that came back from the environment: it would train the run too."""
-    if os.getpid() != process:
-        say(f"error: environment.id: {name} forked a process that did not end in its call, and is ended; use os._exit")
-        os._exit(1)
 
 
 def restart(
@@ -74,7 +65,6 @@ class RestartingEnv(gym.Wrapper[Any, Any, Any, Any]):
         self._make = make
         self._restarts = restarts
         self._name = name
-        self._process = os.getpid()
         self._seed = 0
         self._is_open = True
         self._has_stepped = False
@@ -85,7 +75,7 @@ class RestartingEnv(gym.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         try:
-            result = self._called(self.env.step, action)
+            result = self.env.step(action)
             if not self._has_stepped or self._is_suspect(result):
                 check_step(result, self.observation_space, self._name)
             observation, reward, terminated, truncated, info = result
@@ -118,15 +108,8 @@ class RestartingEnv(gym.Wrapper[Any, Any, Any, Any]):
         if seed is not None:
             seed_global_generators(seed)
         _renew_world(self.env.unwrapped)
-        start: Start = self._called(self.env.reset, seed=seed, options=options)
+        start: Start = self.env.reset(seed=seed, options=options)
         return start
-
-    def _called(self, call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        """Call a method of the environment, and end this process if it is a fork that came back."""
-        try:
-            return call(*arguments, **keywords)
-        finally:
-            end_if_forked(self._process, self._name)
 
     def _is_suspect(self, result: Any) -> bool:
         """True if a step needs a check: its observation has the wrong shape, or has parts and ends an episode.
