@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -13,15 +12,15 @@ from numpy.typing import NDArray
 from evorl.config import Environment
 from evorl.envs.faults.closing import close_in_time
 from evorl.envs.faults.restarting import PASSED_ON
-from evorl.envs.games.game import result_of
+from evorl.envs.games import make_game
+from evorl.envs.games.game import Game, result_of
 from evorl.envs.games.players import MoveRequest
-from evorl.envs.games.vector import RestartingGame
 from evorl.envs.spaces import EnvSpec, batched, choices
 from evorl.league.players import SeatPlayers
 from evorl.system.closing import Closeable
 from evorl.system.plugins import described
 from evorl.system.signals import note_activity, raise_if_signalled
-from evorl.types.outcomes import EvorlWarning, UserError
+from evorl.types.outcomes import UserError
 
 MAX_GAMES = 128
 """Games that are played at once."""
@@ -41,12 +40,12 @@ class Arena(Closeable):
     def __init__(self, settings: Environment, interface: EnvSpec, max_steps: int | None = None) -> None:
         """Games are cut off after `max_steps` moves of both seats together; whoever has the higher return then wins."""
         self._settings, self._interface, self._max_steps = settings, interface, max_steps
-        self._games: list[RestartingGame] = []
+        self._games: list[Game] = []
         self._steps = 0
 
     def close(self) -> None:
         for game in self._games:
-            close_in_time(game.game.close, self._settings.id)
+            close_in_time(game.close, self._settings.id)
 
     def pop_steps(self) -> int:
         steps, self._steps = self._steps, 0
@@ -55,8 +54,7 @@ class Arena(Closeable):
     def play(self, fill: Callable[[int], SeatPlayers], fixtures: Sequence[Fixture]) -> NDArray[np.float64]:
         """The results [F] for the first seat, where `fill(S)` makes the players of S seats.
 
-        A game that raises is restarted with another seed. Raises UserError if one raises more than
-        `environment.max_restarts` times.
+        Raises UserError if a game raises.
         """
         try:
             return self._play(fill, fixtures)
@@ -68,7 +66,7 @@ class Arena(Closeable):
     def _play(self, fill: Callable[[int], SeatPlayers], fixtures: Sequence[Fixture]) -> NDArray[np.float64]:
         count = min(len(fixtures), MAX_GAMES)
         while len(self._games) < count:
-            self._games.append(RestartingGame(self._settings))
+            self._games.append(make_game(self._settings))
         # Seat s of game g is number 2 * g + s.
         players = fill(2 * count)
         results, waiting = np.zeros(len(fixtures)), list(range(len(fixtures)))[::-1]
@@ -83,31 +81,20 @@ class Arena(Closeable):
                     fixture = fixtures[running[number]]
                     players.places[2 * number : 2 * number + 2] = fixture.first, fixture.second
                     moved[2 * number : 2 * number + 2], moves[number] = False, 0
-                    if not self._games[number].reset(fixture.seed):
-                        self._warn(self._games[number])
-            restarted = self._move(players, list(running), moved)
+                    self._games[number].reset(fixture.seed)
+            self._move(players, list(running), moved)
             for number in list(running):
-                if number in restarted:
-                    moved[2 * number : 2 * number + 2], moves[number] = False, 0
-                    continue
                 moves[number] += 1
-                game = self._games[number].game
+                game = self._games[number]
                 if not game.acting or (self._max_steps is not None and moves[number] >= self._max_steps):
                     results[running.pop(number)] = result_of(*game.totals)
         note_activity("")
         return results
 
-    def _warn(self, game: RestartingGame) -> None:
-        what = f"{self._settings.id} raised in a match: {described(game.error)}"
-        warnings.warn(f"{what}; the game is restarted", EvorlWarning, stacklevel=2)
-
-    def _move(self, players: SeatPlayers, running: Sequence[int], moved: NDArray[np.bool_]) -> set[int]:
-        """Move once in each running game, with one call for all; return those that raised and were restarted.
-
-        `moved` [2 N] are seats that have moved before.
-        """
-        asking = [(number, seat) for number in running for seat in self._games[number].game.acting]
-        turns = [self._games[number].game.seen[seat] for number, seat in asking]
+    def _move(self, players: SeatPlayers, running: Sequence[int], moved: NDArray[np.bool_]) -> None:
+        """Move once in each running game, with one call for all; `moved` [2 N] are seats that have moved before."""
+        asking = [(number, seat) for number in running for seat in self._games[number].acting]
+        turns = [self._games[number].seen[seat] for number, seat in asking]
         seats = np.array([2 * number + seat for number, seat in asking], dtype=np.intp)
         size, space = sum(choices(self._interface.action)), self._interface.action
         masks = [np.ones(size, dtype=bool) if turn.mask is None else turn.mask for turn in turns]
@@ -120,9 +107,5 @@ class Arena(Closeable):
         chosen: dict[int, dict[int, Any]] = {}
         for (number, seat), action in zip(asking, actions, strict=True):
             chosen.setdefault(number, {})[seat] = int(action) if isinstance(space, gym.spaces.Discrete) else action
-        restarted: set[int] = set()
         for number, moves in chosen.items():
-            if not self._games[number].step(moves):
-                self._warn(self._games[number])
-                restarted.add(number)
-        return restarted
+            self._games[number].step(moves)

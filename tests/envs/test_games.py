@@ -6,7 +6,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from helpers.games import ThreeMoves
 from helpers.support import config, play, trained
 
 from evorl.config import Environment
@@ -299,25 +298,21 @@ def moves_on(seen):
     return (0, int(seen[1]), 1)[int(seen[0])]
 
 
-def test_a_game_that_raises_leaves_the_other_copies_where_they_are():
+def test_a_game_that_raises_begins_anew_in_all_copies_with_the_same_opponents():
     with Environments(Environment(id=f"{HERE}Lame", max_restarts=2), 1, 3) as environments:
-        vector = environments._vector.env
-        vector.opponents = Scripted(moves_on)
-        games = [game.env for game in vector.games]
-        for game in games[1:]:
-            game.__class__ = ThreeMoves
+        before = environments._vector.env
+        before.opponents = Scripted(moves_on)
         environments.reset(0)
-        environments.step(torch.tensor([[0, 2, 0]]))
-        assert [game.env.moves for game in vector.games] == [[0, 0], [], [0, 0]]
-        with pytest.warns(EvorlWarning, match="environment 0 of .*a leg is broken"):
-            transition = environments.step(torch.tensor([[1, 0, 2]]))
-        assert transition.valid.tolist() == [[False, True, True]]
-        assert transition.terminated.tolist() == [[False, False, True]]
-        assert transition.reward.tolist() == [[0.0, 0.25, 0.0]]
-        assert [game.env is before for game, before in zip(vector.games, games, strict=True)] == [False, True, True]
-        assert isinstance(vector.opponents, Scripted), "a new game has the same opponents"
-        assert environments.started.tolist() == [[True, False, True]]
-        assert environments._vector._failures.tolist() == [1, 0, 0]
+        # In the middle copy the other seat makes the third move.
+        with pytest.warns(EvorlWarning, match="environment 0 of agent 0 and 2 more .*a leg is broken"):
+            transition = environments.step(torch.tensor([[0, 2, 0]]))
+        assert not transition.valid.any()
+        assert not transition.terminated.any()
+        assert not transition.reward.any()
+        assert environments._vector.env is not before
+        assert environments._vector.env.opponents is before.opponents
+        assert environments.started.all()
+        assert environments._vector._failures.tolist() == [1, 1, 1]
 
 
 def test_a_game_that_raises_in_each_episode_ends_the_run():

@@ -35,7 +35,6 @@ class ThreeMoves(Seats):
     )
 
     def reset(self, seed=None, options=None):
-        self.seeded = seed
         self.agents = list(self.possible_agents)
         self.moves, self.done = [], False
         self.agent_selection = "first"
@@ -200,15 +199,6 @@ class Unfinished(Seats):
 
     def reset(self, seed=None):
         pass
-
-
-class Fickle(ThreeMoves):
-    """It raises in the reply of every third game, by its seed."""
-
-    def step(self, action):
-        if len(self.moves) == 1 and self.seeded % 3 == 0:
-            raise RuntimeError("not this time")
-        super().step(action)
 
 
 class Takes(Seats):

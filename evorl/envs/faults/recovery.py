@@ -1,8 +1,8 @@
 """A vector environment that survives errors: it is recreated when it raises, and running episodes can be resumed.
 
-Axes: N environment copies. An error in one copy of a `sync` or `async` environment, or of a game, concerns that copy
-alone (`RestartingEnv`, `GameVector`); an error in a native vector environment, or in a worker process, concerns all of
-them (`RecoveringVector`).
+Axes: N environment copies. An error in one copy of a `sync` or `async` environment concerns that copy alone
+(`RestartingEnv`); an error in a native vector environment, in a game or in a worker process concerns all of them
+(`RecoveringVector`).
 """
 
 from __future__ import annotations

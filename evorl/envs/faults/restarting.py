@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from typing import Any, SupportsFloat, TypeVar
+from typing import Any, SupportsFloat
 
 import gymnasium as gym
 import numpy as np
@@ -17,7 +17,6 @@ from evorl.seeding import seed_global_generators
 from evorl.system.plugins import place, without_place
 from evorl.types.outcomes import UserError
 
-Began = TypeVar("Began")
 Start = tuple[Any, dict[str, Any]]
 """The first observation of an episode, or of N of them, and the info of the reset."""
 FAULT, PLACE, FAILURES = "evorl.fault", "evorl.place", "evorl.failures"
@@ -29,8 +28,8 @@ that is no Exception, as of a panic in Rust."""
 
 
 def restart(
-    error: BaseException, restarts: int, seed: int, begin_anew: Callable[[int], Began]
-) -> tuple[BaseException, int, Began | None]:
+    error: BaseException, restarts: int, seed: int, begin_anew: Callable[[int], Start]
+) -> tuple[BaseException, int, Start | None]:
     """Begin new episodes after an `error`, with one new seed after another until nothing is raised.
 
     Returns the last error, the number of errors, and what `begin_anew(seed)` returned: None after `restarts` attempts
@@ -46,10 +45,6 @@ def restart(
         except BaseException as another:
             error, failures = another, failures + 1
     return error, failures, None
-
-
-def fault(error: BaseException, failures: int) -> dict[str, Any]:
-    return {FAULT: without_place(error), PLACE: place(error), FAILURES: failures}
 
 
 class RestartingEnv(gym.Wrapper[Any, Any, Any, Any]):
@@ -165,15 +160,12 @@ class RestartingEnv(gym.Wrapper[Any, Any, Any, Any]):
     def _another(self, error: BaseException) -> Start:
         error, failures, start = restart(error, self._restarts, self._seed, self._begin_anew)
         observation, info = (self._placeholder(), {}) if start is None else start
-        return observation, {**info, **fault(error, failures)}
+        return observation, {**info, FAULT: without_place(error), PLACE: place(error), FAILURES: failures}
 
     def _placeholder(self) -> Any:
         """An observation that nothing reads: after this many failures the run ends."""
         space = self.observation_space
-        try:
-            return space.sample()
-        except OverflowError:  # A Box has bounds as wide as its type.
-            return next(iter(iterate(batch_space(space, 1), create_empty_array(space, 1))))
+        return next(iter(iterate(batch_space(space, 1), create_empty_array(space, 1))))
 
 
 def _renew_world(env: Any) -> None:

@@ -12,7 +12,7 @@ observation is the other seat's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -25,13 +25,10 @@ from numpy.typing import NDArray
 from evorl.config import Environment
 from evorl.envs.continuation import another_seed
 from evorl.envs.faults.checks import check_observation
-from evorl.envs.faults.closing import close_in_time
-from evorl.envs.faults.restarting import PASSED_ON, fault, restart
 from evorl.envs.games import make_game
 from evorl.envs.games.game import Game, Turn, result_of
 from evorl.envs.games.players import MoveRequest, Opponents, RandomPlayers, reseed
 from evorl.envs.spaces import MASK, batched, choices
-from evorl.system.plugins import described
 from evorl.types.outcomes import UserError
 from evorl.types.tensors import Flags
 
@@ -41,52 +38,6 @@ ROUNDING = 1e-6
 """The tolerance for the sum of the rewards of a zero-sum episode."""
 MAX_EMPTY = 1_000
 """Episodes in a row that may end before the learner's first turn."""
-
-
-class RestartingGame:
-    """A copy of a game that is made anew if it raises, and then begins an episode with another seed.
-
-    Both methods raise UserError after more than `environment.max_restarts` errors.
-    """
-
-    def __init__(self, settings: Environment) -> None:
-        self._settings, self._seed = settings, 0
-        self.game = make_game(settings)
-        self.failures = 0
-        """The number of errors; a caller that counts them itself sets it back to 0."""
-        self.error: BaseException
-        """The last error, if there was one."""
-
-    def reset(self, seed: int) -> bool:
-        """Begin an episode; False if that raised, so that its seed is another one."""
-        self._seed = seed
-        return self._called(lambda: self.game.reset(seed))
-
-    def step(self, moves: Mapping[int, Any]) -> bool:
-        """Move with the acting seats; False if that raised, so that another episode has begun."""
-        return self._called(lambda: self.game.step(moves))
-
-    def _called(self, call: Callable[[], None]) -> bool:
-        try:
-            call()
-        except PASSED_ON:
-            raise
-        except BaseException as error:
-            most = self._settings.max_restarts
-            self.error, failures, _ = restart(error, most - self.failures, self._seed, self._begin_anew)
-            self.failures += failures
-            if self.failures > most:
-                raise UserError(
-                    f"environment.max_restarts: {self._settings.id} raised {described(self.error)}; after {most} "
-                    "restarts, the maximum for each copy"
-                ) from error
-            return False
-        return True
-
-    def _begin_anew(self, seed: int) -> None:
-        close_in_time(self.game.close, self._settings.id)
-        self.game, self._seed = make_game(self._settings), seed
-        self.game.reset(seed)
 
 
 class GameVector(VectorEnv[Any, Any, Any]):
@@ -101,11 +52,11 @@ class GameVector(VectorEnv[Any, Any, Any]):
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
         self.num_envs = copies
         self._id = settings.id
-        self._copies: list[RestartingGame] = []
+        self.games: list[Game] = []
         try:
             for _ in range(copies):
-                self._copies.append(RestartingGame(settings))
-            self.single_observation_space, self.single_action_space = self._copies[0].game.spaces()
+                self.games.append(make_game(settings))
+            self.single_observation_space, self.single_action_space = self.games[0].spaces()
         except BaseException:
             self.close()
             raise
@@ -123,14 +74,9 @@ class GameVector(VectorEnv[Any, Any, Any]):
         self._gains = np.zeros(copies)
         """With both seats, what the seat that moved last gained by that move."""
 
-    @property
-    def games(self) -> list[Game]:
-        """The game of each copy, which is another one after an error."""
-        return [copy.game for copy in self._copies]
-
     def play_both_seats(self) -> None:
         """Let the learner move in both seats. Raises UserError for a game of imperfect information, as far as known."""
-        if self._copies[0].game.hides:
+        if self.games[0].hides:
             raise self._unfit("perfect information, since values of one seat are learned from those of the other")
         self._plays_both = True
 
@@ -141,8 +87,6 @@ class GameVector(VectorEnv[Any, Any, Any]):
         first = [(seed or 0) + copy for copy in range(self.num_envs)] if not isinstance(seed, Sequence) else list(seed)
         self._seeds = [np.random.default_rng(first_seed) for first_seed in first]
         reseed(self.opponents, another_seed(first[0]))
-        for game in self._copies:
-            game.failures = 0
         # `_begin` takes the other seat.
         self.seats = np.array([1 - first_seed % 2 for first_seed in first], dtype=np.int64)
         for copy, first_seed in enumerate(first):
@@ -153,10 +97,7 @@ class GameVector(VectorEnv[Any, Any, Any]):
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Move with the learner, then with the other seat until the learner is to move again."""
         self._ended = {}
-        for game in self._copies:
-            game.failures = 0
         rewards = self._step_both_seats(actions) if self._plays_both else self._step_own_seat(actions)
-        rewards[[copy for copy, game in enumerate(self._copies) if game.failures and copy not in self._ended]] = 0.0
         ended = np.zeros(self.num_envs, dtype=bool)
         ended[list(self._ended)] = True
         terminated, truncated = ended.copy(), np.zeros(self.num_envs, dtype=bool)
@@ -180,7 +121,7 @@ class GameVector(VectorEnv[Any, Any, Any]):
             if copy in replies:
                 moves[1 - seat] = self._move(replies[copy])
             self._has_moved[0, copy] = True
-            self._play(copy, moves)
+            self.games[copy].step(moves)
         self._advance()
         turns = [self._ended[copy][0] if copy in self._ended else self._turn(copy) for copy in range(self.num_envs)]
         return np.array([turn.reward for turn in turns], dtype=np.float64)
@@ -193,9 +134,8 @@ class GameVector(VectorEnv[Any, Any, Any]):
         rewards = np.zeros(self.num_envs)
         for copy in range(self.num_envs):
             mover = int(self.seats[copy])
-            if not self._play(copy, {mover: self._move(actions[copy])}):
-                continue
-            game = self._copies[copy].game
+            game = self.games[copy]
+            game.step({mover: self._move(actions[copy])})
             if game.acting not in ((), (1 - mover,)):
                 raise self._unfit("seats that move in turn")
             other = game.seen.get(1 - mover)
@@ -236,7 +176,7 @@ class GameVector(VectorEnv[Any, Any, Any]):
                 self.opponents = before.opponents
 
     def _turn(self, copy: int) -> Turn:
-        return self._copies[copy].game.seen[int(self.seats[copy])]
+        return self.games[copy].seen[int(self.seats[copy])]
 
     def _move(self, action: Any) -> Any:
         return int(action) if isinstance(self.single_action_space, gym.spaces.Discrete) else action
@@ -244,23 +184,9 @@ class GameVector(VectorEnv[Any, Any, Any]):
     def _begin(self, copy: int, seed: int | None = None) -> None:
         """Begin an episode, with the learner in the other seat."""
         self.seats[copy] = 1 - self.seats[copy]
-        self._copies[copy].reset(int(self._seeds[copy].integers(2**31)) if seed is None else seed)
-        self._note_start(copy)
-
-    def _play(self, copy: int, moves: Mapping[int, Any]) -> bool:
-        """Step one copy; False if it raised, so that its episode is dropped and another one begun from the same seat.
-
-        The other copies go on.
-        """
-        if self._copies[copy].step(moves):
-            return True
-        self._note_start(copy)
-        return False
-
-    def _note_start(self, copy: int) -> None:
-        """An episode has begun in one copy, with the learner in the seat that is noted."""
+        game = self.games[copy]
+        game.reset(int(self._seeds[copy].integers(2**31)) if seed is None else seed)
         self._has_moved[:, copy] = False
-        game = self._copies[copy].game
         if self._plays_both:
             if len(game.acting) != 1:
                 raise self._unfit("seats that move in turn")
@@ -283,12 +209,12 @@ class GameVector(VectorEnv[Any, Any, Any]):
                     elif (empty := empty + 1) > MAX_EMPTY * self.num_envs:
                         raise UserError(f"environment.id: {self._id} ends before one of its seats has ever moved")
                     self._begin(copy)
-            waiting = [copy for copy in waiting if self.seats[copy] not in self._copies[copy].game.acting]
+            waiting = [copy for copy in waiting if self.seats[copy] not in self.games[copy].acting]
             for copy, reply in zip(waiting, self._ask(waiting), strict=True):
-                self._play(copy, {1 - int(self.seats[copy]): self._move(reply)})
+                self.games[copy].step({1 - int(self.seats[copy]): self._move(reply)})
 
     def _is_over(self, copy: int) -> bool:
-        game, seat = self._copies[copy].game, int(self.seats[copy])
+        game, seat = self.games[copy], int(self.seats[copy])
         over = seat in game.seen and game.seen[seat].over
         if not over and not game.acting:
             raise self._no_last_turn()
@@ -301,13 +227,13 @@ class GameVector(VectorEnv[Any, Any, Any]):
         )
 
     def _result(self, copy: int) -> float:
-        totals, seat = self._copies[copy].game.totals, int(self.seats[copy])
+        totals, seat = self.games[copy].totals, int(self.seats[copy])
         return result_of(totals[seat], totals[1 - seat])
 
     def _ask(self, copies: Sequence[int]) -> Any:
         if not copies:
             return []
-        turns = [self._copies[copy].game.seen[1 - int(self.seats[copy])] for copy in copies]
+        turns = [self.games[copy].seen[1 - int(self.seats[copy])] for copy in copies]
         chosen = np.array(copies, dtype=np.intp)
         first = ~self._has_moved[1, chosen]
         self._has_moved[1, chosen] = True
@@ -330,9 +256,6 @@ class GameVector(VectorEnv[Any, Any, Any]):
         turns = [self._turn(copy) for copy in range(self.num_envs)]
         masks = self._masks(turns)
         info = {} if masks is None else {MASK: masks, f"_{MASK}": np.ones(self.num_envs, dtype=bool)}
-        for copy, game in enumerate(self._copies):
-            if game.failures:
-                info = self._add_info(info, fault(game.error, game.failures), copy)
         return batched(self.single_observation_space, [turn.observation for turn in turns]), info
 
     def _last(self, ended: Flags) -> dict[str, Any]:
