@@ -405,7 +405,7 @@ class Environments(SteppedEnvironments):
                 "info['final_obs'] where an episode ends"
             )
         copies = np.flatnonzero(ended).tolist()
-        last = {copy: self._observations.read(info["final_obs"][copy], copy) for copy in copies}
+        last = {copy: self._observations.read(info["final_obs"][copy], copy, "the last observation") for copy in copies}
         if self._masks is not None:
             for copy, parts in last.items():
                 parts[MASK] = self._masks.last(info, copy)

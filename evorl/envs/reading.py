@@ -20,14 +20,13 @@ from evorl.config import Environment
 from evorl.envs.spaces import (
     LARGEST,
     MASK,
-    WHOLE,
     ObservationSpecs,
     allows_each_choice,
-    children_of,
     choices,
     float_bounds,
     from_zero,
     observation_specs,
+    parts_of,
     to_zero,
 )
 from evorl.types.outcomes import UserError
@@ -230,18 +229,13 @@ def _choice_reader(space: Any, num_envs: int) -> ActionReader:
     return read
 
 
-def split(space: gym.Space[Any], batched: Any, name: str = "") -> dict[str, NDArray[Any]]:
-    """Split batched observations [N, ...] of a space into its parts, each [N, ...] as stored."""
-    if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
-        parts: dict[str, NDArray[Any]] = {}
-        for child, inner in children_of(space):
-            value = batched[child] if isinstance(space, gym.spaces.Dict) else batched[int(child)]
-            parts |= split(inner, value, f"{name}.{child}" if name else child)
-        return parts
-    array = np.asarray(batched)
-    if isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
-        array = to_zero(array, space)
-    return {name or WHOLE: array}
+def split(space: gym.Space[Any], observation: Any) -> dict[str, NDArray[Any]]:
+    """Split observations [N, ...] of a space, or one [...], into its parts as stored."""
+    categories = gym.spaces.Discrete | gym.spaces.MultiDiscrete
+    return {
+        name: to_zero(value, inner) if isinstance(inner, categories) else np.asarray(value)
+        for name, value, inner in parts_of(space, observation)
+    }
 
 
 class ObservationReader:
@@ -265,8 +259,10 @@ class ObservationReader:
         reader._space = space
         return reader
 
-    def read(self, observation: Any, copy: int | None = None) -> dict[str, NDArray[Any]]:
-        """Copies of the parts [N, ...] of batched observations, or [...] of one `copy`'s final observation.
+    def read(
+        self, observation: Any, copy: int | None = None, what: str = "the observation"
+    ) -> dict[str, NDArray[Any]]:
+        """Copies of the parts [N, ...] of batched observations, or [...] of that of one `copy`.
 
         They are copied because vector environments may reuse the returned array, and some return it transposed. Raises
         UserError for values that are not finite or too large, and for categories out of range.
@@ -275,12 +271,11 @@ class ObservationReader:
         if self._indices is not None:
             parts = {name: array[..., self._indices] for name, array in parts.items()}
         read = {name: np.array(array, dtype=self._types[name], order="C") for name, array in parts.items()}
-        which = "the observation" if copy is None else "the last observation"
         for name, array in read.items():
             if array.dtype == np.float32:
-                self._copies.check_finite(array, f"in part {name!r} of {which}", copy, LARGEST)
+                self._copies.check_finite(array, f"in part {name!r} of {what}", copy, LARGEST)
             elif sizes := self.parts[name].sizes:
-                self._copies.check_choices(array, sizes, f"in part {name!r} of {which}", copy)
+                self._copies.check_choices(array, sizes, f"in part {name!r} of {what}", copy)
         return read
 
 

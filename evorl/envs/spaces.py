@@ -6,7 +6,7 @@ Axes: N environment copies, `num_envs` per agent; A actions of all choices conca
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -106,30 +106,44 @@ class EnvSpec:
         return {**self.parts, **mask}
 
 
-def observation_specs(space: gym.Space[Any], key: str = "environment.id", name: str = "") -> dict[str, ObservationSpec]:
+def observation_specs(space: gym.Space[Any]) -> dict[str, ObservationSpec]:
     """The parts of an observation space by name: `camera`, `arm.angles`, or `observation` if there is only one.
 
-    Raises UserError, citing the setting `key`, if a part has no encoder.
+    Raises UserError if a part has no encoder.
     """
-    if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
-        parts: dict[str, ObservationSpec] = {}
-        if isinstance(space, gym.spaces.Dict) and any(not isinstance(child, str) for child in space.spaces):
-            raise UserError(f"{key}: {space} has keys that are not strings")
-        for child, inner in children_of(space):
-            inner_parts = observation_specs(inner, key, f"{name}.{child}" if name else child)
-            if twice := parts.keys() & inner_parts.keys():
-                raise UserError(f"{key}: two parts of the observation are called {min(twice)!r}; rename one")
-            parts |= inner_parts
-        return parts
-    kind = known_kind(space, PARTS)
-    if kind is None:
-        where = f"part {name!r} of the observation" if name else "the observation"
-        supported = ", ".join(sorted(part.__name__ for part in PARTS))
-        raise UserError(f"{key}: {where} is {space}, which no encoder supports; supported are {supported}, Dict, Tuple")
-    part = PARTS[kind](space)
-    if 0 in part.shape:
-        raise UserError(f"{key}: an observation of shape {list(part.shape)} holds no numbers")
-    return {name or WHOLE: part}
+    parts: dict[str, ObservationSpec] = {}
+    # A space of parts is indexed as its observations are.
+    for name, inner, _ in parts_of(space, space):
+        if name in parts:
+            raise UserError(f"environment.id: two parts of the observation are called {name!r}; rename one")
+        kind = known_kind(inner, PARTS)
+        if kind is None:
+            supported = ", ".join(sorted(part.__name__ for part in PARTS))
+            raise UserError(
+                f"environment.id: part {name!r} of the observation is {inner}, which no encoder supports; supported "
+                f"are {supported}, Dict, Tuple"
+            )
+        parts[name] = PARTS[kind](inner)
+        if 0 in parts[name].shape:
+            raise UserError(f"environment.id: an observation of shape {list(parts[name].shape)} holds no numbers")
+    return parts
+
+
+def parts_of(space: gym.Space[Any], nested: Any, name: str = "") -> Iterator[tuple[str, Any, gym.Space[Any]]]:
+    """Yield the name of each part of a space, its value in what is `nested` in the same way, and its own space.
+
+    Raises KeyError with the name of a part that is missing.
+    """
+    if not isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
+        yield name or WHOLE, nested, space
+        return
+    for key, inner in space.spaces.items() if isinstance(space, gym.spaces.Dict) else enumerate(space.spaces):
+        part = f"{name}.{key}" if name else str(key)
+        try:
+            value = nested[key]
+        except (KeyError, IndexError, TypeError) as error:
+            raise KeyError(part) from error
+        yield from parts_of(inner, value, part)
 
 
 def known_kind(space: gym.Space[Any], known: Mapping[type, Any]) -> type | None:
@@ -169,12 +183,6 @@ def choices(space: gym.Space[Any]) -> tuple[int, ...]:
 def allows_each_choice(mask: Flags, sizes: Sequence[int]) -> Any:
     """True [...] where a mask [..., A] allows at least one action of each choice, of which `sizes` has the widths."""
     return np.logical_or.reduceat(mask, np.cumsum([0, *sizes[:-1]]), axis=-1).all(-1)
-
-
-def children_of(space: gym.spaces.Dict | gym.spaces.Tuple[Any]) -> list[tuple[str, gym.Space[Any]]]:
-    if isinstance(space, gym.spaces.Dict):
-        return [(str(name), inner) for name, inner in space.spaces.items()]
-    return [(str(index), inner) for index, inner in enumerate(space.spaces)]
 
 
 def _box(space: gym.spaces.Box) -> ObservationSpec:

@@ -231,7 +231,7 @@ def test_results_of_other_lengths_and_shapes_are_refused(name, message, vectoriz
     ("name", "message"),
     [
         ("Real", "the observation in float32, which does not fit its observation_space of uint8"),
-        ("OtherKeys", "the observation with keys ['arm', 'head']; its observation_space has parts ['arm', 'hand']"),
+        ("OtherKeys", "returns no part 'hand' of the observation, which its observation_space has"),
         (
             "ArrayReward",
             "the step of own:ArrayReward returns an array of shape [1] as its reward; it must return a num",

@@ -12,7 +12,7 @@ from gymnasium.utils.passive_env_checker import check_action_space, check_observ
 
 from evorl.config.errors import shown
 from evorl.envs.reading import flat_mask
-from evorl.envs.spaces import MASK
+from evorl.envs.spaces import MASK, parts_of
 from evorl.types.outcomes import UserError, message_of
 
 
@@ -60,28 +60,17 @@ def check_step(step: Any, space: gym.Space[Any], id: str) -> None:
     check_observation(step[0], space, f"environment.id: the step of {id} returns")
 
 
-def check_observation(observation: Any, space: gym.Space[Any], begin: str, part: str = "") -> None:
-    """Raise UserError, with a message that begins so, if an observation has another structure, shape or type.
+def check_observation(observation: Any, space: gym.Space[Any], begin: str) -> None:
+    """Raise UserError, with a message that begins so, if an observation lacks a part or has another shape or type.
 
     Its values are checked where they are read: an observation may leave the bounds of its space.
     """
-    begin_part = f"{begin} part {part!r} of the observation" if part else f"{begin} the observation"
-    children: Mapping[Any, gym.Space[Any]]
-    if isinstance(space, gym.spaces.Dict):
-        children = space.spaces
-        fits = isinstance(observation, Mapping) and observation.keys() == children.keys()
-    elif isinstance(space, gym.spaces.Tuple):
-        children = dict(enumerate(space.spaces))
-        fits = isinstance(observation, tuple | list) and len(observation) == len(children)
-    else:
-        _check_array(observation, space, begin_part)
-        return
-    if not fits:
-        keys = isinstance(observation, Mapping)
-        has = f"keys {sorted(map(str, observation))}" if keys else _described(observation)
-        raise UserError(f"{begin_part} with {has}; its observation_space has parts {sorted(map(str, children))}")
-    for name, inner in children.items():
-        check_observation(observation[name], inner, begin, f"{part}.{name}" if part else str(name))
+    try:
+        for name, value, inner in parts_of(space, observation):
+            where = "the observation" if inner is space else f"part {name!r} of the observation"
+            _check_array(value, inner, f"{begin} {where}")
+    except KeyError as error:
+        raise UserError(f"{begin} no part {error} of the observation, which its observation_space has") from error
 
 
 def _check_array(observation: Any, space: gym.Space[Any], begin: str) -> None:

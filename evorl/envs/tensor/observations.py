@@ -12,7 +12,7 @@ from torch import Tensor
 
 from evorl.config import Environment
 from evorl.envs.reading import Copies, ObservationReader
-from evorl.envs.spaces import LARGEST, WHOLE, choices, float_bounds
+from evorl.envs.spaces import LARGEST, choices, float_bounds, parts_of
 from evorl.types.outcomes import UserError
 from evorl.types.tensors import Tensors
 
@@ -68,26 +68,18 @@ class TensorReader:
                 )
 
 
-def leaves(
-    space: gym.Space[Any], observation: Any, id: str, name: str = ""
-) -> dict[str, tuple[Tensor, gym.Space[Any]]]:
+def leaves(space: gym.Space[Any], observation: Any, id: str) -> dict[str, tuple[Tensor, gym.Space[Any]]]:
     """The tensors of a nested observation with their spaces, by the names of its parts."""
-    if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
-        children = space.spaces.items() if isinstance(space, gym.spaces.Dict) else enumerate(space.spaces)
-        tensors: dict[str, tuple[Tensor, gym.Space[Any]]] = {}
-        for child, inner in children:
-            label = f"{name}.{child}" if name else str(child)
-            try:
-                value = observation[child]
-            except (KeyError, IndexError, TypeError) as error:
-                raise UserError(f"environment.id: {id} gives no part {label!r} of its observation_space") from error
-            tensors |= leaves(inner, value, id, label)
-        return tensors
-    if not isinstance(observation, Tensor):
-        raise UserError(
-            f"environment.id: {id} gives observations as {type(observation).__name__}; a simulator gives torch tensors"
-        )
-    return {name or WHOLE: (observation, space)}
+    try:
+        tensors = {name: (value, inner) for name, value, inner in parts_of(space, observation)}
+    except KeyError as error:
+        raise UserError(f"environment.id: {id} gives no part {error} of its observation_space") from error
+    for value, _ in tensors.values():
+        if not isinstance(value, Tensor):
+            raise UserError(
+                f"environment.id: {id} gives observations as {type(value).__name__}; a simulator gives torch tensors"
+            )
+    return tensors
 
 
 def action_converter(space: gym.Space[Any], device: torch.device) -> Callable[[Tensor], Tensor]:

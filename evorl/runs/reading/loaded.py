@@ -18,7 +18,7 @@ from evorl.config.errors import on_one_line, shown
 from evorl.envs import make_environments
 from evorl.envs.json_spaces import interface_from_json, interface_to_json
 from evorl.envs.reading import ObservationReader, action_reader, flat_mask
-from evorl.envs.spaces import MASK, EnvSpec, allows_each_choice, choices
+from evorl.envs.spaces import MASK, EnvSpec, allows_each_choice, choices, parts_of
 from evorl.envs.tensor.sources import device_of
 from evorl.population import Policy, check_agents
 from evorl.runs.reading.hub import local_run
@@ -96,9 +96,10 @@ class LoadedAgent:
             raise UserError("observation: is the tuple that `env.reset()` returns; give its first part alone")
         try:
             present = self._present_space(observation)
-            single = _is_single(present, observation)
-            parts = self.reader.within(present).read(_batched(present, observation) if single else observation)
-            seen = {name: torch.from_numpy(array)[None] for name, array in parts.items()}
+            single = any(np.ndim(value) == len(part.shape or ()) for _, value, part in parts_of(present, observation))
+            parts = self.reader.within(present).read(observation, 0 if single else None)
+            lead = (1, 1) if single else (1,)
+            seen = {name: torch.from_numpy(array.reshape(*lead, *array.shape)) for name, array in parts.items()}
             batch = next(iter(seen.values())).shape[1]
             if any(value.shape[1:] != (batch, *self.reader.parts[name].shape) for name, value in seen.items()):
                 raise ValueError("another shape")
@@ -237,19 +238,3 @@ def _fitting(name: str, array: NDArray[np.bool_], *shape: int) -> torch.Tensor:
     if array.size != math.prod(shape):
         raise UserError(f"{name}: has the shape {list(array.shape)}; for these observations it must be {list(shape)}")
     return torch.from_numpy(array.reshape(1, *shape))
-
-
-def _is_single(space: gym.Space[Any], observation: Any) -> bool:
-    if isinstance(space, gym.spaces.Dict):
-        return not space.spaces or any(_is_single(inner, observation[name]) for name, inner in space.spaces.items())
-    if isinstance(space, gym.spaces.Tuple):
-        return any(_is_single(inner, part) for inner, part in zip(space.spaces, observation, strict=True))
-    return bool(np.ndim(observation) == len(space.shape or ()))
-
-
-def _batched(space: gym.Space[Any], observation: Any) -> Any:
-    if isinstance(space, gym.spaces.Dict):
-        return {name: _batched(inner, observation[name]) for name, inner in space.spaces.items()}
-    if isinstance(space, gym.spaces.Tuple):
-        return tuple(_batched(inner, part) for inner, part in zip(space.spaces, observation, strict=True))
-    return np.asarray(observation)[None]
