@@ -206,21 +206,17 @@ class Environments(SteppedEnvironments):
 
     @property
     def started(self) -> Tensor:
-        """A mask [P, E] of the environments whose current observation is the first of an episode."""
         return self._started.to(self.device)
 
     def set_opponents(self, opponents: Opponents) -> None:
-        """Let `opponents` move in the other seat of a game, from the next reset on."""
         assert isinstance(self._vector.env, GameVector)
         self._vector.env.opponents = opponents
 
     def play_both_seats(self) -> None:
-        """Let the agent move in both seats of a game, from the next reset on. Raises UserError if the game is unfit."""
         assert isinstance(self._vector.env, GameVector)
         self._vector.env.play_both_seats()
 
     def begin(self, seed: int, agents: Sequence[Agent], carry_over: bool) -> None:
-        """Start a generation with these agents: with new episodes, or with the running ones if `carry_over`."""
         seed_global_generators(seed)
         self._episodes.hand_over([agent.id for agent in agents])
         if not (carry_over and hasattr(self, "observation")):
@@ -229,7 +225,6 @@ class Environments(SteppedEnvironments):
             self.reset(seed)
 
     def reset(self, seed: int | Sequence[int]) -> None:
-        """Reset all environments: copy i with `seed` + i, or environment e of every agent with seeds [E]."""
         self._copies.begin(slice(None))
         observation, info = self._vector.reset(seed if isinstance(seed, int) else list(seed) * self.agents)
         self._resets.restart(info)
@@ -276,17 +271,6 @@ class Environments(SteppedEnvironments):
         self.observation, self._started = seen, self._flags(ends.started)
         return transition
 
-    def try_step(self) -> None:
-        """Take the first step of episodes, each with an allowed action. Raises UserError if it cannot be used."""
-        self.reset(0)
-        space = self._vector.env.single_action_space
-        whole = (self.agents, self.num_envs, *(space.shape or ()))
-        action = torch.zeros(whole, dtype=torch.int64 if choices(space) else torch.float32)
-        if self._masks is not None:
-            allowed = self.observation[MASK].split(choices(space), dim=-1)
-            action = torch.stack([choice.int().argmax(-1) for choice in allowed], dim=-1).reshape(whole)
-        self.step(action)
-
     def reports(self, names: Sequence[str], chosen: Tensor) -> Tensor:
         copies = chosen.flatten().nonzero()[:, 0].tolist()
         reports = torch.zeros(len(names), *chosen.shape, dtype=torch.float64)
@@ -304,21 +288,17 @@ class Environments(SteppedEnvironments):
         return reports
 
     def pop_collected(self) -> Collected:
-        """The counters since the last call; episodes that started too recently count in a later one."""
         steps, self._steps = self._steps, np.zeros(self.agents)
         return Collected(steps, *self._episodes.pop())
 
     def recent(self) -> Recent | None:
-        """Mean return and length of all episodes that ended since the last call, or None if none did."""
         return self._episodes.recent()
 
     @property
     def can_continue(self) -> bool:
-        """True if another process can resume the running episodes of this kind of environment."""
         return self._vector.continuation is not None
 
     def state_dict(self) -> Tensors:
-        """The state of the running episodes, from which a run resumes; empty if they cannot be resumed."""
         continuation = self._vector.continuation
         if continuation is None or not hasattr(self, "observation"):
             return {}
@@ -334,11 +314,6 @@ class Environments(SteppedEnvironments):
         return tensors | {f"{SEEN}{name}": value for name, value in self.observation.items()}
 
     def load_state_dict(self, state: Tensors, seed: int) -> str:
-        """Resume the episodes of the output of `state_dict`, by replaying them.
-
-        Return the names of the environments where that failed, if any; all then start new episodes from `seed`. Raises
-        UserError for a state that does not fit these environments.
-        """
         continuation, starts = self._vector.continuation, _starts(state)
         self.reset(seed)
         if continuation is None or starts["kind"] != continuation.kind:

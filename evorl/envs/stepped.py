@@ -11,7 +11,7 @@ from torch import Tensor
 
 from evorl.envs.episodes import Collected, Recent
 from evorl.envs.games.players import Opponents
-from evorl.envs.spaces import EnvSpec
+from evorl.envs.spaces import MASK, EnvSpec, choices
 from evorl.system.closing import Closeable
 from evorl.types.agents import Agent
 from evorl.types.batches import Transition
@@ -52,9 +52,16 @@ class SteppedEnvironments(Closeable):
     def step(self, action: Tensor) -> Transition:
         """Step all environments with actions [P, E, ...]."""
 
-    @abstractmethod
     def try_step(self) -> None:
         """Take the first step of episodes, each with an allowed action. Raises UserError if it cannot be used."""
+        self.reset(0)
+        space = self.interface.action
+        whole = (self.agents, self.num_envs, *(space.shape or ()))
+        action = torch.zeros(whole, dtype=torch.int64 if choices(space) else torch.float32, device=self.device)
+        if self.interface.masked:
+            allowed = self.observation[MASK].split(choices(space), dim=-1)
+            action = torch.stack([choice.int().argmax(-1) for choice in allowed], dim=-1).reshape(whole)
+        self.step(action)
 
     @abstractmethod
     def reports(self, names: Sequence[str], chosen: Tensor) -> Tensor:

@@ -188,10 +188,7 @@ class TensorEnvironments(SteppedEnvironments):
         return {name: self._mine(value) for name, value in self._reader.read(observation).items()}
 
     def try_step(self) -> None:
-        self.reset(0)
-        space = self.interface.action
-        whole = (self.agents, self.num_envs, *(space.shape or ()))
-        self.step(torch.zeros(whole, dtype=torch.int64 if choices(space) else torch.float32, device=self.device))
+        super().try_step()
         self._reader.check()
 
     def reports(self, names: Sequence[str], chosen: Tensor) -> Tensor:
