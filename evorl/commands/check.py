@@ -30,8 +30,9 @@ from evorl.config.yaml import assignment, configuration_file, override, read_yam
 from evorl.envs import SteppedEnvironments, make_environments
 from evorl.envs.faults.closing import close_vector
 from evorl.envs.games import is_game
+from evorl.envs.games.players import MoveRequest, RandomPlayers
 from evorl.envs.generation import longest_episode
-from evorl.envs.spaces import MASK, EnvSpec, choices, finite_bounds, wide_bounds
+from evorl.envs.spaces import MASK, EnvSpec, choices, to_zero, wide_bounds
 from evorl.envs.suites import SeededGame
 from evorl.envs.tensor.observations import action_converter, leaves
 from evorl.envs.tensor.simulator import Simulator, Step
@@ -262,16 +263,9 @@ def _random_step(environments: SteppedEnvironments, rng: np.random.Generator) ->
 
 def _actions(interface: EnvSpec, mask: Tensor | None, copies: int, rng: np.random.Generator) -> Tensor:
     """Random actions [1, E, ...] in an algorithm's format; with a mask [1, E, A], only allowed ones."""
-    space = interface.action
-    if sizes := choices(space):
-        allowed = np.ones((copies, sum(sizes))) if mask is None else mask[0].numpy(force=True).astype(float)
-        drawn = rng.random(allowed.shape) * allowed
-        ends = np.cumsum(sizes)
-        best = [drawn[:, end - size : end].argmax(1) for size, end in zip(sizes, ends, strict=True)]
-        return torch.from_numpy(np.stack(best, axis=-1).reshape(1, copies, *(space.shape or ())))
-    if not isinstance(space, gym.spaces.Box):
-        raise UserError(f"environment.id: no algorithm acts in {space}")
-    return torch.from_numpy(rng.uniform(*finite_bounds(space), (1, copies, *space.shape)).astype(np.float32))
+    space, allowed = interface.action, None if mask is None else mask[0].numpy(force=True)
+    moves = RandomPlayers(space, rng)(MoveRequest(None, allowed, np.arange(copies), np.ones(copies, dtype=bool)))
+    return torch.from_numpy(to_zero(moves, space) if choices(space) else moves.astype(np.float32))[None]
 
 
 def _plain(text: str) -> str:

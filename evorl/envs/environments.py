@@ -29,7 +29,7 @@ from evorl.envs.faults.recovery import FINAL, RecoveringVector
 from evorl.envs.games.players import Opponents
 from evorl.envs.games.vector import GameVector
 from evorl.envs.generation import longest_episode
-from evorl.envs.reading import ActionMasks, Copies, ObservationReader, action_reader, refuse_late_masks
+from evorl.envs.reading import ActionMasks, Copies, ObservationReader, action_reader, check_finite, refuse_late_masks
 from evorl.envs.spaces import MASK, EnvSpec, choices
 from evorl.envs.stepped import SteppedEnvironments
 from evorl.envs.vector import serving_action, stacked_frames
@@ -77,12 +77,8 @@ class Resets:
         self.in_step = mode == AutoresetMode.SAME_STEP
         self.serving_action = serving_action(settings, vector) if settings.life_loss_ends else None
         self._lives = settings.life_loss_ends and not whole_games
-        self._most_steps = np.inf
+        self._most_steps = longest_episode(settings) or np.inf
         """Steps of a game of Atari after which it is truncated, where a lost life is a termination."""
-        if self._lives:
-            assert vector.spec is not None
-            spec_kwargs = vector.spec.kwargs
-            self._most_steps = np.ceil(spec_kwargs["max_num_frames_per_episode"] / spec_kwargs["frameskip"])
         self._nowhere = np.zeros(copies, dtype=bool)
         self.resetting = self._serving = self._nowhere
         """Copies [N] whose episode has ended and whose next action only resets them."""
@@ -198,7 +194,7 @@ class Environments(SteppedEnvironments):
             self._masks = ActionMasks(vector.single_action_space, self._copies)
             self._masks.read(info)
         self._observations = ObservationReader(
-            settings, vector.single_observation_space, self._copies, stacked_frames(settings)
+            settings, vector.single_observation_space, self._copies.source, stacked_frames(settings)
         )
         parts, masked = self._observations.parts, self._masks is not None
         spaces = vector.single_action_space, vector.single_observation_space
@@ -248,7 +244,7 @@ class Environments(SteppedEnvironments):
                 f"environment.id: {self._id} gives rewards of shape {list(reward.shape)}; a vector environment of "
                 f"{self._copies.count} copies gives [{self._copies.count}]"
             )
-        self._copies.check_finite(reward, "as its reward")
+        check_finite(self._copies.source, reward, "as its reward")
         ends = self._resets.step(terminated, truncated, self._vector.faulty(info), info, self._copies.steps)
         last = self._last(ends.ended, info)
         self._episodes.step(np.asarray(gained), ends.over, ends.dropped)

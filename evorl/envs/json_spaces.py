@@ -10,15 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evorl.config import Environment
-from evorl.envs.reading import GivenObservations, ObservationReader
+from evorl.envs.reading import ObservationReader
 from evorl.envs.spaces import EnvSpec
 from evorl.types.outcomes import UserError
 
 MAX_NUMBERS = 2**24
 """Largest number of elements in an observation or action; a larger one was not written by evorl."""
-MAX_CHILDREN = 1_000
-MAX_BATCH = 2**16
-"""Largest batch size for which an error can name the offending observation."""
 UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, AssertionError, OverflowError, RecursionError)
 """Exceptions that constructing spaces from malformed data may raise."""
 Json = dict[str, Any]
@@ -39,7 +36,7 @@ def interface_from_json(data: Any, settings: Environment, where: str) -> tuple[E
     try:
         observation, action = space_from_json(data["observation"]), space_from_json(data["action"])
         frames, masked = int(data["frames"]), bool(data["masked"])
-        reader = ObservationReader(settings, observation, GivenObservations(settings.id, MAX_BATCH, 1), frames)
+        reader = ObservationReader(settings, observation, "observation: number {} of the batch has".format, frames)
     except UNREADABLE as error:
         raise UserError(f"{where}: is not a description of an environment: {type(error).__name__}") from error
     return EnvSpec(settings.id, reader.parts, action, masked, observation), reader
@@ -69,13 +66,11 @@ def space_from_json(data: Any) -> gym.Space[Any]:
     """The space of a JSON description. Raises one of UNREADABLE."""
     kind = data["kind"]
     if kind in ("Dict", "Tuple"):
-        if len(data["spaces"]) > MAX_CHILDREN:
-            raise ValueError("too many spaces")
         if kind == "Dict":
             return gym.spaces.Dict({str(name): space_from_json(inner) for name, inner in data["spaces"]})
         return gym.spaces.Tuple([space_from_json(inner) for inner in data["spaces"]])
     shape = tuple(int(size) for size in data.get("shape", ()))
-    if len(shape) > 8 or min(shape, default=1) < 0 or math.prod(shape) > MAX_NUMBERS:
+    if math.prod(shape) > MAX_NUMBERS:
         raise ValueError("too large a shape")
     if kind == "MultiBinary":
         # Equality compares `n` in the form in which the space was made: MultiBinary(5) differs from MultiBinary((5,)).

@@ -61,36 +61,6 @@ class Copies:
     def steps(self, steps: NDArray[np.int64]) -> None:
         self._began = self._clock - steps
 
-    def check_finite(self, values: NDArray[Any], what: str, copy: int | None = None, below: float = np.inf) -> None:
-        """Raise UserError unless all values [N, ...], or [...] of one `copy`, are finite and of a size `below` this."""
-        # Squares cannot cancel, and their sum takes a fifth of the time of an elementwise check. If it overflows, the
-        # elementwise check decides.
-        if math.isfinite(np.vdot(values, values)):
-            return
-        fits = np.abs(values) < below
-        if fits.all():
-            return
-        index = [int(number) for number in np.argwhere(~fits)[0]]
-        copy, entry = (index[0], index[1:]) if copy is None else (copy, index)
-        where = f"{what}, entry {entry}" if entry else what
-        limit = f", and observations of a size below {below:.2g}" if below < np.inf else ""
-        raise UserError(
-            f"{self.source(copy)} {values[~fits][0]:.3g} {where}; rewards and observations must be finite in single "
-            f"precision{limit}"
-        )
-
-    def check_choices(self, values: NDArray[Any], sizes: Sequence[int], what: str, copy: int | None = None) -> None:
-        """Raise UserError if any of the integers [N, ...], or [...] of one `copy`, is out of its category range."""
-        rows = values.reshape(-1, len(sizes))
-        outside = ((rows < 0) | (rows >= np.asarray(sizes))).any(1)
-        if not outside.any():
-            return
-        row = int(np.flatnonzero(outside)[0])
-        raise UserError(
-            f"{self.source(row if copy is None else copy)} {rows[row].tolist()} {what}; "
-            f"its space has 0 to {[size - 1 for size in sizes]} (before its `start` is added)"
-        )
-
     def source(self, copy: int) -> str:
         """The beginning of an error about what a copy gave."""
         return f"environment.id: {self.names(np.array([copy]))} gave"
@@ -103,11 +73,44 @@ class Copies:
         return f"environment {index} of agent {agent}{others} ({self.id}, step {step} of the episode)"
 
 
-class GivenObservations(Copies):
-    """Observations given as a batch, not by environments; errors name them by their number in it."""
+Source = Callable[[int], str]
+"""The beginning of an error about what a copy, or an observation of a batch, has given."""
 
-    def source(self, copy: int) -> str:
-        return f"observation: number {copy} of the batch has"
+
+def check_finite(
+    source: Source, values: NDArray[Any], what: str, copy: int | None = None, below: float = np.inf
+) -> None:
+    """Raise UserError unless all values [N, ...], or [...] of one `copy`, are finite and of a size `below` this."""
+    # Squares cannot cancel, and their sum takes a fifth of the time of an elementwise check. If it overflows, the
+    # elementwise check decides.
+    if math.isfinite(np.vdot(values, values)):
+        return
+    fits = np.abs(values) < below
+    if fits.all():
+        return
+    index = [int(number) for number in np.argwhere(~fits)[0]]
+    copy, entry = (index[0], index[1:]) if copy is None else (copy, index)
+    where = f"{what}, entry {entry}" if entry else what
+    limit = f", and observations of a size below {below:.2g}" if below < np.inf else ""
+    raise UserError(
+        f"{source(copy)} {values[~fits][0]:.3g} {where}; rewards and observations must be finite in single "
+        f"precision{limit}"
+    )
+
+
+def check_choices(
+    source: Source, values: NDArray[Any], sizes: Sequence[int], what: str, copy: int | None = None
+) -> None:
+    """Raise UserError if any of the integers [N, ...], or [...] of one `copy`, is out of its category range."""
+    rows = values.reshape(-1, len(sizes))
+    outside = ((rows < 0) | (rows >= np.asarray(sizes))).any(1)
+    if not outside.any():
+        return
+    row = int(np.flatnonzero(outside)[0])
+    raise UserError(
+        f"{source(row if copy is None else copy)} {rows[row].tolist()} {what}; "
+        f"its space has 0 to {[size - 1 for size in sizes]} (before its `start` is added)"
+    )
 
 
 class ActionMasks:
@@ -241,13 +244,13 @@ def split(space: gym.Space[Any], observation: Any) -> dict[str, NDArray[Any]]:
 class ObservationReader:
     """Converts batched observations of one space into named arrays, as specified by `parts`."""
 
-    def __init__(self, settings: Environment, space: gym.Space[Any], copies: Copies, frames: int) -> None:
+    def __init__(self, settings: Environment, space: gym.Space[Any], source: Source, frames: int) -> None:
         """Determine the parts; in images, `frames` are stacked on the first axis (0: none are).
 
         Raises UserError if a part has no encoder or the settings do not fit the space.
         """
         self._space = space
-        self._copies = copies
+        self._source = source
         self._indices = None if settings.observation_indices is None else list(settings.observation_indices)
         chosen = space if self._indices is None else _picked(space, self._indices, settings.id)
         self.parts: ObservationSpecs = _specs(settings, chosen, frames)
@@ -273,9 +276,9 @@ class ObservationReader:
         read = {name: np.array(array, dtype=self._types[name], order="C") for name, array in parts.items()}
         for name, array in read.items():
             if array.dtype == np.float32:
-                self._copies.check_finite(array, f"in part {name!r} of {what}", copy, LARGEST)
+                check_finite(self._source, array, f"in part {name!r} of {what}", copy, LARGEST)
             elif sizes := self.parts[name].sizes:
-                self._copies.check_choices(array, sizes, f"in part {name!r} of {what}", copy)
+                check_choices(self._source, array, sizes, f"in part {name!r} of {what}", copy)
         return read
 
 

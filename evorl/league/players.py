@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from evorl.config import Environment
 from evorl.envs.games.players import MoveRequest, Opponents
-from evorl.envs.json_spaces import MAX_BATCH
-from evorl.envs.reading import Copies, ObservationReader, action_reader
+from evorl.envs.reading import ObservationReader, action_reader
 from evorl.envs.spaces import MASK, EnvSpec, mapped
 from evorl.population import Policy
 
@@ -39,7 +38,7 @@ class Players:
         self.policy = policy
         self.places: Places = np.array(places, dtype=np.intp)
         space: gym.Space[Any] = interface.observation
-        self._reader = ObservationReader(settings, space, Copies(settings.id, MAX_BATCH, 1), 0)
+        self._reader = ObservationReader(settings, space, lambda seat: f"environment.id: {settings.id} gave", 0)
         self._read_actions = action_reader(interface.action, 1)
         self._mask_size = interface.mask_size
         self._deterministic = deterministic

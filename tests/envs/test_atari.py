@@ -159,7 +159,7 @@ def test_a_film_shows_the_whole_games_that_are_evaluated():
     with closing(Environments(where, 1, 2, whole_games=True)) as made:
         algorithm = make_algorithm(settings, made.interface)
         one, *_ = initial_population(settings, algorithm)
-        reader = ObservationReader(where, made.interface.observation, Copies(where.id, 1, 1), stacked_frames(where))
+        reader = ObservationReader(where, made.interface.observation, str, stacked_frames(where))
         player = LoadedAgent(one, settings, algorithm, reader)
         evaluated = evaluate(player._policy, made, [5, 6], None)
     for seed, gained, steps in zip([5, 6], evaluated.returns[0], evaluated.steps[0], strict=True):

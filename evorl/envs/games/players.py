@@ -6,7 +6,7 @@ Axes: N' copies in which a seat is to move, A actions of all choices concatenate
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -39,17 +39,11 @@ OpponentFactory = Callable[[int], Opponents]
 """Makes opponents that fill this many seats."""
 
 
-@runtime_checkable
-class Seeded(Protocol):
-    """Opponents that draw from a random generator of their own, which a reset of the games seeds anew."""
-
-    def begin(self, seed: int) -> None:
-        """Seed the generator."""
-
-
 def reseed(opponents: object, seed: int) -> None:
-    if isinstance(opponents, Seeded):
-        opponents.begin(seed)
+    """Seed the random generator of opponents that have one of their own, by their method `begin`."""
+    begin = getattr(opponents, "begin", None)
+    if begin is not None:
+        begin(seed)
 
 
 class RandomPlayers:

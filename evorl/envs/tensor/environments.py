@@ -56,7 +56,7 @@ class TensorEnvironments(SteppedEnvironments):
         self._id, self._copies = settings.id, agents * num_envs
         self._shared = shared_simulator(settings, self._copies, self.device)
         simulator = self._shared.simulator
-        self._reader = TensorReader(settings, simulator.observation_space, self._copies)
+        self._reader = TensorReader(settings, simulator.observation_space)
         self._converted = action_converter(simulator.action_space, self.device)
         spaces = simulator.action_space, simulator.observation_space
         self.interface = EnvSpec(settings.id, self._reader.parts, spaces[0], False, spaces[1])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from evorl.config import Environment
-from evorl.envs.reading import Copies, ObservationReader
+from evorl.envs.reading import ObservationReader
 from evorl.envs.spaces import LARGEST, choices, float_bounds, parts_of
 from evorl.types.outcomes import UserError
 from evorl.types.tensors import Tensors
@@ -20,12 +20,12 @@ from evorl.types.tensors import Tensors
 class TensorReader:
     """Converts nested observations [N, ...] into named tensors as `parts` specifies, and notes impossible numbers."""
 
-    def __init__(self, settings: Environment, space: gym.Space[Any], copies: int) -> None:
+    def __init__(self, settings: Environment, space: gym.Space[Any]) -> None:
         """Raises UserError if a part has no encoder or the settings do not fit the space."""
         self._space, self._id = space, settings.id
         indices = settings.observation_indices
         self._indices = None if indices is None else list(indices)
-        self.parts = ObservationReader(settings, space, Copies(settings.id, copies, copies), 0).parts
+        self.parts = ObservationReader(settings, space, str, 0).parts
         self._peaks: dict[str, Tensor] = {}
 
     def read(self, observation: Any) -> Tensors:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from importlib import import_module
 
 import torch
 
@@ -17,16 +18,8 @@ from evorl.system.plugins import described
 from evorl.system.processes import usable_cores
 from evorl.types.outcomes import UserError
 
-Make = Callable[[Environment, str, int, torch.device], Simulator]
-"""Makes a simulator of settings, the name after the beginning of their id, a number of copies and a device."""
 OWN = "tensor:"
 """Beginning of ids of users' own simulators: `tensor:package.module:make`."""
-
-
-def _own(settings: Environment, name: str, copies: int, device: torch.device) -> Simulator:
-    from evorl.envs.tensor.vector import VectorSimulator
-
-    return VectorSimulator(settings, name, copies, device)
 
 
 def _share_with_jax() -> None:
@@ -36,29 +29,14 @@ def _share_with_jax() -> None:
         os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
 
 
-def _gymnax(settings: Environment, name: str, copies: int, device: torch.device) -> Simulator:
-    _share_with_jax()
-    from evorl.envs.tensor.from_gymnax import simulator
-
-    return simulator(settings, name, copies, device)
-
-
-def _brax(settings: Environment, name: str, copies: int, device: torch.device) -> Simulator:
-    _share_with_jax()
-    from evorl.envs.tensor.from_brax import brax_simulator
-
-    return brax_simulator(settings, name, copies, device)
-
-
-def _playground(settings: Environment, name: str, copies: int, device: torch.device) -> Simulator:
-    _share_with_jax()
-    from evorl.envs.tensor.from_brax import playground_simulator
-
-    return playground_simulator(settings, name, copies, device)
-
-
-SOURCES: Mapping[str, Make] = {"gymnax:": _gymnax, "brax:": _brax, "playground:": _playground, OWN: _own}
-"""The simulators by the beginnings of ids; those of the extra `jax` are imported only when one is made."""
+SOURCES: Mapping[str, str] = {
+    "gymnax:": "from_gymnax:simulator",
+    "brax:": "from_brax:brax_simulator",
+    "playground:": "from_brax:playground_simulator",
+    OWN: "vector:VectorSimulator",
+}
+"""What makes a simulator by the beginnings of ids: a function of settings, the rest of the id, a number of copies and a
+device. It is imported when it is called, since those of JAX belong to an extra."""
 
 
 def is_tensor(id: str) -> bool:
@@ -140,8 +118,13 @@ def _check(settings: Environment) -> None:
 
 def _made(settings: Environment, copies: int, device: torch.device) -> Simulator:
     beginning = next(each for each in SOURCES if settings.id.startswith(each))
+    module, _, name = SOURCES[beginning].partition(":")
     try:
-        return SOURCES[beginning](settings, settings.id.removeprefix(beginning), copies, device)
+        if beginning != OWN:
+            _share_with_jax()
+        make = getattr(import_module(f"evorl.envs.tensor.{module}"), name)
+        simulator: Simulator = make(settings, settings.id.removeprefix(beginning), copies, device)
+        return simulator
     except (UserError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
