@@ -30,7 +30,7 @@ from evorl.envs.games.players import Opponents
 from evorl.envs.games.vector import GameVector
 from evorl.envs.generation import longest_episode
 from evorl.envs.reading import ActionMasks, Copies, ObservationReader, action_reader, check_finite, refuse_late_masks
-from evorl.envs.spaces import MASK, EnvSpec, choices
+from evorl.envs.spaces import MASK, EnvSpec
 from evorl.envs.stepped import SteppedEnvironments
 from evorl.envs.vector import serving_action, stacked_frames
 from evorl.seeding import seed_global_generators
@@ -303,7 +303,14 @@ class Environments(SteppedEnvironments):
             "origins": continuation.origins(self._vector.env),
             "restarts": self._vector.restarts,
         }
-        arrays = {ORIGINS: np.frombuffer(json.dumps(starts).encode(), dtype=np.uint8), **self._counted()}
+        arrays = {
+            ORIGINS: np.frombuffer(json.dumps(starts).encode(), dtype=np.uint8),
+            **{f"{COUNTED}{name}": array for name, array in self._episodes.state_dict().items()},
+            **self._resets.state_dict(),
+            "started": self._started.numpy(),
+            "made": self._steps,
+            "steps": self._copies.steps,
+        }
         if continuation.journal is not None:
             arrays |= continuation.journal.state_dict()
         tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
@@ -314,24 +321,19 @@ class Environments(SteppedEnvironments):
         self.reset(seed)
         if continuation is None or starts["kind"] != continuation.kind:
             return "any environment"
-        try:
-            arrays = {name: value.numpy() for name, value in state.items()}
-        except TypeError as error:
-            raise UserError("the running episodes: they have numbers of a type that no environment gives") from error
-        seen = {f"{SEEN}{name}": value.numpy(force=True) for name, value in self.observation.items()}
+        saved = {name: value for name, value in state.items() if name != ORIGINS}
+        here = {name: value for name, value in self.state_dict().items() if name != ORIGINS}
         check_tensors(
-            {name: value for name, value in state.items() if name not in (ORIGINS, "actions", "ages")},
-            {name: _layout(array, arrays.get(name)) for name, array in (self._counted() | seen).items()},
-            "the running episodes",
+            saved, {name: _layout(name, value, saved) for name, value in here.items()}, "the running episodes"
         )
+        arrays = {name: value.numpy() for name, value in saved.items()}
         self._episodes.load_state_dict({name: arrays[f"{COUNTED}{name}"] for name in self._episodes.state_dict()})
         if continuation.journal is not None:
             continuation.journal.load_state_dict(arrays)
         self._copies.steps = arrays["steps"]
         parts = {name: arrays[f"{SEEN}{name}"] for name in self.observation}
         parts = {name: array.reshape(-1, *array.shape[2:]) for name, array in parts.items()}
-        failed = self._play(continuation, starts["origins"], parts)
-        self._vector.restarts = starts["restarts"]
+        failed = self._play(continuation, starts, parts)
         if failed.any():
             names = self._copies.names(np.flatnonzero(failed))
             self.reset(seed)
@@ -342,17 +344,12 @@ class Environments(SteppedEnvironments):
         self.observation = self._tensors(parts)
         return ""
 
-    def _counted(self) -> dict[str, NDArray[Any]]:
-        """The counters kept outside the vector environment, as arrays by name."""
-        counted = {f"{COUNTED}{name}": array for name, array in self._episodes.state_dict().items()}
-        more = {"started": self._started.numpy(), "made": self._steps, "steps": self._copies.steps}
-        return counted | self._resets.state_dict() | more
-
-    def _play(self, continuation: Continuation, origins: Sequence[Any], parts: Parts) -> NDArray[np.bool_]:
+    def _play(self, continuation: Continuation, starts: Mapping[str, Any], parts: Parts) -> NDArray[np.bool_]:
         """Replay the running episodes; return a mask [N] of copies whose observation differs from `parts` [N, ...]."""
         copies = self.agents * self.num_envs
         try:
-            replayed = continuation.play(self._vector.env, origins)
+            replayed = continuation.play(self._vector.env, starts["origins"])
+            self._vector.restarts = starts["restarts"]
         except UserError:
             raise
         except Exception:  # Environments and corrupt files may raise anything.
@@ -433,12 +430,12 @@ def _starts(tensors: Tensors) -> dict[str, Any]:
         raise UserError("the running episodes: their start states are missing or damaged") from error
 
 
-def _layout(here: NDArray[Any], found: NDArray[Any] | None) -> tuple[tuple[int, ...], torch.dtype]:
-    """The expected shape and dtype: that of `here`, but with as many waiting episodes as were `found`."""
-    shape = here.shape
-    if len(shape) == 2 and found is not None and found.ndim == 2 and shape[0] == len(found) == 4:
-        shape = found.shape
-    return shape, torch.from_numpy(here).dtype
+def _layout(name: str, here: Tensor, saved: Tensors) -> tuple[tuple[int, ...], torch.dtype]:
+    """The expected shape and dtype: that of `here`, but with as many actions or waiting episodes as were saved."""
+    shape, axis = list(here.shape), {"actions": 0, f"{COUNTED}waiting": 1}.get(name)
+    if axis is not None and name in saved and saved[name].dim() == len(shape):
+        shape[axis] = saved[name].shape[axis]
+    return tuple(shape), here.dtype
 
 
 def _with_last(parts: Parts, last: dict[int, Parts]) -> Parts:

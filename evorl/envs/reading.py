@@ -262,9 +262,7 @@ class ObservationReader:
         reader._space = space
         return reader
 
-    def read(
-        self, observation: Any, copy: int | None = None, what: str = "the observation"
-    ) -> dict[str, NDArray[Any]]:
+    def read(self, observation: Any, copy: int | None = None, what: str = "the observation") -> dict[str, NDArray[Any]]:
         """Copies of the parts [N, ...] of batched observations, or [...] of that of one `copy`.
 
         They are copied because vector environments may reuse the returned array, and some return it transposed. Raises

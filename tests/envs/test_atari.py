@@ -10,7 +10,7 @@ from helpers.support import agent, config, kept, lines, train
 from evorl.algorithms import make_algorithm
 from evorl.config import Environment
 from evorl.envs import Environments, continuation
-from evorl.envs.reading import Copies, ObservationReader
+from evorl.envs.reading import ObservationReader
 from evorl.envs.vector import for_evaluation, stacked_frames
 from evorl.population import initial_population
 from evorl.population.evaluation import evaluate

@@ -58,12 +58,8 @@ class RecoveringVector:
 
     @restarts.setter
     def restarts(self, saved: Mapping[str, Any]) -> None:
-        """Raises UserError for values that `restarts` cannot have."""
-        try:
-            failures = np.array(saved["failures"], dtype=np.int64).reshape(self._failures.shape)
-            self._seed, self._failures = int(saved["seed"]), failures
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise UserError("the running episodes: their restarts are missing or damaged") from error
+        failures = np.array(saved["failures"], dtype=np.int64).reshape(self._failures.shape)
+        self._seed, self._failures = int(saved["seed"]), failures
 
     def reset(self, seed: int | Sequence[int]) -> Start:
         """Reset all copies, copy i with `seed` + i or with seeds [N]; return the observations and the info."""
