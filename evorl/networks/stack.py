@@ -486,11 +486,8 @@ def check_network(agent: Agent, name: str, spec: NetworkSpec, where: str) -> Non
     # Every layer has tensors, so a corrupt description cannot request more layers than its file holds tensors.
     if layers > len(roles["parameters"]):
         raise UserError(f"{where}: {name} has {layers} layers but only {len(roles['parameters'])} parameter tensors")
-    try:
-        sizes, specs = shape.sizes(), spec.network.specs(shape)
-        shapes = {key: (one.shape(sizes), torch.float32) for key, one in specs.items()}
-    except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise UserError(f"{where}: the architecture of {name} does not fit together: {error}") from error
+    sizes, specs = shape.sizes(), spec.network.specs(shape)
+    shapes = {key: (one.shape(sizes), torch.float32) for key, one in specs.items()}
     for role, tensors in roles.items():
         expected = {key: shapes[key] for key, one in specs.items() if one.trained == (role != "buffers")}
         check_tensors(tensors, expected, f"{where}: {role} of {name}")
