@@ -7,10 +7,10 @@ import fcntl
 import os
 import select
 import selectors
-import struct
 import termios
 import time
 import warnings
+from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +33,6 @@ RESTARTS = 3
 """Consecutive replacements of an actor without a rollout in between, before the run gives up."""
 
 
-COUNT = struct.Struct("i")
 COUNT_KEY = "actors.count"
 """The setting that too many open files name: each actor takes four."""
 
@@ -283,5 +282,6 @@ def _tell(actor: ActorProcess, number: int) -> None:
 
 def _unread(reader: int) -> int:
     """The number of unread bytes in a pipe."""
-    (count,) = COUNT.unpack(fcntl.ioctl(reader, termios.FIONREAD, bytes(COUNT.size)))
-    return int(count)
+    count = array("i", [0])
+    fcntl.ioctl(reader, termios.FIONREAD, count)
+    return count[0]

@@ -303,12 +303,9 @@ class _Clamped(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
         (values,) = ctx.saved_tensors
-        return gradient.masked_fill(_leads_away(values, gradient, *ctx.bounds), 0.0), None, None
-
-
-def _leads_away(values: Tensor, gradient: Tensor, low: float, high: float) -> Tensor:
-    """Mask the values beyond a bound that a step against their gradient would move further away."""
-    return ((values < low) & (gradient > 0)) | ((values > high) & (gradient < 0))
+        low, high = ctx.bounds
+        leads_away = ((values < low) & (gradient > 0)) | ((values > high) & (gradient < 0))
+        return gradient.masked_fill(leads_away, 0.0), None, None
 
 
 def _normal_log_prob(z: Tensor, log_scale: Tensor) -> Tensor:

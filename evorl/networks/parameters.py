@@ -93,20 +93,17 @@ class ParameterSpec:
             return torch.full(shape, float(fill == "ones") * self.gain)
         branches, read, produced = self.matrix(sizes)
         if fill == "orthogonal":
-            matrices = [_orthogonal(read, produced, generator) for _ in range(branches)]
-            return torch.stack(matrices).view(shape).mul_(self.gain)
+            # Computed in float64 and rounded: each rank draws the first agents itself, and the decomposition may differ
+            # in its last digit between kinds of CPU.
+            matrices = torch.empty(branches, read, produced, dtype=torch.float64)
+            for matrix in matrices:
+                torch.nn.init.orthogonal_(matrix, generator=generator)
+            return matrices.float().view(shape).mul_(self.gain)
         bound = self.gain / math.sqrt(read)
         return torch.empty(shape).uniform_(-bound, bound, generator=generator)
 
 
 Specs = dict[str, ParameterSpec]
-
-
-def _orthogonal(read: int, produced: int, generator: torch.Generator) -> Tensor:
-    # Computed in float64 and rounded: each rank draws the first agents itself, and the decomposition may differ in its
-    # last digit between kinds of CPU.
-    matrix = torch.empty(read, produced, dtype=torch.float64)
-    return torch.nn.init.orthogonal_(matrix, generator=generator).float()
 
 
 def _sizes(axes: tuple[str | int, ...], sizes: Mapping[str, int]) -> Shape:

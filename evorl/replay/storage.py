@@ -13,7 +13,6 @@ ring, at the index of the step that it is the result of. Frames of stacked image
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -83,7 +82,7 @@ class Storage:
         self.ring = rows + self.depth
         """T: the kept rows, one for the latest observation, and F - 1 for older frames."""
         self.size = self.ring * lanes
-        self._empty = empty or partial(_zeros, device)
+        self._empty: Empty = empty or (lambda shape, dtype: torch.zeros(shape, dtype=dtype, device=device))
         self.columns = {
             name: self._empty((self.ring, lanes, *shape), dtype) for name, (shape, dtype) in columns.items()
         }
@@ -438,7 +437,3 @@ class Storage:
         expected |= {f"last.{name}": ((last, *data.shape[1:]), data.dtype) for name, data in self._data.items()}
         check_tensors(tensors, expected | dict.fromkeys(COUNTERS, ((), torch.int64)), WHERE)
         return [rows, lanes, written, oldest, broken]
-
-
-def _zeros(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return torch.zeros(shape, dtype=dtype, device=device)
