@@ -38,7 +38,7 @@ def networks(draw):
     heads = draw(st.lists(st.sampled_from([1, 4, 7, 16]), min_size=1, max_size=3))
     normed, masked, residual = draw(st.booleans()), draw(st.booleans()), draw(st.booleans())
     branching = draw(st.sampled_from(["shared", "last", "all"]))
-    first, second = draw(st.sampled_from(ACTIVATIONS)), draw(st.sampled_from(ACTIVATIONS))
+    first, second = draw(st.sampled_from(list(ACTIVATIONS))), draw(st.sampled_from(list(ACTIVATIONS)))
     spans = ((first, 0, agents),) if agents == 1 else ((first, 0, 1), (second, 1, agents))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
     p, layers, reads = {}, [], widths
