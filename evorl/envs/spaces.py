@@ -118,10 +118,10 @@ def observation_specs(space: gym.Space[Any]) -> dict[str, ObservationSpec]:
             raise UserError(f"environment.id: two parts of the observation are called {name!r}; rename one")
         kind = known_kind(inner, PARTS)
         if kind is None:
+            where = "the observation" if inner is space else f"part {name!r} of the observation"
             supported = ", ".join(sorted(part.__name__ for part in PARTS))
             raise UserError(
-                f"environment.id: part {name!r} of the observation is {inner}, which no encoder supports; supported "
-                f"are {supported}, Dict, Tuple"
+                f"environment.id: {where} is {inner}, which no encoder supports; supported are {supported}, Dict, Tuple"
             )
         parts[name] = PARTS[kind](inner)
         if 0 in parts[name].shape:
