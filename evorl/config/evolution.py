@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
-    BeforeValidator,
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
@@ -27,7 +26,6 @@ from evorl.config.fields import (
     UserPath,
     Weight,
     Width,
-    without_booleans,
 )
 
 MOST_AGENTS = 1_000
@@ -54,7 +52,7 @@ class Mutation(Section):
     """The weight of each kind of mutation. Kinds added to the registry are weighted here by their names."""
 
     model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, Annotated[Weight, BeforeValidator(without_booleans)]]
+    __pydantic_extra__: dict[str, Weight]
 
     none: Weight = 0.4
     """The child is an exact copy of its parent."""

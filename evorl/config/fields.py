@@ -129,9 +129,10 @@ class Section(BaseModel):
     def _is_no_boolean(cls, value: Any, info: ValidationInfo) -> Any:
         """Return a setting's value. Raises ValueError where a number is true or false, which would pass for 1 or 0."""
         annotation = cls.model_fields[info.field_name or ""].annotation
-        if not _takes(annotation, int, float) or _takes(annotation, bool):
-            return value
-        return without_booleans(value, "a whole number" if _takes_only_whole(annotation) else "a number")
+        if isinstance(value, bool) and _takes(annotation, int, float) and not _takes(annotation, bool):
+            wanted = "a whole number" if _takes_only_whole(annotation) else "a number"
+            raise ValueError(f"{shown(value)} does not fit: it must be {wanted}")
+        return value
 
 
 Initialisation = Literal["uniform", "orthogonal"]
@@ -301,16 +302,6 @@ def _takes(annotation: Any, *kinds: Any) -> bool:
     return (
         annotation in kinds or type(annotation) in kinds or any(_takes(inner, *kinds) for inner in get_args(annotation))
     )
-
-
-def without_booleans(value: Any, wanted: str = "a number") -> Any:
-    """Return `value` unchanged. Raises ValueError if it is or contains a boolean; `wanted` says what would be right."""
-    if isinstance(value, bool | np.bool_):
-        raise ValueError(f"{shown(value)} does not fit: it must be {wanted}")
-    if isinstance(value, Mapping | list | tuple):
-        for inner in value.values() if isinstance(value, Mapping) else value:
-            without_booleans(inner, wanted)
-    return value
 
 
 def _takes_only_whole(annotation: Any) -> bool:
