@@ -26,8 +26,6 @@ KINDS: Mapping[str, str] = {
 }
 """Valid values by the type of an error of pydantic."""
 LISTS = ("tuple_type", "list_type")
-MAX_ERRORS = 40
-"""Maximum invalid settings that a message describes."""
 
 
 def nearest(name: str, names: Mapping[str, Any] | Sequence[str]) -> str:
@@ -59,9 +57,8 @@ def explain(model: type[BaseModel], error: ValidationError) -> str:
     texts = list(dict.fromkeys(on_one_line(_explanation(model, problem), MAX_LETTERS) for problem in problems))
     if len(texts) == 1:
         return texts[0]
-    numbered = [f"({number}) {text}" for number, text in enumerate(texts[:MAX_ERRORS], 1)]
-    rest = f" and {len(texts) - MAX_ERRORS} more" if len(texts) > MAX_ERRORS else ""
-    return f"{len(texts)} settings are wrong: {' '.join(numbered)}{rest}"
+    numbered = [f"({number}) {text}" for number, text in enumerate(texts, 1)]
+    return f"{len(texts)} settings are wrong: {' '.join(numbered)}"
 
 
 def _united(problems: Sequence[ErrorDetails]) -> list[ErrorDetails]:

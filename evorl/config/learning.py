@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from evorl.config.fields import Count, Fraction, Initialisation, Plain, Section, Text, Width
-
-MAX_WEIGHTS = 2**28
-"""Maximum weights between a network's initial layers; with its target and Adam's moments, 4 GiB for each agent."""
 
 
 class ConvolutionalLayer(Section):
@@ -80,18 +76,6 @@ class Network(Section):
             raise ValueError(f"a module has no recurrent state; leave `recurrent: {self.recurrent}` out")
         if self.name == "module" and self.initialisation:
             raise ValueError(f"a module initialises itself; leave `initialisation: {self.initialisation}` out")
-        return self
-
-    @model_validator(mode="after")
-    def _fits_into_memory(self) -> Self:
-        layers = pairwise(self.convolutions or ())
-        weights = {
-            "hidden_sizes": sum(before * after for before, after in pairwise(self.hidden_sizes)),
-            "convolutions": sum(before.channels * after.channels * after.kernel**2 for before, after in layers),
-        }
-        for name, count in weights.items():
-            if count > MAX_WEIGHTS:
-                raise ValueError(f"{name} have {count} weights between them; they may have at most {MAX_WEIGHTS}")
         return self
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -15,7 +14,7 @@ from evorl.config.fields import Count, Finite, Plain, Seconds, Section, Size, Te
 class RunSettings(Section):
     """The run's directory, and how its processes compute and wait."""
 
-    name: Text | None = None
+    name: Plain | None = None
     """The run's directory below `directory`; without it each run gets a fresh one."""
     directory: UserPath = Path("runs")
     """The folder of runs."""
@@ -33,13 +32,6 @@ class RunSettings(Section):
     (some seconds; kept in ~/.cache/evorl). False, or a machine without a C++ compiler: by torch."""
     verbose: bool = False
     """At the start, print also the spaces, the sizes of updates and generations, and whether resuming is exact."""
-
-    @field_validator("name", "directory")
-    @classmethod
-    def _is_a_path(cls, value: str | Path | None) -> str | Path | None:
-        if not str(value).isprintable() or any(len(os.fsencode(part)) > 255 for part in Path(str(value)).parts):
-            raise ValueError("it must be a path of printable characters, at most 255 bytes between slashes")
-        return value
 
     @field_validator("name")
     @classmethod

@@ -17,8 +17,6 @@ from evorl.config.run import Environment
 from evorl.config.task import Tuned, environment_of, suite_of, without_algorithm, without_target, without_task
 from evorl.types.outcomes import UserError, message_of
 
-MAX_WHOLE = 2**63
-"""Exclusive bound on the magnitude of integers: larger ones fit into no array."""
 MAX_BYTES = 2**17
 """Maximum size of a configuration in bytes; the largest shipped one has some thousands."""
 DEFAULT_ID: str = Environment.model_fields["id"].default
@@ -44,8 +42,6 @@ class _Loader(yaml.SafeLoader):
         text = self.construct_scalar(node).replace("_", "")
         # As in YAML 1.2, a leading 0 makes no octal number.
         number: int = int(text) if text.lstrip("+-").isdecimal() else super().construct_yaml_int(node)
-        if not -MAX_WHOLE < number < MAX_WHOLE:
-            raise yaml.constructor.ConstructorError(None, None, "a whole number is beyond 64 bits", node.start_mark)
         return number
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
