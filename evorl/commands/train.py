@@ -15,7 +15,7 @@ from evorl.commands.inspect import state_of
 from evorl.config import AnyConfig, read_yaml
 from evorl.config.errors import on_one_line
 from evorl.config.fields import leaves
-from evorl.config.yaml import ACCELERATE, PACKAGE, VERBOSE, assignment, override, plain_assignments, read_settings
+from evorl.config.yaml import ACCELERATE, PACKAGE, VERBOSE, assignment, override, read_settings
 from evorl.report.statistics import interval
 from evorl.runs.launch import asked_for_bf16, check, launched, read_config
 from evorl.runs.reading.read import read_overview
@@ -61,7 +61,7 @@ def train(parsed: argparse.Namespace) -> None:
 def _refuse_settings_given_twice(parsed: argparse.Namespace) -> None:
     """Raise UserError if an option is given together with the setting that it stands for."""
     words = [*parsed.words, *(each for each in parsed.seeds or () if isinstance(each, str))]
-    assignments = _given(words)
+    given = leaves(override({}, file_and_assignments(words)[1]))
     for option, key, value in (
         ("--seed", "seed", parsed.seed),
         ("--seeds", "seed", parsed.seeds),
@@ -69,19 +69,8 @@ def _refuse_settings_given_twice(parsed: argparse.Namespace) -> None:
         ("--name", "run.name", parsed.name),
         ("--verbose", "run.verbose", parsed.verbose or None),
     ):
-        if value is not None and key in assignments:
+        if value is not None and key in given:
             raise UserError(f"{key}: {option} sets it; leave one of them out")
-
-
-def _given(words: Sequence[str]) -> set[str]:
-    """The keys of the assignments on a command line, also of those in a section that is given as a whole."""
-    keys = set()
-    for word in plain_assignments(words, "seed"):
-        if "=" in word:
-            # A file name may contain "=" too.
-            with contextlib.suppress(UserError):
-                keys |= {word.partition("=")[0], *leaves(override({}, [word]))}
-    return keys
 
 
 def verbosity(parsed: argparse.Namespace) -> list[str]:
@@ -110,8 +99,9 @@ def resume_command(
     Raises UserError if the overrides change a setting that a resumed run may not change.
     """
     check_run(run)
+    given = leaves(override({}, overrides))
     for key in ("run", "run.name", "run.directory", "run.resume"):
-        if key in _given(overrides):
+        if key in given:
             raise UserError(
                 f"{key}: a resumed run stays in its directory, {run}; leave it out, or begin a new run from its agents "
                 f"with population.from={run}"
