@@ -319,25 +319,18 @@ def _resets(simulator: Simulator, act: Act, steps: int) -> list[Verdict]:
         before = now
     if not simulator.in_step:
         return [declared]
+    ends, rule = f"{ended} ends of episodes", "targets of truncated steps will bootstrap from the observation before"
     if not ended:
-        return [
-            declared,
-            Verdict("warn", f"no episode ended in {steps} random steps, so last observations are not known"),
-        ]
-    if not last_count:
-        rule = "targets of truncated steps will bootstrap from the observation before; give info['final_obs']"
-        return [declared, Verdict("warn", f"no last observations in {ended} ends of episodes: {rule}")]
-    if last_count < ended:
-        return [
-            declared,
-            Verdict("fail", f"last observations are missing in {ended - last_count} of {ended} ends of episodes"),
-        ]
-    if first:
-        return [
-            declared,
-            Verdict("fail", f"in {first} of {ended} ends of episodes the last observation is the next one's first"),
-        ]
-    return [declared, Verdict("pass", f"true last observations in all {ended} ends of episodes")]
+        verdict = Verdict("warn", f"no episode ended in {steps} random steps, so last observations are not known")
+    elif not last_count:
+        verdict = Verdict("warn", f"no last observations in {ends}: {rule}; give info['final_obs']")
+    elif last_count < ended:
+        verdict = Verdict("fail", f"last observations are missing in {ended - last_count} of {ends}")
+    elif first:
+        verdict = Verdict("fail", f"in {first} of {ends} the last observation is the next one's first")
+    else:
+        verdict = Verdict("pass", f"true last observations in all {ends}")
+    return [declared, verdict]
 
 
 def _determinism(simulator: Simulator, act: Act, steps: int) -> list[Verdict]:

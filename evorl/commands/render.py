@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 
 def watch(parsed: argparse.Namespace) -> None:
-    """`evorl watch`."""
     from evorl.commands.evaluate import seeds_of
     from evorl.envs.games import is_game
     from evorl.envs.vector import for_evaluation, stacked_frames
@@ -67,7 +66,6 @@ def watch(parsed: argparse.Namespace) -> None:
 
 
 def report(parsed: argparse.Namespace) -> None:
-    """`evorl report`."""
     from evorl.report.data import load_several
     from evorl.report.page import check_packages, page
 
@@ -82,7 +80,6 @@ def report(parsed: argparse.Namespace) -> None:
 
 
 def plot(parsed: argparse.Namespace) -> None:
-    """`evorl plot`."""
     from evorl.report.data import load_several
     from evorl.report.picture import check_output, draw
 
@@ -94,7 +91,6 @@ def plot(parsed: argparse.Namespace) -> None:
 
 
 def export(parsed: argparse.Namespace) -> None:
-    """`evorl export`."""
     from evorl.export.onnx_file import check_packages, in_float32, write_onnx
     from evorl.runs.reading.hub import is_on_hub
     from evorl.runs.reading.loaded import load
@@ -127,7 +123,6 @@ def facts_of(loaded: LoadedAgent) -> dict[str, str]:
 
 
 def push(parsed: argparse.Namespace) -> None:
-    """`evorl push`."""
     from evorl.export import hub
 
     if parsed.video is not None and not parsed.video.is_file():

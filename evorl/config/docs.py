@@ -13,6 +13,7 @@ from typing import Any, Literal, Union
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+from pydantic_core import to_jsonable_python
 
 from evorl.config.errors import bounds_of, nearest, section_in
 from evorl.config.fields import leaves
@@ -151,16 +152,7 @@ def _default(field: FieldInfo) -> Any:
 
 def _as_yaml(value: Any) -> str:
     """Write a default as one-line YAML."""
-    return value if isinstance(value, str) and value else json.dumps(_plain(value), ensure_ascii=False)
-
-
-def _plain(value: Any) -> Any:
-    """Convert a default to a JSON-compatible value."""
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
+    return value if isinstance(value, str) and value else json.dumps(to_jsonable_python(value), ensure_ascii=False)
 
 
 WIDTH = 110
