@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
@@ -244,7 +244,12 @@ def _entry(name: str) -> Callable[..., Any]:
 def _module(name: str) -> ModuleType:
     # Not imported before it is known to be the one: each family needs packages of its own.
     specs = [spec for family in FAMILIES if (spec := find_spec(f"{PETTINGZOO}.{family}")) is not None]
-    families = {game: spec.name for spec in specs for game in _games_in(spec.submodule_search_locations or ())}
+    families = {
+        game.name: spec.name
+        for spec in specs
+        for game in pkgutil.iter_modules(spec.submodule_search_locations)
+        if game.name.rpartition("_v")[2].isdecimal()
+    }
     if name not in families:
         raise UserError(f"environment.id: PettingZoo has no game {name!r}{nearest(name, sorted(families))}")
     try:
@@ -256,12 +261,6 @@ def _module(name: str) -> ModuleType:
         ) from error
     except Exception as error:  # Some need a newer or an older version of another package.
         raise _failure(f"{PETTINGZOO}:{name}", error) from error
-
-
-def _games_in(folders: Iterable[str]) -> list[str]:
-    """The games of a family: modules that end in a version."""
-    names = [module.name for module in pkgutil.iter_modules(list(folders))]
-    return [name for name in names if name.rpartition("_v")[2].isdecimal()]
 
 
 def _failure(id: str, error: BaseException) -> UserError:

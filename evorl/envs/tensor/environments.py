@@ -48,8 +48,6 @@ SEEDS = 2**31
 class TensorEnvironments(SteppedEnvironments):
     """The copies of one simulator as the environments of P agents. Several of them share a simulator in turn."""
 
-    running: Any = None
-
     def __init__(self, settings: Environment, agents: int, num_envs: int, device: torch.device | str = "cpu") -> None:
         """Raises UserError for an environment that cannot be made or used."""
         self.agents, self.num_envs, self.device = agents, num_envs, torch.device(device)

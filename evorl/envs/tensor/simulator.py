@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import gymnasium as gym
 import torch
@@ -69,31 +70,27 @@ class Simulator(Closeable):
         return None
 
 
-class User(Protocol):
-    """One of several users of a simulator, which step it in turn."""
-
-    running: Any
-    """The state of its copies while another uses the simulator; None if its episodes cannot go on."""
-
-
 class SharedSimulator:
-    """A simulator with the user that stepped it last."""
+    """A simulator that several users step in turn."""
 
     def __init__(self, simulator: Simulator) -> None:
         self.simulator = simulator
-        self._user: User | None = None
+        self._user: object = None
+        self._running = WeakKeyDictionary[object, Any]()
+        """The state of all copies as each user left it; None if its episodes cannot go on."""
 
-    def used_by(self, user: User, *, anew: bool) -> Simulator:
+    def used_by(self, user: object, *, anew: bool) -> Simulator:
         """The simulator as `user` left it, or as it is if that user is about to begin episodes `anew`.
 
         Raises RuntimeError if another user has ended the episodes of this one.
         """
         if self._user is not user:
             if self._user is not None:
-                self._user.running = self.simulator.running
+                self._running[self._user] = self.simulator.running
             self._user = user
             if not anew:
-                if user.running is None:
+                running = self._running.get(user)
+                if running is None:
                     raise RuntimeError("these episodes were ended by another use of the simulator: reset first")
-                self.simulator.running = user.running
+                self.simulator.running = running
         return self.simulator
