@@ -14,9 +14,10 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from evorl.report.data import Drawn, born_by
-from evorl.report.statistics import MEASURES, Effect, Group, cut_off, extent, points, thinned
+from evorl.report.statistics import MEASURES, POINTS, Effect, Group, cut_off, extent, points
 from evorl.runs.reading.lineage import Stage
 from evorl.system.console import digits
+from evorl.tracking.tracker import thinned
 
 Figure = dict[str, Any]
 INK = "$ink"
@@ -157,7 +158,7 @@ def payoff(run: Drawn) -> Figure | None:
 
 def _elite(run: Drawn) -> Figure:
     """The score of the best agent so far, over steps."""
-    rows = thinned([row for row in run.generations if row.elite_fitness is not None])
+    rows = thinned([row for row in run.generations if row.elite_fitness is not None], POINTS)
     return _scatter(
         [row.agent_steps for row in rows],
         [row.elite_fitness for row in rows],
@@ -174,7 +175,7 @@ def schedule(run: Drawn) -> Figure | None:
 
     Those that changed in the lineage come first. Returns None if none changed in any agent.
     """
-    winner, steps = thinned(run.winner), run.steps
+    winner, steps = thinned(run.winner, POINTS), run.steps
     changed = [name for name in run.lives[0].hyperparameters if _varies([*run.winner, *run.lives], name)]
     names = sorted(changed, key=lambda name: not _varies(run.winner, name))
     if not names:
@@ -254,7 +255,7 @@ def effects_figure(effects: Sequence[Effect]) -> Figure | None:
         name = html.escape(f"{'· ' if effect.target else ''}{effect.target or kind.words} (n={mean.number})")
         names.append(name)
         marker: Figure = {"color": kind.colour, "symbol": kind.symbol}
-        drawn, faint = thinned(sorted(effect.changes)), {**marker, "size": 7, "opacity": 0.5}
+        drawn, faint = thinned(sorted(effect.changes), POINTS), {**marker, "size": 7, "opacity": 0.5}
         hover = "%{x:+.4~r}<extra></extra>"
         traces.append(_scatter(drawn, [name] * len(drawn), "markers", marker=faint, hovertemplate=hover))
         spread = None if mean.high is None else mean.high - mean.mean

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from evorl.config.errors import on_one_line
 from evorl.report.data import Drawn, born_by
 from evorl.report.figures import GROUPS, LOOKS, PLAIN, STEPS, Look, look, spans_a_decade, value_of
-from evorl.report.statistics import MEASURES, Group, cut_off, extent, groups, measures, points, thinned
+from evorl.report.statistics import MEASURES, POINTS, Group, cut_off, extent, groups, measures, points
 from evorl.runs.reading.lineage import Stage
 from evorl.system.extras import require
 from evorl.system.files import check_folder, replacing
+from evorl.tracking.tracker import thinned
 from evorl.types.outcomes import UserError
 
 FORMATS = (".png", ".svg", ".pdf")
@@ -64,9 +65,8 @@ def _agents(figure: Any, run: Drawn, hyperparameter: str | None) -> None:
     axes = figure.subplots(2 if hyperparameter else 1, 1, sharex=True, squeeze=False, **ratios)[:, 0]
     used = _drawn(axes[0], run, lambda life: life.fitness)
     if not run.is_rated:  # The elite's mean result and the target are on another scale than ratings.
-        best = thinned(
-            [(row.agent_steps, row.elite_fitness) for row in run.generations if row.elite_fitness is not None]
-        )
+        scores = [(row.agent_steps, row.elite_fitness) for row in run.generations if row.elite_fitness is not None]
+        best = thinned(scores, POINTS)
         dotted = {"where": "post", "color": "k", "linewidth": THIN, "linestyle": ":", "label": "best so far"}
         axes[0].step(*zip(*best, strict=True) if best else ([], []), **dotted)
         target = run.setting("training.target_fitness")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from statistics import NormalDist
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from evorl.config.errors import shown
 from evorl.config.fields import leaves
 from evorl.report.data import Drawn, Generation
+from evorl.tracking.tracker import thinned
 from evorl.types.outcomes import EvorlWarning
 
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
@@ -34,7 +35,6 @@ APART = ("seed", "run", "tracking", "checkpoint")
 NAMED = 3
 """The number of differing settings in a group's label; more only if labels need them to be distinct."""
 Floats = NDArray[np.float64]
-Item = TypeVar("Item")
 
 MEASURES: Mapping[str, tuple[str, Callable[[Generation], float | None]]] = {
     "best": ("best agent so far", lambda row: row.elite_fitness),
@@ -139,12 +139,6 @@ def cut_off(values: Iterable[float | None]) -> CutOff | None:
     return CutOff(fence, f"{below.size} of {finite.size} values, down to {below.min():.4g}, are below")
 
 
-def thinned(points: Sequence[Item]) -> Sequence[Item]:
-    """Return at most `POINTS` evenly spaced items, including the last one."""
-    stride = max(1, -(-len(points) // POINTS))
-    return points[(len(points) - 1) % stride :: stride]
-
-
 @dataclass(frozen=True)
 class Effect:
     """The fitness `changes` from parent to child for one `kind` of mutation of one `target`.
@@ -220,7 +214,7 @@ def points(run: Drawn, measure: str) -> tuple[Floats, Floats]:
     """Return steps [N] and values [N] of a measure, for the generations of a run that have a value."""
     _, of = MEASURES[measure]
     measured = [(row.agent_steps, value) for row in run.generations if (value := of(row)) is not None]
-    points = thinned(measured) or [(run.generations[0].agent_steps, float("nan"))]
+    points = thinned(measured, POINTS) or [(run.generations[0].agent_steps, float("nan"))]
     steps, values = zip(*points, strict=True)
     return np.array(steps, dtype=np.float64), np.array(values, dtype=np.float64)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import threading
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,10 +12,9 @@ from evorl.config.schema import as_yaml
 from evorl.system.extras import install_command
 from evorl.system.files import make_subdirectory
 from evorl.tracking.tracker import History, Node, Paths, Points, Record, Tracker, lineage_table, shared_settings
-from evorl.types.outcomes import EvorlWarning
 
 MOST_AGENTS = 500
-"""The maximum number of agents with a line; TensorBoard reads one directory per agent."""
+"""The most agents of a generation with a line: each has an open file and a thread."""
 
 
 class TensorBoard(Tracker):
@@ -34,12 +31,11 @@ class TensorBoard(Tracker):
         except ImportError as error:
             raise ImportError(f"install it with `{install_command('tensorboard')}`") from error
         self._writer_class = SummaryWriter
-        _silence_threads()
         self._events = directory / "tensorboard"
         if self._events.exists():
             shutil.rmtree(self._events)
         self._writer = self._new_writer(self._events)
-        self._step = self._born = 0
+        self._step = 0
         self._note("config", f"```yaml\n{as_yaml(shared_settings(config))}```")
         self._paths = Paths()
         self._agents: dict[int, Any] = {}
@@ -70,31 +66,22 @@ class TensorBoard(Tracker):
         self._writer.flush()
 
     def _log_agents(self, record: Record) -> None:
-        self._paths.add(record)
-        living = {agent.id: Node(record.generation, record.step, agent) for agent in record.agents}
+        living = {node.agent.id: node for node in self._paths.add(record)[:MOST_AGENTS]}
         for agent in self._agents.keys() - living.keys():
             self._agents.pop(agent).close()
         for agent, node in living.items():
-            if agent not in self._agents and not self._begin(node):
-                continue
+            if agent not in self._agents:
+                self._begin(node)
             for name, value in node.agent.points.items():
                 self._agents[agent].add_scalar(name, value, node.step)
             self._agents[agent].flush()
 
-    def _begin(self, node: Node) -> bool:
-        """Open an agent's writer; return False if the maximum number of lines is reached."""
-        self._born += 1
-        if self._born > MOST_AGENTS:
-            if self._born == MOST_AGENTS + 1:
-                what = f"{MOST_AGENTS} agents have lines in TensorBoard; newer ones have none"
-                warnings.warn(what, EvorlWarning, stacklevel=2)
-            return False
+    def _begin(self, node: Node) -> None:
         writer = self._agents[node.agent.id] = self._new_writer(self._events / f"agent-{node.agent.id:04d}")
-        if (parent := self._paths.parent(node)) is not None:
-            for name, value in parent.agent.points.items():
-                writer.add_scalar(name, value, parent.step)
+        if node.before is not None:
+            for name, value in node.before.agent.points.items():
+                writer.add_scalar(name, value, node.before.step)
         writer.add_text("mutation", node.agent.mutation, node.step)
-        return True
 
     def _new_writer(self, path: Path) -> Any:
         # A writer would make the outer directories, too, also those of a run that was moved away.
@@ -103,16 +90,3 @@ class TensorBoard(Tracker):
 
     def _note(self, name: str, text: str) -> None:
         self._writer.add_text(name, text, self._step)
-
-
-def _silence_threads() -> None:
-    """Keep tracebacks of TensorBoard's threads from the terminal: the next call of their writer raises the error."""
-    report = threading.excepthook
-    if report.__module__ == __name__:
-        return
-
-    def report_others(arguments: threading.ExceptHookArgs) -> None:
-        if not type(arguments.thread).__module__.startswith("tensorboard."):
-            report(arguments)
-
-    threading.excepthook = report_others

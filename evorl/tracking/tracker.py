@@ -5,20 +5,20 @@ Subclass `Tracker` and register the class in `trackers.py` to add one.
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import re
 import secrets
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 from evorl.config import AnyConfig
 from evorl.config.errors import shown
-from evorl.system.files import read_bytes, write_json
+from evorl.system.files import read_json, write_json
 from evorl.types.agents import Mutation
 from evorl.types.outcomes import EvorlWarning, UserError
 
@@ -29,6 +29,7 @@ Points = Mapping[str, float]
 TRACKER_PATIENCE = 60.0
 """Seconds that a tracker may take to connect, and at the end to upload what is left."""
 RUN_ID = re.compile(r"[a-z0-9]{1,64}")
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,6 @@ class AgentRecord:
     parent_generation: int | None = None
     mutation: str = "initial"
     points: Points = field(default_factory=dict)
-    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
-    architectures: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -121,95 +120,73 @@ def lineage_table(lineage: Sequence[Row]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in [*headings, *rows])
 
 
-class Node(NamedTuple):
-    """An agent in one generation, which ended at environment step `step`."""
+@dataclass(frozen=True, eq=False)
+class Node:
+    """An agent in one generation, which ended at environment step `step`.
+
+    `before` is the same agent a generation earlier, or its parent when it was born; None for an initial agent.
+    """
 
     generation: int
     step: int
     agent: AgentRecord
+    before: Node | None
+
+    def path(self) -> list[Node]:
+        """The agent's line of descent, from an initial agent to itself."""
+        path, node = [self], self.before
+        while node is not None:
+            path.append(node)
+            node = node.before
+        return path[::-1]
 
 
 RECENT = 50
-"""The number of newest generations of which all agents are kept, since they may still become parents; of older
-generations only ancestors are kept."""
+"""The generations for which an agent that is gone is kept, since it may still become a parent."""
 
 
 class Paths:
-    """The agents so far, by id. The curve of an agent begins with that of its ancestors.
-
-    Agents without descendants are dropped, so with selection memory grows with the number of generations, not of
-    agents; without selection none are dropped.
-    """
+    """The agents that live or may become parents, each with its line of descent."""
 
     def __init__(self) -> None:
-        self._nodes: dict[int, list[Node]] = {}
-        self._living: list[int] = []
+        self._newest: dict[int, Node] = {}
 
-    def add(self, record: Record) -> None:
-        for agent in record.agents:
-            drawn = replace(agent, hyperparameters={}, architectures={})
-            self._nodes.setdefault(agent.id, []).append(Node(record.generation, record.step, drawn))
-        self._living = [agent.id for agent in record.agents]
-        if record.generation % RECENT == 0:
-            self._forget(record.generation - RECENT)
+    def add(self, record: Record) -> list[Node]:
+        """Add the agents of a generation, and return them in their order."""
+        living = [Node(record.generation, record.step, agent, self._before(agent)) for agent in record.agents]
+        oldest = record.generation - RECENT
+        self._newest = {id: node for id, node in self._newest.items() if node.generation > oldest}
+        self._newest |= {node.agent.id: node for node in living}
+        return living
 
-    def living(self) -> dict[int, list[Node]]:
-        """Return the lineage of each agent of the newest generation, from an initial agent to itself."""
-        return {agent: self._path(agent) for agent in self._living}
-
-    def parent(self, node: Node) -> Node | None:
-        """Return the parent of an agent in the generation in which the child was created, or None if not known."""
-        before = node.agent.parent_generation or node.generation - 1
-        older = [one for one in self._nodes.get(node.agent.parent or 0, ()) if one.generation <= before]
-        return older[-1] if node.agent.parent is not None and older else None
-
-    def _forget(self, generation: int) -> None:
-        """Drop nodes up to `generation` that have no descendants in later generations."""
-        newest: dict[int, int] = {}  # The newest generation needed of each agent.
-        for nodes in self._nodes.values():
-            node: Node | None = nodes[-1]
-            if nodes[-1].generation <= generation:
-                continue
-            while node is not None and newest.get(node.agent.id, 0) < node.generation:
-                newest[node.agent.id] = node.generation
-                node = self.parent(self._nodes[node.agent.id][0])
-        self._nodes = {
-            id: [node for node in nodes if node.generation <= newest[id]]
-            for id, nodes in self._nodes.items()
-            if id in newest
-        }
-
-    def _path(self, agent: int) -> list[Node]:
-        path: list[Node] = []
-        nodes = self._nodes[agent]
-        while nodes:
-            path = nodes + path
-            parent = self.parent(nodes[0])
-            nodes = [] if parent is None else [one for one in self._nodes[parent.agent.id] if one.step <= parent.step]
-        return path
+    def _before(self, agent: AgentRecord) -> Node | None:
+        if agent.id in self._newest or agent.parent is None:
+            return self._newest.get(agent.id)
+        node = self._newest.get(agent.parent)
+        born = agent.parent_generation
+        while node is not None and born is not None and node.generation > born:
+            node = node.before
+        return node
 
 
-def thinned(path: list[Node], most: int) -> list[Node]:
-    """Return at most `most` evenly spaced nodes of a path, including the last one."""
-    stride = -(-len(path) // most)
-    return path[(len(path) - 1) % stride :: stride]
+def thinned(items: Sequence[Item], most: int) -> Sequence[Item]:
+    """At most `most` evenly spaced items, including the last one."""
+    stride = max(1, -(-len(items) // most))
+    return items[(len(items) - 1) % stride :: stride]
 
 
 def run_id(directory: Path) -> str:
     """The id of the run in `directory` for W&B and Trackio, drawn at random once and stored in its `tracking.json`."""
     path = directory / "tracking.json"
-    try:
-        id = json.loads(read_bytes(path))["wandb"]
-        if RUN_ID.fullmatch(id):
-            return str(id)
-        reason = "its id is not 1 to 64 lowercase letters and digits"
-    except FileNotFoundError:
-        reason = None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, UserError) as error:
-        reason = f"it holds no id ({type(error).__name__})"
-    if reason:
+    if path.exists():
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            if RUN_ID.fullmatch(id := read_json(path)["wandb"]):
+                return str(id)
         warnings.warn(
-            f"{path}: {reason}; the tracker gets a new run, with the whole history", EvorlWarning, stacklevel=2
+            f"{path}: holds no id of 1 to 64 lowercase letters and digits; the tracker gets a new run, with the whole "
+            "history",
+            EvorlWarning,
+            stacklevel=2,
         )
     # A sweep agent waits for the run with the id that it passed.
     swept = os.environ.get("WANDB_RUN_ID", "") if os.environ.get("WANDB_SWEEP_ID") else ""

@@ -92,8 +92,9 @@ class WeightsAndBiases(Tracker):
             wandb.teardown()
             self._run = self._begun(directory, "offline")
         self._directory = directory
-        self._tables = AgentTables()
-        self._takes_tables = True
+        self._paths = Paths()
+        self._takes_charts = True
+        self._charted = 0
         self._defined: set[str] = set()
         self._run.define_metric("global_steps", hidden=True)
         # W&B may be ahead of the checkpoint; it keeps its points of the generations that are trained again.
@@ -130,12 +131,12 @@ class WeightsAndBiases(Tracker):
             self._log_record(record)
 
     def _log_record(self, record: Record) -> None:
-        self._tables.add(record)
+        living = self._paths.add(record)
         if record.step < self._first:
             return
         points: dict[str, Any] = {self._name(name): value for name, value in record.points.items()}
-        if record.agents and self._takes_tables and self._tables.are_due(record.generation):
-            self._log_tables(record)
+        if living and self._takes_charts and self._are_due(record.generation):
+            self._log_charts(living, record)
         self._log(record.step, points)
 
     def log_within(self, step: int, points: Points) -> None:
@@ -174,14 +175,18 @@ class WeightsAndBiases(Tracker):
                     self._wandb.teardown()
             raise
 
-    def _log_tables(self, record: Record) -> None:
-        """Add tables and charts to the next logged step. They are uploaded separately, so they can fail alone."""
-        lineage = self._wandb.Table(columns=list(LINEAGE), data=self._tables.lineage())
-        points = {"lineage": lineage, **charts(self._tables, record)}
+    def _are_due(self, generation: int) -> bool:
+        """True if this generation uploads charts: uploading every time would cost quadratically many rows."""
+        due = generation <= EACH or generation >= 1.05 * self._charted
+        self._charted = generation if due else self._charted
+        return due
+
+    def _log_charts(self, living: Sequence[Node], record: Record) -> None:
+        """Add the charts of all agents to the next logged step; they are uploaded separately and can fail alone."""
         try:
-            self._run.log(points, step=max(record.step, self._next), commit=False)
+            self._run.log(charts(living, record.points), step=max(record.step, self._next), commit=False)
         except Exception as error:
-            self._takes_tables = False
+            self._takes_charts = False
             what = f"W&B rejected the table of agents, so no more are sent: {str(error)[:300]}"
             warnings.warn(what, EvorlWarning, stacklevel=2)
 
@@ -256,48 +261,22 @@ def _has_key(address: str) -> bool:
         return False
 
 
-class AgentTables:
-    """The W&B tables of a run: the lineage, and the curves of agents."""
-
-    def __init__(self) -> None:
-        self._paths = Paths()
-        self._lineage: list[list[Any]] = []
-        self._last = 0
-
-    def add(self, record: Record) -> None:
-        self._paths.add(record)
-        for agent in record.agents:
-            fitness = agent.points.get("fitness/agents")
-            shown = cell(agent.architectures), cell(agent.hyperparameters)
-            self._lineage.append([record.generation, agent.id, agent.parent, agent.mutation, fitness, *shown])
-        del self._lineage[:-MOST_ROWS]
-
-    def are_due(self, generation: int) -> bool:
-        """Return True if this generation uploads tables: uploading every time would cost quadratically many rows."""
-        due = generation <= EACH or generation >= 1.05 * self._last
-        self._last = generation if due else self._last
-        return due
-
-    def lineage(self) -> list[list[Any]]:
-        return self._lineage
-
-    def curves(self) -> tuple[tuple[str, ...], list[list[Any]]]:
-        """Return the column names and the rows of the agents' curves."""
-        living = self._paths.living()
-        most = max(2, MOST_ROWS // max(1, len(living)))
-        lines = {_label(path): thinned(path, most) for path in living.values()}
-        names = list({name: None for path in lines.values() for node in path for name in node.agent.points})
-        rows = [
-            [node.step, label, node.generation, node.agent.id, node.agent.mutation]
-            + [node.agent.points.get(name) for name in names]
-            for label, path in lines.items()
-            for node in path
-        ]
-        return (*OWN, *names), rows
+def curves(living: Sequence[Node]) -> tuple[list[str | int], list[list[Any]]]:
+    """The column names and the rows of the curves of the agents that live, from their first ancestors on."""
+    most = max(2, MOST_ROWS // max(1, len(living)))
+    lines = {_label(path): thinned(path, most) for path in (node.path() for node in living)}
+    names = list({name: None for path in lines.values() for node in path for name in node.agent.points})
+    rows = [
+        [node.step, label, node.generation, node.agent.id, node.agent.mutation]
+        + [node.agent.points.get(name) for name in names]
+        for label, path in lines.items()
+        for node in path
+    ]
+    return [*OWN, *names], rows
 
 
-def charts(tables: AgentTables, record: Record) -> dict[str, Any]:
-    """Return one chart per metric of the agents in `record`, by W&B key."""
+def charts(living: Sequence[Node], means: Points) -> dict[str, Any]:
+    """One chart per metric of the agents that live, by W&B key; those of `means` have a chart of the mean, too."""
     import wandb
     from wandb.plot.custom_chart import CustomChart, CustomChartSpec
 
@@ -308,13 +287,13 @@ def charts(tables: AgentTables, record: Record) -> dict[str, Any]:
         def table_key(self) -> str:
             return TABLE
 
-    columns, rows = tables.curves()
-    table = wandb.Table(columns=list(columns), data=rows, allow_mixed_types=True)
+    columns, rows = curves(living)
+    table = wandb.Table(columns=columns, data=rows, allow_mixed_types=True)
     by_key = {}
-    for name in dict.fromkeys(name for agent in record.agents for name in agent.points):
+    for name in dict.fromkeys(name for node in living for name in node.agent.points):
         fields = {"step": "global_steps", "lineKey": "line", "lineVal": name}
         words = {"title": name.rpartition("/")[2].replace("_", " "), "xname": "environment steps of all agents"}
-        shown = name in record.points and not name.startswith(MEANS)
+        shown = name in means and not name.startswith(MEANS)
         by_key[f"{name}_by_agent" if shown else name] = CustomChart(table, OfOneTable(SPECIFICATION, fields, words))
     return by_key
 

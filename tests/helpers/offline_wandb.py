@@ -71,9 +71,12 @@ def panels(directory: Path) -> Counter[str]:
             name, *rest = item.nested_key or (item.key,)
             if rest == ["_type"]:
                 kinds[name] = json.loads(item.value_json)
-            elif not rest and record.HasField("history") and not name.startswith("_"):
+            elif not rest and not name.startswith("_"):
                 value = json.loads(item.value_json)
-                kinds.setdefault(name, value["_type"] if isinstance(value, dict) else "numbers")
+                if isinstance(value, dict) and "_type" in value:
+                    kinds.setdefault(name, value["_type"])
+                elif record.HasField("history"):
+                    kinds.setdefault(name, "numbers")
     return Counter(kind for name, kind in kinds.items() if name not in hidden)
 
 

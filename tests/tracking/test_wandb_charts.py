@@ -27,6 +27,10 @@ def recorded(run):
         for item in record.config.update:
             if list(item.nested_key[:2]) == ["_wandb", "visualize"]:
                 custom[item.nested_key[2]] = json.loads(item.value_json)["panel_config"]
+        for item in record.summary.update:
+            if item.key == "lineage":
+                path = json.loads(item.value_json)["path"]
+                tables["lineage"] = json.loads((directory / "files" / path).read_text())
         if record.HasField("history"):
             items = {tuple(item.nested_key) or (item.key,): json.loads(item.value_json) for item in record.history.item}
             for key, value in items.items():
@@ -121,8 +125,8 @@ def test_tracker_paths_lead_through_parents():
     paths = Paths()
     first = [generation(1, (0, None, None), (1, None, None)), generation(2, (0, None, None), (2, 1, 1))]
     for record in [*first, generation(3, (3, 1, 1), (4, 0, 2), (2, 1, 1))]:
-        paths.add(record)
-    found = {id: [(node.generation, node.agent.id) for node in path] for id, path in paths.living().items()}
+        living = paths.add(record)
+    found = {node.agent.id: [(each.generation, each.agent.id) for each in node.path()] for node in living}
     assert found == {3: [(1, 1), (3, 3)], 4: [(1, 0), (2, 0), (3, 4)], 2: [(1, 1), (2, 2), (3, 2)]}
 
 

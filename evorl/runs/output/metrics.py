@@ -201,27 +201,23 @@ def record_of(row: Mapping[str, Any], varying: frozenset[str], use: Use) -> Reco
 
 
 def _agent(row: Mapping[str, Any], index: int, varying: frozenset[str], use: Use) -> AgentRecord:
-    hyperparameters = {name: use(name, value) for name, value in row["hyperparameters"][index].items()}
-    architectures = row["architectures"][index]
-    sizes = {name: sum(map(size, architectures.values())) for name, size in SIZES.items()}
-    lengths, generations = row.get("train_length"), row.get("parent_generations")
+    hyperparameters = row["hyperparameters"][index].items()
+    sizes = {name: sum(map(size, row["architectures"][index].values())) for name, size in SIZES.items()}
     points = {
         "charts/episodic_return": row["train_return"][index],
-        "charts/episodic_length": lengths[index] if lengths else None,
+        "charts/episodic_length": row["train_length"][index],
         "fitness/agents": row["fitness"][index],
         **{f"fitness/{name}": values[index] for name, values in row.get("terms", {}).items()},
         **{f"losses/{name}": values[index] for name, values in row["metrics"].items()},
-        **{f"hyperparameters/{name}": value for name, value in hyperparameters.items() if name in varying},
+        **{f"hyperparameters/{name}": use(name, value) for name, value in hyperparameters if name in varying},
         **{f"architecture/{name}": size for name, size in sizes.items() if size and "architecture" in varying},
     }
     return AgentRecord(
         id=row["agents"][index],
         parent=row["parents"][index],
-        parent_generation=generations[index] if generations else None,
+        parent_generation=row["parent_generations"][index],
         mutation=row["mutations"][index],
         points=_finite(points),
-        hyperparameters=hyperparameters,
-        architectures=architectures,
     )
 
 
