@@ -42,7 +42,8 @@ from evorl.system.console import say
 from evorl.system.extras import EXTRAS, require
 from evorl.system.processes import is_first_rank, usable_cores
 from evorl.system.signals import LAUNCHED
-from evorl.tracking import TRACKER_PATIENCE, TRACKERS, check_exclusions
+from evorl.tracking.tracker import TRACKER_PATIENCE, check_exclusions
+from evorl.tracking.trackers import TRACKERS
 from evorl.types.agents import Architecture
 from evorl.types.outcomes import EvorlWarning, UserError
 

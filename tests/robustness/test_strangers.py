@@ -15,7 +15,7 @@ from evorl.commands.train import LOCAL_LAUNCHER, resume_command
 from evorl.runs.launch import check
 from evorl.runs.program import run_program
 from evorl.system.processes import check_room, free_memory
-from evorl.tracking import shared_settings
+from evorl.tracking.tracker import shared_settings
 from evorl.types.outcomes import UserError
 
 CANARY = "from pathlib import Path\nPath({path!r}).write_text('ran')\n"

@@ -9,7 +9,7 @@ import wandb
 from helpers.support import config, train
 
 from evorl.system import extras
-from evorl.tracking import announcements
+from evorl.tracking.trackers import announcements
 from evorl.tracking.wandb import WeightsAndBiases
 
 TOLD = "settings, metrics, lineage, printed lines and the best agent go to the project"

@@ -15,8 +15,8 @@ from helpers.support import config, lines, train
 from tensorboard.backend.event_processing import plugin_event_accumulator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from evorl.tracking import TRACKERS, Trackers
 from evorl.tracking.tracker import Record, run_id
+from evorl.tracking.trackers import TRACKERS, Trackers
 from evorl.types.outcomes import EvorlWarning
 
 HISTORY = [Record(number, 10 * number, {"x": -number, "time/training": number}) for number in range(1, 8)]

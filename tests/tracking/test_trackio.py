@@ -9,14 +9,14 @@ import sys
 import pytest
 from helpers.support import ROOT, config
 
-from evorl.tracking import announcements
+from evorl.tracking.trackers import announcements
 
 PROGRAM = """
 import sys
 from pathlib import Path
 from helpers.support import config
-from evorl.tracking import Trackers
 from evorl.tracking.tracker import Record
+from evorl.tracking.trackers import Trackers
 
 history = [Record(number, 10 * number, {"x": -number, "losses/q_loss": 0.5}) for number in range(1, 8)]
 settings = ("tracking={backends: [trackio], project: mine, exclude: [environment.kwargs]}", "seed=7")

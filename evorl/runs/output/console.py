@@ -30,7 +30,7 @@ from evorl.runs.reading.trust import code_to_allow
 from evorl.runs.storage.directory import from_here
 from evorl.system.console import compact, digits, duration, say, speed
 from evorl.system.plugins import SCRIPT
-from evorl.tracking import announcements
+from evorl.tracking.trackers import announcements
 from evorl.types.agents import UNCHANGED, Mutation
 from evorl.types.outcomes import FINISHED, STOPPED
 

@@ -33,7 +33,8 @@ from evorl.runs.storage.json_lines import JsonLines
 from evorl.runs.storage.progress import Progress
 from evorl.system.console import Terminal, WarnOnce, say, speed
 from evorl.system.files import reason
-from evorl.tracking import Record, Trackers
+from evorl.tracking.tracker import Record
+from evorl.tracking.trackers import Trackers
 from evorl.types.agents import Agent
 from evorl.types.outcomes import FINISHED, STOPPED, EvorlWarning, RunFailed
 

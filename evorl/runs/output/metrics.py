@@ -22,7 +22,7 @@ from evorl.population import Learner
 from evorl.runs.agents.elite import Elite
 from evorl.runs.agents.fitness import Fitness
 from evorl.runs.output.callbacks import LOGGED
-from evorl.tracking import AgentRecord, Points, Record
+from evorl.tracking.tracker import AgentRecord, Points, Record
 from evorl.types.agents import Agent
 
 SIZES: Mapping[str, Callable[[Mapping[str, Any]], int]] = {
