@@ -70,14 +70,14 @@ PAIRS = TypeAdapter(Annotated[list[tuple[Measured | None, Measured | None]], Fie
 
 @dataclass(frozen=True)
 class Lives:
-    """The lives of the `drawn` generations, and the fitness changes from parent to child over all generations.
+    """The `lives` of the generations that are drawn, and the fitness changes from parent to child over all generations.
 
     `parents` has the predecessor of a drawn life: the same agent a generation earlier, or its parent; where generations
     are left out, the nearest such ancestor that is drawn. `changes` are by kind of mutation and, for hyperparameters,
     also by name.
     """
 
-    drawn: Sequence[Stage]
+    lives: Sequence[Stage]
     parents: Mapping[Key, Stage]
     changes: Mapping[tuple[str, str], Sequence[float]]
     count: int
@@ -110,21 +110,15 @@ def read_lives(stages: Iterable[Stage], generations: Container[int]) -> Lives:
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """A run: its generations, the lives that are drawn, and the elite's lineage (`winner`) in all generations."""
+class Drawn(Lives):
+    """A run: its lives, its generations, and the elite's lineage (`winner`) in all generations."""
 
     name: str
     config: dict[str, Any]
     generations: Sequence[Generation]
-    lives: Sequence[Stage]
     winner: Sequence[Stage]
     summary: dict[str, Any]
-    parents: Mapping[Key, Stage] = field(default_factory=dict)
-    """The predecessor of a life, as in `Lives`."""
-    changes: Mapping[tuple[str, str], Sequence[float]] = field(default_factory=dict)
-    count: int = 0
-    """The number of all lives, drawn or not."""
-    standings: Standings | None = None
+    standings: Standings | None
     """The league at the newest checkpoint, where the environment is a game and that checkpoint can be read."""
 
     @property
@@ -228,7 +222,7 @@ def load(path: Path) -> Drawn:
         drawn = {numbers[0], born, *numbers[(len(numbers) - 1) % stride :: stride]}
         stages = (stage_of(row, lineage) for row in JsonLines(lineage).rows())
         lives = read_lives(stages, recorded & drawn)
-        if not lives.drawn:
+        if not lives.lives:
             raise UserError(f"{path}: {NOTHING}")
         winner: list[Stage] = []
         with suppress(UserError):  # A damaged lineage is drawn as far as it goes.
@@ -238,9 +232,14 @@ def load(path: Path) -> Drawn:
     except (ValueError, KeyError) as error:
         raise UserError(f"{path}: its metrics cannot be read: {on_one_line(str(error))[:200]}") from error
     return Drawn(
-        path.resolve().name, overview.config, generations, lives.drawn, winner[::-1], overview.summary,
-        lives.parents, lives.changes, lives.count, _standings(path),
-    )  # fmt: skip
+        **vars(lives),
+        name=path.resolve().name,
+        config=overview.config,
+        generations=generations,
+        winner=winner[::-1],
+        summary=overview.summary,
+        standings=_standings(path),
+    )
 
 
 def load_several(paths: Sequence[Path]) -> list[Drawn]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.resources
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from signal import Signals
@@ -19,7 +18,6 @@ from evorl.runs.reading.lineage import Stage
 from evorl.system.console import compact, digits, duration
 from evorl.system.extras import require
 
-HERE = Path(__file__).parent
 Fact = tuple[str, str]
 CHANGES = 300
 """The number of newest agents in the elite's lineage that are listed."""
@@ -36,8 +34,9 @@ def page(runs: Sequence[Drawn]) -> str:
     import jinja2
 
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(HERE), autoescape=True, undefined=jinja2.StrictUndefined
+        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
     )
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     together = groups(runs)
     drawn = {f"compare-{name}": figures.comparison(together, name) for name in measures(runs)} if len(runs) > 1 else {}
     parts = []
@@ -51,17 +50,9 @@ def page(runs: Sequence[Drawn]) -> str:
         measures=measures(runs),
         confirmed=all(run.confirms for run in runs),
         compared=compared(together) if len(runs) > 1 else [],
-        style=_literal("page.css"),
-        script=_literal("page.js"),
-        plotly=_plotly(),
-        figures=_markup(embedded(drawn)),
+        plotly=(importlib.resources.files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8"),
+        figures=drawn,
     )
-
-
-def embedded(value: Any) -> str:
-    """Encode as JSON that is safe inside a script element: no character in it can close the element."""
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _figures(run: Drawn) -> Mapping[str, figures.Figure | None]:
@@ -94,21 +85,6 @@ def _words(run: Drawn) -> dict[str, Any]:
         "effects": effect_rows(effects(run)),
         "config": as_yaml(run.config, allow_unicode=True),
     }
-
-
-def _literal(name: str) -> Any:
-    return _markup((HERE / name).read_text())
-
-
-def _plotly() -> Any:
-    return _markup((importlib.resources.files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8"))
-
-
-def _markup(text: str) -> Any:
-    """Mark text as safe to insert unescaped: it is not from a run, or has been escaped."""
-    import markupsafe
-
-    return markupsafe.Markup(text)
 
 
 def badges(run: Drawn) -> list[tuple[str, str, str]]:
