@@ -7,7 +7,7 @@ are drawn. A run's files may be untrusted, so types and sizes are validated here
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -243,24 +243,15 @@ def load(path: Path) -> Drawn:
 
 
 def load_several(paths: Sequence[Path]) -> list[Drawn]:
-    """Read several runs, each once, in the order of their first mention.
-
-    Runs whose directories share a name are named by the shortest distinct ends of their paths.
-    """
+    """Read several runs, each once, in the order of their first mention; where directories share a name by path."""
     places: dict[Path, Path] = {}
     for path in paths:
         # A run that a shell's pattern names once more would otherwise count as several seeds.
         places.setdefault(path.resolve(), path)
-    return [replace(load(path), name=_name(place, list(places))) for place, path in places.items()]
-
-
-def _name(path: Path, paths: Sequence[Path]) -> str:
-    """Return the shortest end of a path that no other of `paths` has."""
-    for count in range(1, len(path.parts)):
-        end = path.parts[-count:]
-        if all(other == path or other.parts[-count:] != end for other in paths):
-            break
-    return "/".join(path.parts[-count:])
+    names = Counter(place.name for place in places)
+    return [
+        load(path) if names[place.name] == 1 else replace(load(path), name=str(path)) for place, path in places.items()
+    ]
 
 
 def _standings(path: Path) -> Standings | None:
