@@ -1,4 +1,4 @@
-"""Lines within a generation: how far it is, how fast, how long it will take, and what would shorten it."""
+"""Lines within a generation: how far it is, how fast, and how long it will take."""
 
 import re
 
@@ -16,11 +16,11 @@ class Clock:
         return self.now
 
 
-def lines_of(advances, *, total=10_000, generation=2, done=0):
+def lines_of(advances):
     """What is said after (seconds, steps, recent episodes) and at the evaluation."""
     said, clock = [], Clock()
-    progress = ProgressLines(said.append, agents=4, estimates_only=False, clock=clock)
-    progress.begin(generation, done, total)
+    progress = ProgressLines(said.append, agents=4, clock=clock)
+    progress.begin(2, 0, 10_000)
     for seconds, steps, recent in advances:
         clock.now += seconds
         progress.advance(steps, recent)
@@ -34,17 +34,6 @@ def test_a_line_comes_every_half_minute_with_the_speed_since_the_last_one():
         "gen 2 | 1.8k of 10k steps (18%) | 40 steps/s of all agents | 14 min left of the generation | return 22",
         "gen 2 | evaluation",
     ]
-
-
-def test_a_long_first_generation_is_told_once_with_what_shortens_it():
-    advances = [(10, 1_000, ""), (10, 1_000, ""), (9, 900, ""), (0.5, 50, "")]
-    assert lines_of(advances, total=100_000, generation=1) == [
-        "the first generation takes about 17 min at 400 steps/s of all agents; evolution.steps=30000 would shorten it "
-        "to about 5 min"
-    ]
-    assert lines_of(advances, total=29_000, generation=1) == []
-    assert lines_of(advances, total=100_000, generation=2) == []
-    assert lines_of(advances, total=100_000, generation=1, done=10) == []
 
 
 @pytest.mark.parametrize("watched", [False, True])

@@ -41,11 +41,7 @@ MOST = 3
 """Mutations that a line lists; the rest are only counted."""
 LINE_SECONDS = 30.0
 """Seconds between two progress lines."""
-FIRST_LOOK = 20.0
-"""Seconds after which the length of the first generation is estimated."""
 APPLE = "Apple's GPU (device mps) is not used: evorl trains on CPUs and on GPUs of CUDA"
-LONG = 300.0
-"""Seconds of a generation above which the estimate is printed."""
 
 
 def announce(config: AnyConfig, ranks: Ranks) -> None:
@@ -157,41 +153,27 @@ def _number(value: float) -> str:
 class ProgressLines:
     """Progress lines during a generation, for outputs without a progress bar. Steps are those of each agent.
 
-    A line says how far the generation is, how fast, and how long it will take. The speed is measured since the last
-    line. If a run's first generation will be long, one line says how to shorten it; this is the only line if
-    `estimates_only`, as beside a progress bar.
+    A line says how far the generation is, how fast since the last line, and how long it will take.
     """
 
-    def __init__(
-        self,
-        say: Callable[[str], None],
-        agents: int,
-        *,
-        estimates_only: bool,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
+    def __init__(self, say: Callable[[str], None], agents: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self._say = say
         self._agents = agents
-        self._estimates_only = estimates_only
         self._clock = clock
         self._generation = self._total = self._done = self._before = 0
         self._since = 0.0
-        self._looks = self._spoke = False
+        self._spoke = False
 
     def begin(self, generation: int, done: int, total: int) -> None:
         """Begin a generation of `total` steps, or go on after `done` of them."""
         self._generation, self._done, self._total, self._before = generation, done, total, done
-        self._since = self._clock()
-        self._looks, self._spoke = generation == 1 and done == 0, False
+        self._since, self._spoke = self._clock(), False
 
     def advance(self, steps: int, recent: str) -> None:
         """Count steps, and say a line if it is due; `recent` describes the latest episodes."""
         self._done += steps
         seconds = self._clock() - self._since
-        if self._looks and seconds >= FIRST_LOOK:
-            self._looks = False
-            self._estimate(self._done / seconds)
-        if seconds < LINE_SECONDS or self._estimates_only:
+        if seconds < LINE_SECONDS:
             return
         rate = (self._done - self._before) / seconds
         parts = [
@@ -207,15 +189,6 @@ class ProgressLines:
     def evaluate(self) -> None:
         if self._spoke:
             self._say(f"gen {self._generation} | evaluation")
-
-    def _estimate(self, rate: float) -> None:
-        if self._total / rate <= LONG:
-            return
-        fewer = float(f"{rate * LONG:.1g}")
-        self._say(
-            f"the first generation takes about {duration(self._total / rate)} at {speed(rate * self._agents)}; "
-            f"evolution.steps={max(1, round(fewer))} would shorten it to about {duration(fewer / rate)}"
-        )
 
 
 def generation_line(row: Row, born: Sequence[Row], config: AnyConfig) -> str:

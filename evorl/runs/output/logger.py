@@ -93,7 +93,8 @@ class Logger:
             unit_scale=True,
             disable=not Terminal().isatty(),
         )
-        self._progress_lines = ProgressLines(self._tell, config.population.agents, estimates_only=not self._bar.disable)
+        tell = self._tell if self._bar.disable else (lambda line: None)
+        self._progress_lines = ProgressLines(tell, config.population.agents)
         self._phase = ""
         self._recent = ""
         self._speed = ""
