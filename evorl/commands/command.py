@@ -101,7 +101,7 @@ def parser_of(name: str, kind: type[argparse.ArgumentParser] = argparse.Argument
 
 def run_command(arguments: Sequence[str]) -> None:
     from evorl.config.yaml import plain_assignments
-    from evorl.runs.program import Parser, parse
+    from evorl.runs.program import Parser
     from evorl.system.files import reason
     from evorl.types.outcomes import UserError
 
@@ -111,7 +111,7 @@ def run_command(arguments: Sequence[str]) -> None:
     name, *rest = arguments
     if mistake := mistake_in(name):
         raise UserError(mistake)
-    parsed = parse(parser_of(name, Parser), plain_assignments(rest))
+    parsed = parser_of(name, Parser).parse_intermixed_args(plain_assignments(rest))
     try:
         COMMANDS[name].function(parsed)
     except OSError as error:

@@ -35,7 +35,7 @@ from evorl.population.evaluation import MAX_COPIES
 from evorl.runs.agents.comparison import FEWEST_PAIRS
 from evorl.runs.agents.opponents import Task, benchmark_of, is_run, opponent_of
 from evorl.runs.output.video import check_encoder
-from evorl.runs.program import Parser, parse
+from evorl.runs.program import Parser
 from evorl.runs.reading.hub import is_on_hub
 from evorl.runs.storage.directory import from_here
 from evorl.system.console import say
@@ -136,7 +136,7 @@ def load_config(arguments: Sequence[str], default: Path, asynchronous: bool | No
     parser.add_argument(
         "--verbose", "-v", action="store_true", help="print more at the start; short for run.verbose=true"
     )
-    parsed = parse(parser, plain_assignments(arguments, "seed"))
+    parsed = parser.parse_intermixed_args(plain_assignments(arguments, "seed"))
     settings = read_config(parsed.config, [*parsed.overrides, *([VERBOSE] if parsed.verbose else [])])
     config = check(launched(_with_named(settings, parsed.overrides), asked_for_bf16()))
     if asynchronous not in (None, config.actors is not None):

@@ -46,18 +46,6 @@ class Parser(argparse.ArgumentParser):
         raise Answered(status)
 
 
-def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse arguments in any order; an unknown option is a UserError."""
-    answer = parser.parse_known_intermixed_args(arguments)
-    parsed: argparse.Namespace = answer[0]
-    unknown: list[str] = answer[1]
-    if unknown:
-        takes_settings = any(action.nargs == "*" and not action.option_strings for action in parser._actions)
-        advice = "; settings are written key.path=value" if takes_settings else ""
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}{advice}")
-    return parsed
-
-
 def is_initialized() -> bool:
     """True if this process has joined a process group; False if the module that joins one is not imported."""
     ranks = sys.modules.get("evorl.distributed.ranks")
