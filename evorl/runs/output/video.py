@@ -38,8 +38,6 @@ FILM_STEPS = 5000
 """The maximum number of steps in a video of the elite, since other ranks wait for it. Pong may take 3,000 per game."""
 MAX_RATE = 1000
 """The maximum number of frames per second."""
-NO_MODE = ("unexpected keyword argument 'render_mode'", "takes no arguments")
-"""Words of Python's errors for an environment without a render mode."""
 ENLARGED = 4
 """The upscaling factor of frames shown as the agent observes them."""
 
@@ -78,7 +76,7 @@ def play(
     rendered, sees = _shown(settings, mode)
     # As in evaluation, a lost life does not end the game, but FIRE is pressed after it.
     frames = stacked_frames(rendered)
-    vector = _made(rendered.model_copy(update={"life_loss_ends": False}) if frames else rendered)
+    vector = make_vector(rendered.model_copy(update={"life_loss_ends": False}) if frames else rendered, 1)
     if isinstance(vector, SyncVectorEnv):
         # A reset within the step that ends an episode would replace its last frame.
         vector.autoreset_mode = AutoresetMode.NEXT_STEP
@@ -123,18 +121,6 @@ def _simulated(
                 ended = bool(step.terminated | step.truncated) or steps == most
                 # A reset within the step has replaced the last picture.
                 yield None if ended else _picture(settings.id, environments.picture), total if ended else None, rate
-
-
-def _made(settings: Environment) -> Vector:
-    """A vector environment of one copy. Raises UserError if it cannot be made, or takes no render mode."""
-    try:
-        return make_vector(settings, 1)
-    except UserError as error:
-        if any(words in str(error) for words in NO_MODE):
-            raise UserError(
-                f"environment.id: {settings.id} cannot be rendered: its constructor takes no `render_mode`"
-            ) from error
-        raise
 
 
 def _frame_rate(vector: Vector, id: str) -> float:
@@ -214,19 +200,14 @@ def _picture(id: str, picture: Any) -> Image | None:
     """A picture as bytes, if there is one. Raises UserError for anything else."""
     if picture is None:
         return None
-    try:
-        image = np.asarray(picture)
-        # Floats from 0 to 1 would be filmed black, and larger integers would wrap around.
-        is_whole = image.dtype.kind in "iu" and image.size > 0 and image.min() >= 0 and image.max() <= 255
-        if is_whole and image.ndim == 3 and image.shape[2] == 3 and min(image.shape) >= 2:
-            return np.asarray(image, dtype=np.uint8)
-        description = f"an array {list(image.shape)} of {image.dtype}"
-        description += f" from {image.min():g} to {image.max():g}" if image.dtype.kind in "iuf" and image.size else ""
-    except (TypeError, ValueError):
-        description = shown(picture)
+    image = np.asarray(picture)
+    has_shape = image.ndim == 3 and image.shape[2] == 3 and min(image.shape) >= 2
+    # Floats from 0 to 1 would be filmed black, and larger integers would wrap around.
+    if has_shape and image.dtype.kind in "iu" and image.min() >= 0 and image.max() <= 255:
+        return np.asarray(image, dtype=np.uint8)
     raise UserError(
-        f"environment.id: render() of {id} gave {description}; a picture is an array [rows, columns, 3] of bytes, "
-        "0 to 255, with at least 2 rows and columns"
+        f"environment.id: render() of {id} gave {list(image.shape)} of {image.dtype}; a picture is an array "
+        "[rows, columns, 3] of bytes, 0 to 255, with at least 2 rows and columns"
     )
 
 
