@@ -17,7 +17,6 @@ from evorl.config.yaml import configuration_file
 from evorl.envs.json_spaces import space_from_json, space_to_json
 from evorl.envs.spaces import choices
 from evorl.envs.vector import for_evaluation, make_vector
-from evorl.runs.reading import loaded
 from evorl.types.outcomes import UserError
 
 
@@ -112,14 +111,8 @@ def test_agents_of_checkpoints_are_loaded_by_number_and_generation(trained_run):
 
 
 def test_load_makes_no_environment(trained_run, monkeypatch):
-    monkeypatch.setattr(loaded, "make_environments", None)
+    monkeypatch.setattr("gymnasium.make", None)
     assert evorl.load(trained_run).predict(np.zeros(4, np.float32))[0] in (0, 1)
-
-
-def test_load_without_environment_json_makes_the_environment(trained_run, tmp_path):
-    run = shutil.copytree(trained_run, tmp_path / "a")
-    (run / "environment.json").unlink()
-    assert evorl.load(run).observation_space == evorl.load(trained_run).observation_space
 
 
 PARTS = {"a": np.zeros((12, 12), np.uint8), "b": np.zeros(1, np.float32)}

@@ -15,11 +15,9 @@ from numpy.typing import ArrayLike, NDArray
 from evorl.algorithms import Algorithm, make_algorithm
 from evorl.config import AnyConfig
 from evorl.config.errors import on_one_line, shown
-from evorl.envs import make_environments
-from evorl.envs.json_spaces import interface_from_json, interface_to_json
+from evorl.envs.json_spaces import interface_from_json
 from evorl.envs.reading import ObservationReader, action_reader, flat_mask
 from evorl.envs.spaces import MASK, EnvSpec, allows_each_choice, choices, parts_of
-from evorl.envs.tensor.sources import device_of
 from evorl.population import Policy, check_agents
 from evorl.runs.reading.hub import local_run
 from evorl.runs.reading.trust import refuse_code
@@ -188,7 +186,7 @@ def _load(
     else:
         data, member = saved_settings(path), _saved(path, agent, generation)
     config = saved_config(data)
-    interface, reader = _interface(path, config, allow_code)
+    interface, reader = _interface(path / INTERFACE, config)
     if config.network.factory is not None:
         refuse_code(config, allow_code)
     algorithm = make_algorithm(config, interface)
@@ -196,14 +194,8 @@ def _load(
     return LoadedAgent(member, config, algorithm, reader, seed, run)
 
 
-def _interface(run: Path, config: AnyConfig, allow_code: bool) -> tuple[EnvSpec, ObservationReader]:
-    """The environment's spec and observation reader: from the run's file or, without one, the environment."""
-    file = run / INTERFACE
-    if not file.is_file():
-        refuse_code(config, allow_code)
-        with make_environments(config.environment, 1, 1, device_of(config.environment)) as environments:
-            data: Mapping[str, Any] = interface_to_json(environments.interface)
-        return interface_from_json(data, config.environment, str(file))
+def _interface(file: Path, config: AnyConfig) -> tuple[EnvSpec, ObservationReader]:
+    """The environment's spec and observation reader from a run's file. Raises UserError."""
     try:
         with file_errors(file):
             data = read_json(file)
