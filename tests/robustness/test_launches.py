@@ -19,7 +19,7 @@ from evorl.commands.train import launch_command
 from evorl.distributed import Launch, Peer, Ranks
 from evorl.distributed.ranks import choose_backend, join_attempt, loopback
 from evorl.runs.launch import refuse_options
-from evorl.runs.storage.directory import Owner
+from evorl.runs.storage.directory import has_used, owner_of
 from evorl.system.signals import signal_handlers
 from evorl.types.outcomes import UserError
 
@@ -75,11 +75,11 @@ def test_ranks_do_not_wait_for_ever_for_one_another():
 
 
 def test_an_owner_is_known_by_its_launch_alone(tmp_path):
-    owner = Owner.here(Launch("this", restarted=True))
-    (tmp_path / ".lock").write_text(json.dumps(owner.to_json() | {"pid": 1, "host": "another"}))
-    assert owner.had(tmp_path)
-    assert not Owner.here(Launch("this", restarted=False)).had(tmp_path)
-    assert not Owner.here(Launch("that", restarted=True)).had(tmp_path)
+    this = Launch("this", restarted=True)
+    (tmp_path / ".lock").write_text(json.dumps(owner_of(this) | {"pid": 1, "host": "another"}))
+    assert has_used(this, tmp_path)
+    assert not has_used(Launch("this", restarted=False), tmp_path)
+    assert not has_used(Launch("that", restarted=True), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,7 @@ def recorded(self, *arguments):
             os.kill(os.getpid(), signal.SIGKILL)
     elif self.progress.generation == 3 and self.ranks.is_main:
         resumed = self.config.model_copy(update={{"run": self.config.run.model_copy(update={{"resume": "auto"}})}})
-        another = directory.Owner.here(Launch("another", restarted=False))
-        refused(lambda: directory.RunDirectory.claim(resumed, another))
+        refused(lambda: directory.RunDirectory.claim(resumed, Launch("another", restarted=False)))
 
 Run.record = recorded
 sys.exit(run_program(online.main, sys.argv[1:]))

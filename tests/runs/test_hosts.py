@@ -8,7 +8,7 @@ import pytest
 from helpers.support import config
 
 from evorl.distributed.ranks import Launch
-from evorl.runs.storage.directory import Owner, RunDirectory
+from evorl.runs.storage.directory import RunDirectory, owner_of
 from evorl.system.files import Lock
 from evorl.types.outcomes import RunFailed, UserError
 
@@ -32,7 +32,7 @@ def test_a_rank_that_does_not_see_the_directory_of_the_main_process_is_an_error(
 
     launch = Launch("a launch", restarted=False)
     RunDirectory.open(settings, ranks_of_main(launch=launch, raise_if_any_failed=raises)).release()
-    owner = Owner.here(launch).to_json() | {"host": "node-a"}
+    owner = owner_of(launch) | {"host": "node-a"}
     (tmp_path / "a" / ".lock").write_text(json.dumps(owner))
 
     def seen_by_rank_1(path):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import time
 
@@ -13,7 +14,7 @@ from helpers.support import error_line, train
 from evorl.commands.command import run_command
 from evorl.runs.program import run_program
 from evorl.runs.reading.loaded import load
-from evorl.runs.reading.read import read_overview, read_run
+from evorl.runs.reading.read import read_run
 from evorl.system.files import entry, read_bytes, refuse_links_within, write_atomically
 from evorl.system.formats import decode_tensors, encode_tensors
 from evorl.types.outcomes import UserError
@@ -187,8 +188,6 @@ def test_a_replay_whose_numbers_or_tensors_lie_is_refused(run, capsys):
 def test_a_directory_in_place_of_a_file_is_refused(name, run, capsys):
     (run / name).unlink()
     (run / name).mkdir()
-    told = f"{name}: is a directory; a run has a file of this name"
-    assert told in refused(capsys)
-    for read in (read_overview, read_run):
-        with pytest.raises(UserError, match=told):
-            read(run)
+    assert re.search(f"{name}: (not a file|Is a directory)", refused(capsys))
+    with pytest.raises(UserError, match=f"{name}: not a file"):
+        read_run(run)

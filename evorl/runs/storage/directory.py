@@ -13,7 +13,6 @@ import shlex
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,19 +50,11 @@ CONFIG, METRICS, LINEAGE = "config.yaml", "metrics.jsonl", "lineage.jsonl"
 
 
 def check_run(run: Path) -> None:
-    """Raise UserError if a directory holds no run, or something that no run has (`refuse_strange_files`)."""
+    """Raise UserError if a directory holds no run, or links, pipes or devices (`refuse_links_within`)."""
     with file_errors(run):
         if not (run / CONFIG).is_file():
             raise UserError(f"{run}: there is no run here (no {CONFIG})")
-        refuse_strange_files(run)
-
-
-def refuse_strange_files(run: Path) -> None:
-    """Raise UserError if a directory contains links, pipes or devices, or a directory in place of a file of a run."""
-    refuse_links_within(run)
-    for name in FILES_OF_RUN:
-        if (run / name).is_dir():
-            raise UserError(f"{run / name}: is a directory; a run has a file of this name")
+        refuse_links_within(run)
 
 
 def saved_settings(run: Path) -> dict[str, Any]:
@@ -145,24 +136,14 @@ LOCK_PATIENCE = 10.0
 """Seconds to wait for another process that still uses a run's directory."""
 
 
-@dataclass(frozen=True)
-class Owner:
-    """The process, within a launch, that uses a run's directory."""
+def owner_of(launch: Launch) -> dict[str, Any]:
+    """What the lock of a run's directory says of this process, within its launch."""
+    return {"host": socket.gethostname(), "pid": os.getpid(), "launch": launch.name}
 
-    host: str
-    pid: int
-    launch: Launch
 
-    @classmethod
-    def here(cls, launch: Launch) -> Owner:
-        return cls(socket.gethostname(), os.getpid(), launch)
-
-    def to_json(self) -> dict[str, Any]:
-        return {"host": self.host, "pid": self.pid, "launch": self.launch.name}
-
-    def had(self, directory: Path) -> bool:
-        """True if an earlier attempt of the same, restarted launch used the directory."""
-        return self.launch.restarted and read_owner(directory).get("launch") == self.launch.name
+def has_used(launch: Launch, directory: Path) -> bool:
+    """True if an earlier attempt of the same, restarted launch used the directory."""
+    return launch.restarted and read_owner(directory).get("launch") == launch.name
 
 
 class RunDirectory:
@@ -181,18 +162,18 @@ class RunDirectory:
         self._locked = identity(path / LOCK)
 
     @classmethod
-    def claim(cls, config: AnyConfig, owner: Owner) -> RunDirectory:
+    def claim(cls, config: AnyConfig, launch: Launch) -> RunDirectory:
         """Claim the run's directory and lock it until the run ends. Raises UserError if it belongs to another run."""
         with file_errors(config.run.directory, CANNOT_WRITE):
-            path = _directory(config, owner)
+            path = _directory(config, launch)
             make_directory(path)
             lock = Lock(path, LOCK_PATIENCE)
         run = cls(path, config.checkpoint.keep, lock)
         try:
             with file_errors(path, CANNOT_WRITE):
-                run._take_over(config, owner.had(path))
+                run._take_over(config, has_used(launch, path))
                 # Sign last: a launcher's next attempt must not take over a directory that refused this one.
-                lock.sign(owner.to_json())
+                lock.sign(owner_of(launch))
         except BaseException:
             run.release()
             raise
@@ -204,18 +185,17 @@ class RunDirectory:
 
         Raises UserError on all ranks if it belongs to another run, or if a rank does not see the same directory.
         """
-        owner = Owner.here(ranks.launch)
         claimed: list[RunDirectory] = []
 
         def claim() -> bytes:
-            claimed.append(cls.claim(config, owner))
-            return json_bytes({"path": str(claimed[0].path), "owner": owner.to_json()})
+            claimed.append(cls.claim(config, ranks.launch))
+            return json_bytes({"path": str(claimed[0].path), "owner": owner_of(ranks.launch)})
 
         reply = json.loads(ranks.from_main(claim, "the run directory"))
         path, problem = Path(reply["path"]), ""
         if read_owner(path) != reply["owner"]:
             problem = (
-                f"run.directory: rank {ranks.rank} on {owner.host} does not see {path} of rank 0 on "
+                f"run.directory: rank {ranks.rank} on {socket.gethostname()} does not see {path} of rank 0 on "
                 f"{reply['owner']['host']}; all hosts need one directory, on a file system that they share"
             )
         try:
@@ -232,10 +212,14 @@ class RunDirectory:
             self._lock = None
 
     def _take_over(self, config: AnyConfig, restarted: bool) -> None:
-        refuse_strange_files(self.path)
+        refuse_links_within(self.path)
         there = {path.name for path in self.path.iterdir()} - {LOCK}
         if there and CONFIG in there:
-            self._refuse_another(config, restarted)
+            if config.run.resume == "never" and not restarted:
+                raise UserError(
+                    f"run.name: {self.path} already holds a run; choose another name, or go on with run.resume=auto"
+                )
+            check_same_run(self.path, config)
             self._check_checkpoints()
         elif any(not name.startswith(".") for name in there):
             raise UserError(f"run.name: {self.path} is not empty and holds no run; choose another name")
@@ -243,14 +227,6 @@ class RunDirectory:
         for name in FILES_OF_RUN:  # What killed writers have left; nobody else writes these files now.
             for path in (self.path / name).parent.glob(f".{Path(name).name}.*.partial"):
                 remove(path)
-
-    def _refuse_another(self, config: AnyConfig, restarted: bool) -> None:
-        """Raise UserError unless the run in this directory is the one that goes on, after a resume or a restart."""
-        if config.run.resume == "never" and not restarted:
-            raise UserError(
-                f"run.name: {self.path} already holds a run; choose another name, or go on with run.resume=auto"
-            )
-        check_same_run(self.path, config)
 
     def begin(self, config: AnyConfig, ranks: Ranks, *, finished: bool) -> None:
         """Write the configuration with which training begins or goes on (collective). Raises UserError on all ranks.
@@ -433,7 +409,7 @@ def way_to_change(run: Path, key: str, value: Any, config: AnyConfig) -> str:
     return f"`evorl train {where}/{CONFIG} {changed}{agents} --name NEW` begins a new run with it{which}"
 
 
-def _directory(config: AnyConfig, owner: Owner) -> Path:
+def _directory(config: AnyConfig, launch: Launch) -> Path:
     """The run's directory: by name, else that of an earlier attempt of this launch, else a new one."""
     directory, name = config.run.directory, config.run.name
     if name:
@@ -444,7 +420,7 @@ def _directory(config: AnyConfig, owner: Owner) -> Path:
         return path
     if config.run.resume == "auto":
         raise UserError("run.name: resuming needs the name of the run to resume")
-    earlier = [path for path in directory.glob("*") if owner.had(path)] if owner.launch.restarted else []
+    earlier = [path for path in directory.glob("*") if has_used(launch, path)] if launch.restarted else []
     if earlier:
         return max(earlier, key=lambda path: (path / LOCK).stat().st_mtime)
     stem = f"{plain_name(config)}-{time.strftime('%Y%m%d-%H%M%S')}"
