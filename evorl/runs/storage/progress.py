@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated
 
@@ -153,19 +152,17 @@ class Progress:
         """True if ranks held other parts of the population or of the replay than they do now."""
         return (self.ranks, self.placement) != (placement.ranks.size, placement.kind)
 
-    def changes_of_setup(self, config: AnyConfig, placement: Placement) -> Iterator[str]:
-        """Yield a description of each change since the setup was recorded."""
-        ranks, here, vectorization = placement.ranks.size, placement.kind, config.environment.vectorization
-        if self.ranks != ranks:
-            yield f"the number of ranks changed from {self.ranks} to {ranks}"
-        if self.placement != here:
-            yield f"the placement changed from {self.placement} to {here}"
-        if self.vectorization not in (None, vectorization):
-            yield f"environment.vectorization changed from {self.vectorization} to {vectorization}"
-        versions = _made_with(config, placement)
-        for name, value in self.made_with.items():
-            if value != versions.get(name):
-                yield f"{name} changed from {value} to {versions.get(name)}"
+    def changes_of_setup(self, config: AnyConfig, placement: Placement) -> list[str]:
+        """A description of each change since the setup was recorded."""
+        now = Progress()
+        now.note_setup(config, placement)
+        settings = {
+            "the number of ranks": (self.ranks, now.ranks),
+            "the placement": (self.placement, now.placement),
+            "environment.vectorization": (self.vectorization, now.vectorization),
+            **{name: (value, now.made_with.get(name)) for name, value in self.made_with.items()},
+        }
+        return [f"{name} changed from {was} to {value}" for name, (was, value) in settings.items() if was != value]
 
 
 def _made_with(config: AnyConfig, placement: Placement) -> dict[str, str]:
