@@ -64,12 +64,7 @@ def refuse_options(variables: Mapping[str, str] = os.environ) -> None:
     """Raise UserError if Accelerate was given an option that evorl does not support."""
     precision = variables.get(PRECISION, "no").lower()
     if precision not in PRECISIONS:
-        reason = (
-            "the range of float16 is too small for gradients, and each agent would need a scale of its own"
-            if precision == "fp16"
-            else "stacks of agents compute in float32 or bfloat16"
-        )
-        raise UserError(f"accelerate's mixed_precision: {precision} is not supported: {reason}; use 'bf16' or 'no'")
+        raise UserError(f"accelerate's mixed_precision: {precision} is not supported; use 'bf16' or 'no'")
     for option, (name, plain) in PLAIN.items():
         value = variables.get(name, plain)
         if value.lower() != plain:

@@ -113,8 +113,8 @@ def test_options_without_an_effect_are_refused(variable, value, option):
     )
 
 
-def test_half_precision_is_refused_with_the_reason():
-    with pytest.raises(UserError, match=r"mixed_precision: fp16 .*the range of float16 is too small.*; use 'bf16' or"):
+def test_half_precision_is_refused():
+    with pytest.raises(UserError, match=r"mixed_precision: fp16 is not supported; use 'bf16' or"):
         refuse_options({"ACCELERATE_MIXED_PRECISION": "fp16"})
 
 

@@ -85,11 +85,9 @@ def test_a_link_is_not_followed(run, tmp_path):
         read_run(run)
 
 
-def test_no_run_and_too_many_columns_are_errors(tmp_path):
+def test_no_run_is_an_error(tmp_path):
     with pytest.raises(UserError, match="there is no run here"):
         read_run(tmp_path)
-    with pytest.raises(UserError, match="more than 10,000 columns"):
-        columns([{str(number): number for number in range(10_001)}])
 
 
 @pytest.fixture(scope="module")

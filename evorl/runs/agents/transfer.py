@@ -41,7 +41,7 @@ def _trained(config: AnyConfig, algorithm: Algorithm, run: Path) -> list[Agent]:
     where = f"population.from: {run}"
     try:
         with local_run(run) as path:
-            origins = _elite(path) if config.population.from_agents == "elite" else _newest(path)
+            origins = [load_elite(path)[1]] if config.population.from_agents == "elite" else _newest(path)
             theirs = _config_of(path)
     except UserError as error:
         raise UserError(f"population.from: {error}") from error
@@ -72,10 +72,6 @@ def _trained(config: AnyConfig, algorithm: Algorithm, run: Path) -> list[Agent]:
         agent.mutation = replace(INITIAL, target=f"agent {origin.id} of {run.name}")
         agents.append(agent)
     return agents
-
-
-def _elite(run: Path) -> list[Agent]:
-    return [load_elite(run)[1]]
 
 
 def _newest(run: Path) -> list[Agent]:

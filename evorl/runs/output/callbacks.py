@@ -35,7 +35,8 @@ class Generation:
         self.number: int = row["generation"]
         self._row = row
         self._agents = agents
-        self._logged: dict[str, float | None] = {}
+        self.logged: dict[str, float | None] = {}
+        """The logged scalars by name; None for those that were not finite."""
 
     @cached_property
     def row(self) -> dict[str, Any]:
@@ -55,12 +56,7 @@ class Generation:
             number = float(value)
         except (TypeError, ValueError, OverflowError) as error:
             raise UserError(f"callbacks: {name} is logged as {shown(value)}, which is not a number") from error
-        self._logged[name] = number if math.isfinite(number) else None
-
-    @property
-    def logged(self) -> dict[str, float | None]:
-        """The logged scalars by name; None for those that were not finite."""
-        return dict(self._logged)
+        self.logged[name] = number if math.isfinite(number) else None
 
 
 Callback = Callable[[Generation], Stop | None]
@@ -82,8 +78,6 @@ def call_each(
         name = getattr(callback, "__name__", type(callback).__name__)
         if not isinstance(answer, Stop | None):
             raise UserError(f"callbacks: {name} returned {shown(answer)}; return evorl.Stop(reason), or nothing")
-        if answer is not None and not isinstance(answer.reason, str):
-            raise UserError(f"callbacks: {name} stops because of {shown(answer.reason)}, which is not a string")
         logged |= generation.logged
         stop = stop or answer
     return logged, stop

@@ -15,10 +15,6 @@ from evorl.config.fields import leaves
 from evorl.runs.storage.directory import ELITE_FACTS, LINEAGE, METRICS, SUMMARY, from_here, saved_settings
 from evorl.runs.storage.json_lines import JsonLines, Row
 from evorl.system.files import file_errors, read_json
-from evorl.types.outcomes import UserError
-
-MAX_COLUMNS = 10_000
-"""The maximum number of columns of a table; a manipulated file could name almost one per byte."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +75,7 @@ def read_run(path: str | Path) -> RunRecord:
 def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
     """Convert a table to columns [N] by name, with nested keys dotted as in `hyperparameters.gamma`.
 
-    Numeric columns are float64, with NaN for missing values; all others have dtype object. Raises UserError if there
-    are more than 10,000 columns, which no run writes.
+    Numeric columns are float64, with NaN for missing values; all others have dtype object.
     """
     table: dict[str, list[Any]] = {}
     for count, row in enumerate(rows):
@@ -89,8 +84,6 @@ def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
                 continue
             column = table.setdefault(name, [])
             column[count:] = [None] * (count - len(column)) + [value]
-        if len(table) > MAX_COLUMNS:
-            raise UserError(f"a table of more than {MAX_COLUMNS:,} columns, which no run writes")
     return {name: _array(column + [None] * (len(rows) - len(column))) for name, column in table.items()}
 
 

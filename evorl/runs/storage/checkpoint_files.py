@@ -73,11 +73,10 @@ class Checkpoints:
             if old != best:
                 self._remove(old)
 
-    def clear(self, after: int = 0) -> None:
-        """Remove all checkpoints numbered above `after`. Raises OSError."""
+    def clear(self) -> None:
+        """Remove all checkpoints. Raises OSError."""
         for number in self.generations():
-            if number > after:
-                self._remove(number)
+            self._remove(number)
 
     def _remove(self, generation: int) -> None:
         # Rename before removing, so that a kill in between cannot leave half a checkpoint.
