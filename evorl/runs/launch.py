@@ -369,56 +369,52 @@ def _check_game(config: AnyConfig, trains: bool) -> None:
         if RATING in config.evolution.fitness:
             raise UserError(f"evolution.fitness: {id} is not a two-player game, so nobody has a rating; use return")
         return
-    if len(config.population.places) > 1:
-        raise UserError(
-            f"population.islands: {id} is a game, whose agents meet each other and are rated together; leave islands "
-            "and control out"
-        )
-    league = config.league or LeagueSettings()
+    league, target = config.league or LeagueSettings(), config.training.target_fitness
     check_name("league.matchmaking", league.matchmaking, MATCHMAKING)
-    _check_both_seats(config, league)
-    if trains and config.evaluation.fitness == "training":
-        raise UserError(
+    learns_both = league.learn_from == "both"
+    is_rated = trains and RATING in config.evolution.fitness
+    mistakes = (
+        (
+            len(config.population.places) > 1,
+            f"population.islands: {id} is a game, whose agents meet each other and are rated together; leave islands "
+            "and control out",
+        ),
+        (
+            learns_both and league.matchmaking != "latest",
+            "league.learn_from: both: an agent that plays both seats has no opponents; use league.matchmaking=latest, "
+            f"not {league.matchmaking}",
+        ),
+        (
+            learns_both and config.network.recurrent,
+            "league.learn_from: both: a recurrent network would remember the turns of both seats as one; leave "
+            "network.recurrent out",
+        ),
+        (
+            trains and config.evaluation.fitness == "training",
             "evaluation.fitness: in a game agents train against different opponents, so their training returns cannot "
-            "be compared; use evaluation"
-        )
-    if trains and RATING in config.evolution.fitness:
-        _check_ratings(league, config.training.target_fitness)
-    if config.evaluation.environment is not None:
-        raise UserError(f"evaluation.environment: {id} is a game, measured against league.benchmark; leave it out")
-    if config.tracking.video:
-        raise UserError(f"tracking.video: {config.environment.id} is a game, and games are not recorded; leave it out")
-    if config.actors is not None:
-        raise UserError(
-            f"algorithm.name: {config.algorithm.name} learns from actor processes, and these play no games, such as "
-            f"{config.environment.id}; use ppo, a2c or dqn"
-        )
-
-
-def _check_both_seats(config: AnyConfig, league: LeagueSettings) -> None:
-    """Raise UserError where agents cannot learn from both seats."""
-    if league.learn_from == "own":
-        return
-    reason = None
-    if league.matchmaking != "latest":
-        reason = (
-            f"an agent that plays both seats has no opponents; use league.matchmaking=latest, not {league.matchmaking}"
-        )
-    elif config.network.recurrent:
-        reason = "a recurrent network would remember the turns of both seats as one; leave network.recurrent out"
-    if reason is not None:
-        raise UserError(f"league.learn_from: both: {reason}")
-
-
-def _check_ratings(league: LeagueSettings, target: float | None) -> None:
-    """Raise UserError if the archive is too small to keep the agent rated 0, or if the target is not a mean result."""
-    if league.archive < 2:
-        raise UserError(
+            "be compared; use evaluation",
+        ),
+        (
+            is_rated and league.archive < 2,
             f"league.archive: {league.archive} is too small to keep the agent that defines rating 0, so ratings of "
-            "different generations cannot be compared; use 2 or more, or evolution.fitness=return"
-        )
-    if target is not None and not 0 < target < 1:
-        raise UserError(
-            f"training.target_fitness: with evolution.fitness=rating the target is a mean result against "
-            f"{from_here(league.benchmark)}, above 0 and below 1, and this is {target:g}"
-        )
+            "different generations cannot be compared; use 2 or more, or evolution.fitness=return",
+        ),
+        (
+            is_rated and target is not None and not 0 < target < 1,
+            "training.target_fitness: with evolution.fitness=rating the target is a mean result against "
+            f"{from_here(league.benchmark)}, above 0 and below 1, and this is {target}",
+        ),
+        (
+            config.evaluation.environment is not None,
+            f"evaluation.environment: {id} is a game, measured against league.benchmark; leave it out",
+        ),
+        (config.tracking.video, f"tracking.video: {id} is a game, and games are not recorded; leave it out"),
+        (
+            config.actors is not None,
+            f"algorithm.name: {config.algorithm.name} learns from actor processes, and these play no games, such as "
+            f"{id}; use ppo, a2c or dqn",
+        ),
+    )
+    for is_made, message in mistakes:
+        if is_made:
+            raise UserError(message)

@@ -16,8 +16,8 @@ import torch
 from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig
 from evorl.config.fields import BENCHMARK, RATING
-from evorl.distributed import Peer, Placement, Ranks
-from evorl.distributed.pauses import SAVE, Pauses
+from evorl.distributed import Peer, Placement
+from evorl.distributed.pauses import SAVE
 from evorl.envs import SteppedEnvironments
 from evorl.envs.generation import GenerationPlan, generation_plan
 from evorl.envs.tensor.sources import is_tensor, saves
@@ -59,11 +59,6 @@ class Run:
     main process writes files, prints and calls `callbacks`.
     """
 
-    config: AnyConfig
-    placement: Placement
-    ranks: Ranks
-    algorithm: Algorithm
-    stopwatch: Stopwatch
     generation_plan: GenerationPlan
     """The length of the current generation; `_whole_plan` is that of a whole one."""
     progress: Progress
@@ -74,15 +69,9 @@ class Run:
     """Of a game: who moves in the other seat of evaluation episodes."""
     agents: list[Agent]
     """The population to train, the same on every rank: the initial one, or that of the checkpoint that is resumed."""
-    generation: int
     summary: Mapping[str, Any]
-    _whole_plan: GenerationPlan
-    _directory: RunDirectory
-    _checkpoints: CheckpointManager
     _logger: Logger | None
     """On the main process, once the run is entered."""
-    _pauses: Pauses
-    _callbacks: Sequence[Callback]
     _recorded: Progress
     """The progress at the last generation recorded."""
     _saved_steps: int
