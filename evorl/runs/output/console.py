@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +38,6 @@ CONFIDENCE = f"{100 * (1 - ERROR):g} %"
 STEPS = "training.max_steps"
 MOST = 3
 """Mutations that a line lists; the rest are only counted."""
-LINE_SECONDS = 30.0
-"""Seconds between two progress lines."""
 APPLE = "Apple's GPU (device mps) is not used: evorl trains on CPUs and on GPUs of CUDA"
 
 
@@ -150,45 +147,19 @@ def _number(value: float) -> str:
     return f"{value:,.2f}".rstrip("0").rstrip(".")
 
 
-class ProgressLines:
-    """Progress lines during a generation, for outputs without a progress bar. Steps are those of each agent.
+def progress_line(generation: int, done: int, total: int, agents: int, rate: float, recent: str) -> str:
+    """Format how far a generation is, how fast, and how long it will take; `recent` describes the latest episodes.
 
-    A line says how far the generation is, how fast since the last line, and how long it will take.
+    Steps are those of each agent, and `rate` is that of all together.
     """
-
-    def __init__(self, say: Callable[[str], None], agents: int, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._say = say
-        self._agents = agents
-        self._clock = clock
-        self._generation = self._total = self._done = self._before = 0
-        self._since = 0.0
-        self._spoke = False
-
-    def begin(self, generation: int, done: int, total: int) -> None:
-        """Begin a generation of `total` steps, or go on after `done` of them."""
-        self._generation, self._done, self._total, self._before = generation, done, total, done
-        self._since, self._spoke = self._clock(), False
-
-    def advance(self, steps: int, recent: str) -> None:
-        """Count steps, and say a line if it is due; `recent` describes the latest episodes."""
-        self._done += steps
-        seconds = self._clock() - self._since
-        if seconds < LINE_SECONDS:
-            return
-        rate = (self._done - self._before) / seconds
-        parts = [
-            f"gen {self._generation}",
-            f"{compact(self._done)} of {compact(self._total)} steps ({self._done / self._total:.0%})",
-            speed(rate * self._agents),
-            f"{duration(max(0, self._total - self._done) / rate)} left of the generation",
-            *([recent] if recent else []),
-        ]
-        self._say(" | ".join(parts))
-        self._since, self._before, self._spoke = self._clock(), self._done, True
-
-    def evaluate(self) -> None:
-        if self._spoke:
-            self._say(f"gen {self._generation} | evaluation")
+    parts = [
+        f"gen {generation}",
+        f"{compact(done)} of {compact(total)} steps ({done / total:.0%})",
+        speed(rate),
+        f"{duration(max(0, total - done) * agents / rate)} left of the generation",
+        *([recent] if recent else []),
+    ]
+    return " | ".join(parts)
 
 
 def generation_line(row: Row, born: Sequence[Row], config: AnyConfig) -> str:

@@ -16,7 +16,7 @@ from evorl.envs.json_spaces import interface_to_json
 from evorl.envs.spaces import EnvSpec
 from evorl.runs.agents.fitness import Fitness
 from evorl.runs.output.callbacks import LOGGED, Callback, Stop, call_each
-from evorl.runs.output.console import ProgressLines, closing_lines, generation_line
+from evorl.runs.output.console import closing_lines, generation_line, progress_line
 from evorl.runs.output.metrics import (
     Counts,
     RecentEpisodes,
@@ -40,6 +40,8 @@ from evorl.types.outcomes import FINISHED, STOPPED, EvorlWarning, RunFailed
 
 Row = Mapping[str, Any]
 EVALUATION = "evaluation"
+LOOKS = 3
+"""Without a progress bar, every third point of the trackers within a generation is a line, too."""
 MOST_LINES = 5_000
 """The number of newest lineage lines that trackers receive at the end."""
 
@@ -93,8 +95,7 @@ class Logger:
             unit_scale=True,
             disable=not Terminal().isatty(),
         )
-        tell = self._tell if self._bar.disable else (lambda line: None)
-        self._progress_lines = ProgressLines(tell, config.population.agents)
+        self._generation = self._done = self._total = self._looks = 0
         self._phase = ""
         self._recent = ""
         self._speed = ""
@@ -103,28 +104,34 @@ class Logger:
         """Show that a generation of `total` steps of each agent begins, or goes on after `done` of them."""
         self._move_bar(done)
         self._within.skip(done * self._config.population.agents)
-        self._progress_lines.begin(generation, done, total)
+        self._generation, self._done, self._total, self._looks = generation, done, total, 0
         self.enter("training")
 
     def enter(self, phase: str) -> None:
         """Show the current phase of the generation."""
         self._phase, self._recent = phase, ""
         self._show()
-        if phase == EVALUATION:
-            self._progress_lines.evaluate()
+        if phase == EVALUATION and self._looks >= LOOKS and self._bar.disable:
+            self._tell(f"gen {self._generation} | evaluation")
 
     def advance(self, steps: int, recent: RecentEpisodes | None) -> None:
         """Show `steps` more of each agent; every `INTERVAL` seconds also log means from `recent`."""
         self._move_bar(steps)
-        self._progress_lines.advance(steps, self._recent)
-        if recent is not None and (due := self._within.advance(steps * self._config.population.agents, recent)):
-            step, points = due
-            self._trackers.log_within(step, points)
-            # The speed of this generation: it may be the first, and may take minutes.
-            self._speed = speed(points["charts/SPS"])
-            if "charts/episodic_return" in points:
-                self._recent = f"return {points['charts/episodic_return']:.4g}"
-            self._show()
+        self._done += steps
+        agents = self._config.population.agents
+        if recent is None or (due := self._within.advance(steps * agents, recent)) is None:
+            return
+        step, points = due
+        self._trackers.log_within(step, points)
+        # The speed of this generation: it may be the first, and may take minutes.
+        rate = points["charts/SPS"]
+        self._speed = speed(rate)
+        if "charts/episodic_return" in points:
+            self._recent = f"return {points['charts/episodic_return']:.4g}"
+        self._show()
+        self._looks += 1
+        if self._bar.disable and self._looks % LOOKS == 0:
+            self._tell(progress_line(self._generation, self._done, self._total, agents, rate, self._recent))
 
     def record(
         self,
