@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import evorl
 from evorl.system.console import digits
+from evorl.system.extras import require
 from evorl.system.files import check_folder, write_atomically
 from evorl.types.outcomes import UserError
 
@@ -67,9 +68,9 @@ def watch(parsed: argparse.Namespace) -> None:
 
 def report(parsed: argparse.Namespace) -> None:
     from evorl.report.data import load_several
-    from evorl.report.page import check_packages, page
+    from evorl.report.page import page
 
-    check_packages()
+    require("report", "a report")
     if parsed.output is not None:
         check_folder(parsed.output)
     runs = load_several(parsed.runs)

@@ -14,19 +14,9 @@ from evorl.report.data import Drawn
 from evorl.report.figures import look
 from evorl.report.statistics import FEWEST, Effect, Group, Interval, effects, groups, interval, measures
 from evorl.runs.agents.comparison import comparison_of, sentence
-from evorl.runs.reading.lineage import Stage
 from evorl.system.console import compact, digits, duration
-from evorl.system.extras import require
 
 Fact = tuple[str, str]
-CHANGES = 300
-"""The number of newest agents in the elite's lineage that are listed."""
-PACKAGES = ("evorl-accelerate", "python", "torch", "numpy", "gymnasium")
-
-
-def check_packages() -> None:
-    """Raise UserError unless the packages of the `report` extra are installed."""
-    require("report", "a report")
 
 
 def page(runs: Sequence[Drawn]) -> str:
@@ -78,7 +68,6 @@ def _words(run: Drawn) -> dict[str, Any]:
         "facts": run_facts(run),
         "versions": environment_facts(run),
         "path": path_rows(run),
-        "path_heading": path_heading(run),
         "count": run.count,
         "drawn": len({life.generation for life in run.lives}),
         "thinned": run.count > len(run.lives),
@@ -142,39 +131,24 @@ def run_facts(run: Drawn) -> list[Fact]:
 
 
 def environment_facts(run: Drawn) -> list[Fact]:
-    """Return the software versions and hardware of a run, with the main packages first."""
+    """Return the software versions and hardware of a run."""
     # Names with a dot are settings, which are shown with the others.
-    made = {name: value for name, value in run.generations[-1].made_with.items() if "." not in name}
-    return [(name[:40], made[name][:80]) for name in sorted(made, key=lambda name: (name not in PACKAGES, name))]
+    made_with = sorted(run.generations[-1].made_with.items())
+    return [(name[:40], value[:80]) for name, value in made_with if "." not in name]
 
 
 def path_rows(run: Drawn) -> list[dict[str, Any]]:
-    """Return one row for the first and for each new agent of the elite's lineage: generation, agent, fitness, mutation.
-
-    Of very many, these are the newest.
-    """
+    """Return one row for the first and for each new agent of the elite's lineage: generation, agent, fitness, mutation."""
     rows = []
-    for life in _newcomers(run)[-CHANGES:]:
+    for before, life in zip([None, *run.winner], run.winner, strict=False):
+        if before is not None and before.id == life.id:
+            continue
         kind = life.mutation.kind
         changed = "" if kind == "none" else str(life.mutation.with_effective_values(run.use))[:120]
         fitness = "–" if life.fitness is None else digits(life.fitness)
         shown = {"generation": life.generation, "agent": f"#{life.id}", "fitness": fitness, "changed": changed}
         rows.append({**shown, "colour": look(kind).colour, "steps": compact(run.steps[life.generation])})
     return rows
-
-
-def path_heading(run: Drawn) -> str:
-    """Return the heading of the table of `path_rows`."""
-    count = len(_newcomers(run))
-    if count > CHANGES:
-        return f"The last {CHANGES} of its {count:,} agents"
-    return "Its only agent" if count == 1 else f"All {count} agents of it"
-
-
-def _newcomers(run: Drawn) -> list[Stage]:
-    """The elite's lineage where it comes to another agent."""
-    pairs = zip([None, *run.winner], run.winner, strict=False)
-    return [life for before, life in pairs if before is None or before.id != life.id]
 
 
 def effect_rows(effects: Sequence[Effect]) -> list[dict[str, Any]]:

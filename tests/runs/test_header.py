@@ -80,16 +80,16 @@ def test_until_when(overrides, line):
 @pytest.mark.parametrize(
     ("overrides", "ranks", "line"),
     [
-        ("{name: dqn, batch_size: 128, learn_step: 0.5}", 1, "128 transitions, 2 for every environment step"),
+        ("{name: dqn, batch_size: 128, learn_step: 0.5}", 1, "128 transitions; 2"),
         (
             "{name: dqn, batch_size: 128, learn_step: 2.5, split_batches: true}", 2,
-            "128 transitions of 2 ranks, one for every 2.5 environment steps",
+            "128 transitions of 2 ranks; 0.4",
         ),
-        (PPO % "true", 2, "64 transitions of 2 ranks, 320 for every 2,048 environment steps"),
+        (PPO % "true", 2, "64 transitions of 2 ranks; 0.156"),
     ],
 )  # fmt: skip
 def test_header_names_batch_and_update_frequency(overrides, ranks, line):
-    assert details_of(f"algorithm={overrides}", ranks=ranks)[1] == f"each update: {line} of an agent"
+    assert details_of(f"algorithm={overrides}", ranks=ranks)[1] == f"each update: {line} updates for each step of an agent"
 
 
 def test_spaces_are_named():
@@ -120,7 +120,7 @@ def test_on_request_it_says_how_agents_learn_and_in_which_generations(in_directo
     assert train("run.name=a", *ROLLOUTS, "-v") == 0
     lines = capsys.readouterr().err.splitlines()
     assert lines[4].startswith("observations: Box(4,)")
-    assert lines[5].startswith("each update: 8 transitions, ")
+    assert lines[5].startswith("each update: 8 transitions; ")
     assert lines[6] == "each generation: 96 steps of each agent", "two environments, whole rollouts"
     assert "a generation has 48 steps of each environment" in lines[7]
     assert lines[8].startswith("dense layers by ")

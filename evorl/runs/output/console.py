@@ -104,7 +104,7 @@ def details(
     return [
         f"observations: {short(interface.observation)}; actions: {short(interface.action)}"
         + (", with action masks" if interface.masked else ""),
-        f"each update: {pace.batch:,} transitions{together}, {_frequency(pace)} of an agent",
+        f"each update: {pace.batch:,} transitions{together}; {pace.updates / pace.steps:.3g} updates for each step of an agent",
         f"each generation: {length.steps * length.counted:,} steps of each agent",
         *([f"fitness: {_sum(config.evolution.fitness)}"] if config.evolution.fitness != {RETURN: 1.0} else []),
         *(["fitness: the mean return of training episodes"] if config.evaluation.fitness == "training" else []),
@@ -122,15 +122,6 @@ def short(space: gym.Space[Any]) -> str:
     return f"Box{space.shape} of {space.dtype}" if isinstance(space, gym.spaces.Box) else on_one_line(str(space), 80)
 
 
-def _frequency(pace: Pace) -> str:
-    """Describe the update frequency, as in "one for every 4 environment steps"."""
-    updates, steps = pace.updates, pace.steps
-    if steps < 1:
-        updates, steps = updates / steps, 1.0
-    every = "environment step" if steps == 1 else f"{_number(steps)} environment steps"
-    return f"{'one' if updates == 1 else _number(updates)} for every {every}"
-
-
 def _sum(terms: Mapping[str, float]) -> str:
     """Format weighted fitness terms, as in "return + 10 info.success"."""
     if RATING in terms:
@@ -141,10 +132,6 @@ def _sum(terms: Mapping[str, float]) -> str:
 
 def _counted(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-def _number(value: float) -> str:
-    return f"{value:,.2f}".rstrip("0").rstrip(".")
 
 
 def progress_line(generation: int, done: int, total: int, agents: int, rate: float, recent: str) -> str:
