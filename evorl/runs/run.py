@@ -16,7 +16,7 @@ import torch
 from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig
 from evorl.config.fields import BENCHMARK, RATING
-from evorl.distributed import Peer, Placement
+from evorl.distributed import Placement
 from evorl.distributed.pauses import SAVE
 from evorl.envs import SteppedEnvironments
 from evorl.envs.generation import GenerationPlan, generation_plan
@@ -357,7 +357,13 @@ class Run:
         self.progress.drifts += 1
         agents = decode_agents(ranks.broadcast_bytes(payload, "rank 0's agents"), "rank 0's agents")
         if ranks.is_main:
-            warnings.warn(drift_warning(ranks.peers, drifted, self.generation), EvorlWarning, stacklevel=2)
+            cpus = ", ".join(sorted({peer.cpu for peer in ranks.peers}))
+            warnings.warn(
+                f"rank {', '.join(map(str, drifted))} diverged from rank 0 in generation {self.generation} (CPUs: "
+                f"{cpus}); all continue with rank 0's agents",
+                EvorlWarning,
+                stacklevel=2,
+            )
         return agents
 
     def assign_fitness(self, trained: list[Agent], policy: Policy, counts: Counts, evaluator: Evaluator) -> Fitness:
@@ -546,13 +552,3 @@ class Run:
 
     def _wall_clock_seconds(self) -> float:
         return self._before + time.perf_counter() - self._began
-
-
-def drift_warning(peers: Sequence[Peer], drifted: Sequence[int], generation: int) -> str:
-    """The warning for ranks whose replicas differ from rank 0."""
-    others = sorted({peers[rank].cpu for rank in drifted} - {peers[0].cpu})
-    cause = (
-        f"{', '.join(others)} rounds differently from {peers[0].cpu}" if others else "although their CPUs are the same"
-    )
-    ranks = f"rank {', '.join(map(str, drifted))}"
-    return f"{ranks} diverged from rank 0 in generation {generation} ({cause}); all continue with rank 0's agents"

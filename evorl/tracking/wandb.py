@@ -127,17 +127,14 @@ class WeightsAndBiases(Tracker):
         )
 
     def log(self, record: Record) -> None:
-        with self._without_lost_service():
-            self._log_record(record)
-
-    def _log_record(self, record: Record) -> None:
         living = self._paths.add(record)
         if record.step < self._first:
             return
-        points: dict[str, Any] = {self._name(name): value for name, value in record.points.items()}
-        if living and self._takes_charts and self._are_due(record.generation):
-            self._log_charts(living, record)
-        self._log(record.step, points)
+        with self._without_lost_service():
+            points: dict[str, Any] = {self._name(name): value for name, value in record.points.items()}
+            if living and self._takes_charts and self._are_due(record.generation):
+                self._log_charts(living, record)
+            self._log(record.step, points)
 
     def log_within(self, step: int, points: Points) -> None:
         if step < self._first:

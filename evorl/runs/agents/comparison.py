@@ -81,10 +81,7 @@ def sentence(comparison: Mapping[str, Any]) -> str:
     counts += f": {comparison['share']:.2f} ({low:.2f} to {high:.2f})"
     if p < ERROR:
         return f"{counts}, {'better' if comparison['higher'] > comparison['lower'] else 'worse'} than none (p {p:.2g})"
-    few = ""
-    if differing < FEWEST_PAIRS:
-        pairs = "one pair proves" if differing == 1 else f"{differing} pairs prove"
-        few = f"; {pairs} nothing, whatever the result: it takes {FEWEST_PAIRS} islands that differ"
+    few = f"; it takes {FEWEST_PAIRS} islands that differ" if differing < FEWEST_PAIRS else ""
     return f"{counts}, which could not be distinguished from no evolution (p {p:.2g}){few}"
 
 
