@@ -458,12 +458,7 @@ def _traces(group: Group, measure: str, number: int) -> Iterator[Figure]:
 def _line(x: Sequence[float], y: Sequence[float | None], colour: str, width: int, **more: Any) -> Figure:
     if len(x) < 2:  # A line through one point is invisible.
         more |= {"mode": "markers", "marker": {"color": colour, "size": 9}}
-    return _scatter(list(x), _without_nan(y), line={"color": colour, "width": width}, **more)
-
-
-def _without_nan(values: Sequence[float | None]) -> list[float | None]:
-    """Replace NaN by None, since JSON has no NaN."""
-    return [None if value is None or value != value else float(value) for value in values]
+    return _scatter(list(x), list(y), line={"color": colour, "width": width}, **more)
 
 
 def _clear(colour: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.resources
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from signal import Signals
 from typing import Any
@@ -31,7 +31,17 @@ def page(runs: Sequence[Drawn]) -> str:
     drawn = {f"compare-{name}": figures.comparison(together, name) for name in measures(runs)} if len(runs) > 1 else {}
     parts = []
     for number, run in enumerate(runs):
-        charts = {name: figure for name, figure in _figures(run).items() if figure is not None}
+        every = {
+            "pairs": figures.pairs(run),
+            "returns": figures.returns(run),
+            "training": figures.training(run),
+            "results": figures.results(run),
+            "payoff": figures.payoff(run),
+            "schedule": figures.schedule(run),
+            "tree": figures.tree(run),
+            "effects": figures.effects_figure(effects(run)),
+        }
+        charts = {name: figure for name, figure in every.items() if figure is not None}
         drawn |= {f"{name}-{number}": figure for name, figure in charts.items()}
         parts.append({"number": number, "figures": set(charts), **_words(run)})
     return environment.get_template("page.html").render(
@@ -43,19 +53,6 @@ def page(runs: Sequence[Drawn]) -> str:
         plotly=(importlib.resources.files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8"),
         figures=drawn,
     )
-
-
-def _figures(run: Drawn) -> Mapping[str, figures.Figure | None]:
-    return {
-        "pairs": figures.pairs(run),
-        "returns": figures.returns(run),
-        "training": figures.training(run),
-        "results": figures.results(run),
-        "payoff": figures.payoff(run),
-        "schedule": figures.schedule(run),
-        "tree": figures.tree(run),
-        "effects": figures.effects_figure(effects(run)),
-    }
 
 
 def _words(run: Drawn) -> dict[str, Any]:
@@ -138,7 +135,7 @@ def environment_facts(run: Drawn) -> list[Fact]:
 
 
 def path_rows(run: Drawn) -> list[dict[str, Any]]:
-    """Return one row for the first and for each new agent of the elite's lineage: generation, agent, fitness, mutation."""
+    """Return one row for the first and each new agent of the elite's lineage: generation, agent, fitness, mutation."""
     rows = []
     for before, life in zip([None, *run.winner], run.winner, strict=False):
         if before is not None and before.id == life.id:

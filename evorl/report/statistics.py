@@ -194,8 +194,7 @@ class Group:
         Values are interpolated linearly between generations. A run that ended because it was solved keeps its best
         agent, so for `best` only the others bound the curve. Runs without any value are left out.
         """
-        every = [(run, *points(run, measure)) for run in self.runs]
-        measured = [one for one in every if np.isfinite(one[2]).any()]
+        measured = [(run, steps, values) for run in self.runs for steps, values in [points(run, measure)] if len(steps)]
         if not measured:
             return np.zeros(0), []
         curves = [(steps, values) for _, steps, values in measured]
@@ -214,9 +213,8 @@ def points(run: Drawn, measure: str) -> tuple[Floats, Floats]:
     """Return steps [N] and values [N] of a measure, for the generations of a run that have a value."""
     _, of = MEASURES[measure]
     measured = [(row.agent_steps, value) for row in run.generations if (value := of(row)) is not None]
-    points = thinned(measured, POINTS) or [(run.generations[0].agent_steps, float("nan"))]
-    steps, values = zip(*points, strict=True)
-    return np.array(steps, dtype=np.float64), np.array(values, dtype=np.float64)
+    steps, values = np.array(thinned(measured, POINTS), dtype=np.float64).reshape(-1, 2).T
+    return steps, values
 
 
 def groups(runs: Sequence[Drawn]) -> list[Group]:

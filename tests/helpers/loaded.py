@@ -8,7 +8,7 @@ from evorl.config.yaml import read_settings
 from evorl.envs import Environments
 from evorl.envs.json_spaces import interface_to_json
 from evorl.population import initial_population
-from evorl.runs.storage.directory import RunDirectory
+from evorl.runs.storage.directory import INTERFACE, RunDirectory
 from evorl.system.formats import encode_agents
 from helpers.support import SMALL
 
@@ -40,7 +40,7 @@ def fresh_run(path, file, *overrides):
     (path / "config.yaml").write_text(config.to_yaml())
     directory = RunDirectory(path, keep=1)
     directory.write_elite(encode_agents([agent]))
-    directory.write_interface(interface_to_json(environments.interface))
+    directory.write(INTERFACE, interface_to_json(environments.interface))
     environments.close()
     return config
 

@@ -89,7 +89,9 @@ def test_until_when(overrides, line):
     ],
 )  # fmt: skip
 def test_header_names_batch_and_update_frequency(overrides, ranks, line):
-    assert details_of(f"algorithm={overrides}", ranks=ranks)[1] == f"each update: {line} updates for each step of an agent"
+    assert (
+        details_of(f"algorithm={overrides}", ranks=ranks)[1] == f"each update: {line} updates for each step of an agent"
+    )
 
 
 def test_spaces_are_named():

@@ -193,21 +193,13 @@ def test_interim_checkpoint_with_wrong_tensors_is_refused(part, lie, says, stopp
     assert "interim-000000" not in told
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda state: state["position"].update(steps=[10**9]),
-        lambda state: state.pop("global_steps"),
-        lambda state: state.update(position=None),
-    ],
-)
 @pytest.mark.usefixtures("in_directory")
-def test_interim_checkpoint_with_wrong_state_is_not_used(change, stopped_run, monkeypatch):
+def test_interim_checkpoint_that_lacks_a_part_of_its_state_is_not_used(stopped_run, monkeypatch):
     place = stopped_run(CASE, 30)
 
     def changed(payload):
         state = json.loads(payload)
-        change(state)
+        del state["global_steps"]
         return json.dumps(state).encode()
 
     rewritten(place, "state.json", changed)

@@ -101,10 +101,11 @@ def details(
 ) -> list[str]:
     """The rest, printed on request: spaces, a new agent's batch size and update frequency, generations and fitness."""
     together = f" of {placement.copies} ranks" if placement.copies > 1 else ""
+    often = f"{pace.updates / pace.steps:.3g}"
     return [
         f"observations: {short(interface.observation)}; actions: {short(interface.action)}"
         + (", with action masks" if interface.masked else ""),
-        f"each update: {pace.batch:,} transitions{together}; {pace.updates / pace.steps:.3g} updates for each step of an agent",
+        f"each update: {pace.batch:,} transitions{together}; {often} updates for each step of an agent",
         f"each generation: {length.steps * length.counted:,} steps of each agent",
         *([f"fitness: {_sum(config.evolution.fitness)}"] if config.evolution.fitness != {RETURN: 1.0} else []),
         *(["fitness: the mean return of training episodes"] if config.evaluation.fitness == "training" else []),

@@ -28,7 +28,7 @@ from evorl.runs.output.metrics import (
     record_of,
 )
 from evorl.runs.output.video import film_elite
-from evorl.runs.storage.directory import RunDirectory
+from evorl.runs.storage.directory import INTERFACE, SUMMARY, RunDirectory
 from evorl.runs.storage.json_lines import JsonLines
 from evorl.runs.storage.progress import Progress
 from evorl.system.console import Terminal, WarnOnce, say, speed
@@ -72,7 +72,7 @@ class Logger:
         self._elite = self._written_elite = elite
         self._varying = perturbed(config)
         try:
-            directory.write_interface(interface_to_json(interface))
+            directory.write(INTERFACE, interface_to_json(interface))
         except OSError as error:
             warn_once("interface", f"{reason(error, directory.path)}; training goes on")
         # Files are read before the trackers start, which a failure would leave running.
@@ -179,7 +179,7 @@ class Logger:
         try:
             self._directory.flush()
             self._write_elite()
-            self._directory.write_summary(summary)
+            self._directory.write(SUMMARY, summary)
             lineage = self._directory.lineage.newest(MOST_LINES)
         except OSError as error:
             problem = reason(error, self._directory.path)

@@ -269,14 +269,9 @@ class CheckpointManager:
             progress, agents = self._load(interim, self._number)
             if progress.moved(self._config, self._placement):
                 if ranks.is_main:
-                    there = (
-                        f"{progress.ranks} {progress.placement} ranks ({progress.device}) with "
-                        f"{progress.vectorization} environments"
-                    )
+                    changes = ", ".join(progress.changes_of_setup(self._config, self._placement))
                     self._warn_once(
-                        "interim",
-                        f"{interim.path(self._number)}: its generation starts over: this checkpoint is from {there}, "
-                        "and can be resumed only with that setup",
+                        "interim", f"{interim.path(self._number)}: its generation starts over, as {changes}"
                     )
                 return None
             problem = self._continue_within(progress)
@@ -362,33 +357,13 @@ class CheckpointManager:
             for elite, agent in zip(elites, decode_agents(payload, str(where)), strict=True):
                 elite.payload = encode_agents([agent])
         if progress.league is not None and progress.league.archive:
-            ids = progress.league.archive
-            progress.archive = ranks.from_main(
-                lambda: self._read_archive(checkpoints, number, ids), "the checkpoint's archive"
-            )
+            archived = len(progress.league.archive)
+            progress.archive = ranks.from_main(lambda: read(ARCHIVE, archived), "the checkpoint's archive")
         return progress, decode_agents(agents, str(where))
 
     def _state(self, checkpoints: Checkpoints, number: int) -> Progress:
-        """The contents of `state.json`. Raises UserError if it belongs to another checkpoint."""
-        path = checkpoints.path(number) / STATE
-        progress = progress_of(checkpoints.read(number, STATE), str(path))
-        is_interim, position = checkpoints is self._directory.interim, progress.position
-        if is_interim != (position is not None) or (not is_interim and progress.generation != number):
-            raise UserError(f"{path}: is of another generation")
-        if position is not None and (len(position.steps) != progress.ranks or max(position.steps) > position.horizon):
-            raise UserError(f"{path}: its steps do not fit its number of ranks, or exceed the generation's length")
-        return progress
-
-    def _read_archive(self, checkpoints: Checkpoints, number: int, ids: Sequence[int]) -> bytes:
-        """The contents of the league's file of agents. Raises UserError unless they are those of the standings."""
-        path = checkpoints.path(number) / ARCHIVE
-        payload = checkpoints.read(number, ARCHIVE)
-        agents = decode_agents(payload, str(path))
-        if [agent.id for agent in agents] != list(ids):
-            raise UserError(f"{path}: holds other agents than the league's standings")
-        for agent in agents:  # One at a time: the archive may hold several versions of one agent, and so an id twice.
-            check_agents([agent], self._algorithm, str(path))
-        return payload
+        """The contents of `state.json`. Raises UserError."""
+        return progress_of(checkpoints.read(number, STATE), str(checkpoints.path(number) / STATE))
 
     def _read_agents(self, checkpoints: Checkpoints, number: int, name: str, count: int) -> bytes:
         """The contents of a file of `count` agents. Raises UserError if they do not fit the run."""
@@ -396,7 +371,8 @@ class CheckpointManager:
         agents = decode_agents(payload, path)
         if len(agents) != count:
             raise UserError(f"{path}: holds {len(agents)} agents, not {count}")
-        check_agents(agents, self._algorithm, path)
+        for agent in agents:  # One at a time: the archive may hold several versions of one agent, and so an id twice.
+            check_agents([agent], self._algorithm, path)
         return payload
 
     def _load_file(self, checkpoints: Checkpoints, number: int, file: str, load: Callable[[Tensors], Loaded]) -> Loaded:

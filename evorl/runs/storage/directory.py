@@ -354,14 +354,10 @@ class RunDirectory:
         write_atomically(file, payload)
         write_atomically(facts, described)
 
-    def write_interface(self, interface: Mapping[str, Any]) -> None:
-        """Write the description of the spaces, for use of an agent without its environment. Raises OSError."""
+    def write(self, name: str, value: Mapping[str, Any]) -> None:
+        """Write a file of JSON, such as `summary.json`. Raises OSError, and RunFailed like `check`."""
         self.check()
-        write_json(self.path / INTERFACE, interface)
-
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
-        self.check()
-        write_json(self.path / SUMMARY, summary)
+        write_json(self.path / name, value)
 
 
 def load_elite(path: Path) -> tuple[dict[str, Any], Agent]:
