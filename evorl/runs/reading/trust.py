@@ -7,7 +7,6 @@ directory, from which code is imported, with the names of that code and what is 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -88,16 +87,14 @@ def is_trained(config: AnyConfig) -> bool:
 
 def note_trained(config: AnyConfig) -> None:
     """Add the code that a configuration names, if any, to the user's list; nothing where that fails."""
-    if not custom_code(config):
+    if not custom_code(config) or is_trained(config):
         return
     with contextlib.suppress(*FAILURES):
         path = _trained()
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with open_file(path, "a+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            if not is_trained(config):
-                # A line of its own, even after half a line of a killed process.
-                file.write(b"\n" + _digest(config) + b"\n")
+        with open_file(path, "ab") as file:
+            # A line of its own, even after half a line of a killed process.
+            file.write(b"\n" + _digest(config) + b"\n")
 
 
 def _digest(config: AnyConfig) -> bytes:

@@ -212,12 +212,10 @@ class CheckpointManager:
         """
         ranks, checkpoints = self._ranks, self._directory.checkpoints
         generations, self._number, within = json.loads(ranks.from_main(self._listed, "the checkpoints"))
-        again = 0
         candidates = [(generation, False) for generation in generations]
         for generation, is_interim in sorted([*candidates, *([(within, True)] if within is not None else [])])[::-1]:
             if is_interim:
                 if restored := self._restore_interim():
-                    self._again = again
                     return restored
                 continue
             problem = self._damage(checkpoints, generation)
@@ -228,22 +226,20 @@ class CheckpointManager:
             progress, agents = self._load(checkpoints, generation)
             shortened = self._is_too_short(progress)
             if shortened and (generation == 1 or not self._damage(checkpoints, generation - 1)):
-                again = generation
+                self._again = generation
                 continue
             self._load_experience(progress)
             lost = self._continue_episodes(progress)
             if shortened:
                 lost.append(f"generation {generation} was cut short, and the checkpoint before it is gone or damaged")
             self._warn_where_inexact(progress, lost)
-            self._again = again
             return progress, agents
-        if generations and again != 1:
+        if generations and self._again != 1:
             raise UserError(
                 f"run.resume: every checkpoint in {checkpoints.directory} is damaged; nothing was changed, and with "
                 "another run.name training starts from scratch",
                 reported_elsewhere=not ranks.is_main,
             )
-        self._again = again
         return None
 
     def _listed(self) -> bytes:
