@@ -10,7 +10,6 @@ import math
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 
 import torch
@@ -18,7 +17,6 @@ import torch
 from evorl.algorithms import SETTINGS, Algorithm, make_algorithm
 from evorl.config import AnyConfig, check_name, validate
 from evorl.config.fields import BENCHMARK, RATING, RETURN, leaves
-from evorl.config.learning import Network
 from evorl.config.run import LeagueSettings
 from evorl.config.yaml import VERBOSE, is_for_another_task, override, plain_assignments, read_settings, source
 from evorl.envs import make_environments
@@ -44,7 +42,6 @@ from evorl.system.processes import is_first_rank, usable_cores
 from evorl.system.signals import LAUNCHED
 from evorl.tracking.tracker import TRACKER_PATIENCE, check_exclusions
 from evorl.tracking.trackers import TRACKERS
-from evorl.types.agents import Architecture
 from evorl.types.outcomes import EvorlWarning, UserError
 
 PRECISION = "ACCELERATE_MIXED_PRECISION"
@@ -216,19 +213,6 @@ def launched(config: AnyConfig, bf16: bool) -> AnyConfig:
     return config.model_copy(update=update)
 
 
-def _refuse_what_agents_carry(config: AnyConfig) -> None:
-    """Raise UserError if `tracking.exclude` names a setting that trackers are sent with each agent."""
-    carried = [f"algorithm.{name}" for name in config.algorithm.hyperparameters]
-    carried += [f"network.{each.name}" for each in fields(Architecture) if each.name in Network.model_fields]
-    for path in config.tracking.exclude:
-        for name in carried:
-            if f"{name}.".startswith(f"{path}."):
-                raise UserError(
-                    f"tracking.exclude: {path} cannot be left out, because {name} belongs to each agent, and trackers "
-                    "show the settings of agents; take it off the list"
-                )
-
-
 def check(config: AnyConfig, trains: bool = True, ranks: int | None = None) -> AnyConfig:
     """Raise UserError unless all names are known and the algorithm fits the environment and the launch.
 
@@ -275,7 +259,6 @@ def _check_training(config: AnyConfig, ranks: int) -> None:
         if backend in EXTRAS:
             require(backend, f"tracking.backends: {backend}")
     check_exclusions(config)
-    _refuse_what_agents_carry(config)
     if config.tracking.video:
         check_encoder("tracking.video")
     try:

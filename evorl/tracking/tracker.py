@@ -12,14 +12,15 @@ import secrets
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 from evorl.config import AnyConfig
 from evorl.config.errors import shown
+from evorl.config.learning import Network
 from evorl.system.files import read_json, write_json
-from evorl.types.agents import Mutation
+from evorl.types.agents import Architecture, Mutation
 from evorl.types.outcomes import EvorlWarning, UserError
 
 Row = Mapping[str, Any]
@@ -93,11 +94,19 @@ def shared_settings(config: AnyConfig) -> dict[str, Any]:
 
 
 def check_exclusions(config: AnyConfig) -> None:
-    """Raise UserError if `tracking.exclude` names an unknown setting."""
+    """Raise UserError if `tracking.exclude` names an unknown setting, or one that trackers are sent with each agent."""
     settings: dict[str, Any] = config.model_dump(mode="json")
+    carried = [f"algorithm.{name}" for name in config.algorithm.hyperparameters]
+    carried += [f"network.{each.name}" for each in fields(Architecture) if each.name in Network.model_fields]
     for path in config.tracking.exclude:
         if path.rpartition(".")[2] not in _section_of(path, settings):
             raise UserError(f"tracking.exclude: there is no setting {shown(path)} to leave out")
+        for name in carried:
+            if f"{name}.".startswith(f"{path}."):
+                raise UserError(
+                    f"tracking.exclude: {path} cannot be left out, because {name} belongs to each agent, and trackers "
+                    "show the settings of agents; take it off the list"
+                )
 
 
 def _section_of(path: str, settings: dict[str, Any]) -> dict[str, Any]:

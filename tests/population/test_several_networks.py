@@ -316,7 +316,7 @@ def test_curves_and_tables_show_all_networks(algorithm):
     row |= {name: [1.0] for name in ("fitness", "train_return", "train_length")}
     row |= {"parents": [None], "parent_generations": [None], "mutations": ["initial"]}
     row |= {"hyperparameters": [{}], "architectures": [member.describe()["architectures"]]}
-    (shown,) = record_of(row, frozenset({"architecture"}), lambda name, value: value).agents
+    (shown,) = record_of(row, config()).agents
     sizes = {name: value for name, value in shown.points.items() if name.startswith("architecture/")}
     assert sizes == {"architecture/units": 16 + 16 + 40 + 16, "architecture/layers": 4}, (
         "and no channels, as it has none"

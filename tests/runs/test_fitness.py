@@ -74,7 +74,7 @@ def test_a_run_selects_by_what_is_reported(in_directory, capsys):
     assert "fitness: the mean over episodes of info.others" in shown.out + shown.err
     assert "a mean info.others of" in shown.out + shown.err
     for row in lines(in_directory / "runs" / "a" / "metrics.jsonl"):
-        drawn = record_of(row, frozenset(), lambda name, value: value).agents[0].points
+        drawn = record_of(row, config()).agents[0].points
         assert drawn["fitness/info.others"] == drawn["fitness/agents"] == row["fitness"][0]
         assert row["fitness"] == row["terms"]["info.others"]
         assert np.add(row["fitness"], row["terms"]["return"]).tolist() == [4] * 4

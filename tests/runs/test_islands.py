@@ -68,7 +68,7 @@ def test_a_run_says_first_what_it_compares_and_last_how_that_ended(paired):
     assert (compared["islands"], compared["episodes"], len(compared["pairs"])) == (2, 3, 2)
     assert closing_lines(ended, settings, paired, has_elite=True)[-1] == sentence(compared)
     last = lines(paired / "metrics.jsonl")[-1]
-    points = record_of(last, frozenset(), settings.effective_value).points
+    points = record_of(last, settings).points
     for name, fitness in (("evolved", last["fitness"][:6]), ("control", last["fitness"][6:])):
         assert points[f"{name}/best"] == max(fitness)
         assert points[f"{name}/mean"] == pytest.approx(np.mean(fitness))

@@ -11,7 +11,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
-from helpers.support import ROOT, SMALL, error_line, free_port, lines
+from helpers.support import ROOT, SMALL, config, error_line, free_port, lines
 from helpers.support import train as train_demo
 
 import evorl
@@ -188,7 +188,7 @@ def test_callbacks_see_each_generation_and_change_nothing(in_directory):
     assert [row.pop("logged") for row in rows] == [{"half": 0.5, "none": None}, {"half": 1.0, "none": None}]
     alone = evorl.train(SMALL, run={"name": "b"}, training=SHORT)
     assert rows == without_times(alone.path)
-    record = record_of(lines(run.path / "metrics.jsonl")[1], frozenset(), lambda name, value: value)
+    record = record_of(lines(run.path / "metrics.jsonl")[1], config())
     assert record.points["callbacks/half"] == 1.0
     assert "callbacks/none" not in record.points
 

@@ -142,7 +142,7 @@ def test_a_run_plays_few_evaluation_episodes(algorithm, in_directory):
         assert row["fitness_std"] == [None] * 4
         assert row["fitness_episodes"] == row["train_episodes"]
         assert "terms" not in row
-        drawn = record_of(row, frozenset(), lambda name, value: value).agents[0].points
+        drawn = record_of(row, config()).agents[0].points
         assert drawn["fitness/agents"] == row["fitness"][0]
         if algorithm:
             assert row["fitness"] == row["train_return"]

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 from helpers.offline_wandb import panels, records
-from helpers.support import lines, train
+from helpers.support import config, lines, train
 
 from evorl.runs.output import logger
 from evorl.runs.output.metrics import record_of
@@ -131,8 +131,10 @@ def test_tracker_paths_lead_through_parents():
 
 
 def test_constant_hyperparameters_have_no_curves(trained_run):
+    ranges = "evolution.hyperparameters={learning_rate: {min: 1e-4, max: 1e-2}}"
+    settings = config(ranges, "evolution.mutation.architecture=0")
     for row in lines(trained_run / "metrics.jsonl"):
-        record = record_of(row, frozenset({"learning_rate"}), lambda name, value: value)
+        record = record_of(row, settings)
         (name,) = {name for agent in record.agents for name in agent.points if name.startswith("hyperparameters/")}
         assert name == "hyperparameters/learning_rate"
         assert not {name for name in record.points if name.startswith("architecture/")}

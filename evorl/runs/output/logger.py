@@ -20,11 +20,9 @@ from evorl.runs.output.console import closing_lines, generation_line, progress_l
 from evorl.runs.output.metrics import (
     Counts,
     RecentEpisodes,
-    Use,
     Within,
     generation_row,
     island_of,
-    perturbed,
     record_of,
 )
 from evorl.runs.output.video import film_elite
@@ -70,7 +68,6 @@ class Logger:
         self._warn_once = warn_once
         self._callbacks = callbacks
         self._elite = self._written_elite = elite
-        self._varying = perturbed(config)
         try:
             directory.write(INTERFACE, interface_to_json(interface))
         except OSError as error:
@@ -79,9 +76,7 @@ class Logger:
         step = (directory.metrics.last() or {}).get("global_steps", 0)
         newest = directory.lineage.newest(config.population.agents)
         self._last_id = max((row["id"] for row in newest if isinstance(row.get("id"), int)), default=-1)
-        self._trackers = Trackers(
-            config, directory.path, _History(directory.metrics, self._varying, config.effective_value, warn_once)
-        )
+        self._trackers = Trackers(config, directory.path, _History(config, directory.metrics, warn_once))
         self._within = Within(step if isinstance(step, int) else 0)
         self._bar: tqdm[Any] = tqdm(
             total=config.training.max_steps,
@@ -209,7 +204,7 @@ class Logger:
             if agent["fault"]:
                 what = f"agent {agent['id']} stopped learning in generation {row['generation']}: {agent['fault']}"
                 warnings.warn(f"{what}; the next evolution replaces it", EvorlWarning, stacklevel=2)
-        self._trackers.log(record_of(row, self._varying, self._config.effective_value))
+        self._trackers.log(record_of(row, self._config))
         if is_new and self._config.tracking.video:
             self._film(row)
         self._within.begin(row["global_steps"])
@@ -258,15 +253,14 @@ class Logger:
 class _History:
     """Tracker records of the generations before this process, read from the file on each iteration."""
 
-    def __init__(self, metrics: JsonLines, varying: frozenset[str], use: Use, warn_once: WarnOnce) -> None:
+    def __init__(self, config: AnyConfig, metrics: JsonLines, warn_once: WarnOnce) -> None:
+        self._config = config
         self._metrics = metrics
-        self._varying = varying
-        self._use = use
         self._warn_once = warn_once
 
     def __iter__(self) -> Iterator[Record]:
         try:
             for row in self._metrics.rows():
-                yield record_of(row, self._varying, self._use)
+                yield record_of(row, self._config)
         except Exception as error:  # The file may have been edited, so any error is possible.
             self._warn_once("history", f"{self._metrics.path}: a line was changed or damaged: {error!r}")

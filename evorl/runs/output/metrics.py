@@ -37,8 +37,6 @@ EVOLVED, CONTROL = "evolved", "control"
 """The agents that evolve, and their twins: where there are any, a line has the best and the mean fitness of both."""
 PER_ACTOR = "steps_per_second/"
 
-Use = Callable[[str, float], float]
-"""Maps a hyperparameter's name and stored value to the value that training uses."""
 RecentEpisodes = Callable[[], Recent | None]
 """The means over this rank's episodes that ended since the last call, or None if none did."""
 
@@ -171,10 +169,9 @@ def _spread(fitness: Sequence[float | None]) -> float | None:
     return float(np.std(values, ddof=1)) if len(values) > 1 else None
 
 
-def record_of(row: Mapping[str, Any], varying: frozenset[str], use: Use) -> Record:
-    """Convert a line of `metrics.jsonl` to a tracker record with the hyperparameters in `varying` only."""
-    indices = range(len(row["agents"]))
-    agents = [_agent(row, index, varying, use) for index in indices]
+def record_of(row: Mapping[str, Any], config: AnyConfig) -> Record:
+    """Convert a line of `metrics.jsonl` to a tracker record with the hyperparameters that evolution can change."""
+    agents = [_agent(row, index, config) for index in range(len(row["agents"]))]
     names = {name: None for agent in agents for name in agent.points}
     means = {name: _mean(agent.points[name] for agent in agents if name in agent.points) for name in names}
     means.pop("fitness/agents", None)
@@ -200,7 +197,8 @@ def record_of(row: Mapping[str, Any], varying: frozenset[str], use: Use) -> Reco
     return Record(row["generation"], row["global_steps"], _finite(points), agents)
 
 
-def _agent(row: Mapping[str, Any], index: int, varying: frozenset[str], use: Use) -> AgentRecord:
+def _agent(row: Mapping[str, Any], index: int, config: AnyConfig) -> AgentRecord:
+    varying, use = perturbed(config), config.effective_value
     hyperparameters = row["hyperparameters"][index].items()
     sizes = {name: sum(map(size, row["architectures"][index].values())) for name, size in SIZES.items()}
     points = {
