@@ -33,11 +33,7 @@ def summary_of(progress: Progress, config: AnyConfig, ranks: int, ended: str, be
         "evaluation_steps": progress.evaluation_steps,
         "wall_clock_seconds": progress.wall_clock_seconds,
         "ranks": ranks,
-        **(
-            {"comparison": comparison_of(progress.pairs, episodes_of(config)) if progress.pairs else None}
-            if config.population.control
-            else {}
-        ),
+        "comparison": comparison_of(progress.pairs, episodes_of(config)) if progress.pairs else None,
         "ended": ended,
         "because": because or None,
     }

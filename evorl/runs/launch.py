@@ -32,7 +32,6 @@ from evorl.population import check_memory
 from evorl.population.evaluation import MAX_COPIES
 from evorl.runs.agents.comparison import FEWEST_PAIRS
 from evorl.runs.agents.opponents import Task, benchmark_of, is_run, opponent_of
-from evorl.runs.output.video import check_encoder
 from evorl.runs.program import Parser
 from evorl.runs.reading.hub import is_on_hub
 from evorl.runs.storage.directory import from_here
@@ -260,7 +259,7 @@ def _check_training(config: AnyConfig, ranks: int) -> None:
             require(backend, f"tracking.backends: {backend}")
     check_exclusions(config)
     if config.tracking.video:
-        check_encoder("tracking.video")
+        require("video", "tracking.video")
     try:
         if config.run.directory.exists() and not config.run.directory.is_dir():
             raise UserError(f"run.directory: {config.run.directory} is not a directory")

@@ -529,8 +529,7 @@ class Run:
             interface,
             self._warn_once,
             self._callbacks,
-            self.progress.agent_steps,
-            self.progress.elite.payload,
+            self.progress,
         )
 
     def _lost(self) -> str:

@@ -9,7 +9,6 @@ from typing import Any
 
 from evorl.config import AnyConfig
 from evorl.config.schema import as_yaml
-from evorl.system.extras import install_command
 from evorl.system.files import make_subdirectory
 from evorl.tracking.tracker import History, Node, Paths, Points, Record, Tracker, lineage_table, shared_settings
 
@@ -18,7 +17,7 @@ MOST_AGENTS = 500
 
 
 class TensorBoard(Tracker):
-    """Writes event files below `tensorboard/` in the run's directory. Raises ImportError without the extra.
+    """Writes event files below `tensorboard/` in the run's directory.
 
     TensorBoard draws one line per directory: the population's is `tensorboard/` itself, agents have directories below
     it. An agent's line begins at its parent's point when it was created, with the mutation logged as text. A resumed
@@ -26,10 +25,8 @@ class TensorBoard(Tracker):
     """
 
     def __init__(self, config: AnyConfig, directory: Path, history: History = ()) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ImportError(f"install it with `{install_command('tensorboard')}`") from error
+        from torch.utils.tensorboard import SummaryWriter
+
         self._writer_class = SummaryWriter
         self._events = directory / "tensorboard"
         if self._events.exists():

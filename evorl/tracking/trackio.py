@@ -11,7 +11,6 @@ from typing import Any
 
 from evorl.config import AnyConfig
 from evorl.config.errors import shown
-from evorl.system.extras import install_command
 from evorl.tracking.tracker import History, Points, Record, Tracker, lineage_table, run_id, shared_settings
 
 REMOTE = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")
@@ -19,7 +18,7 @@ REMOTE = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")
 
 
 class Trackio(Tracker):
-    """One Trackio run per run directory, over environment steps. Raises ImportError without the extra.
+    """One Trackio run per run directory, over environment steps.
 
     Local by default: the database is in `TRACKIO_DIR`, and `trackio show` opens it. A resumed run rewrites its local
     curves from its whole history; on a Space or a server they continue, and keep the old points of generations that are
@@ -28,10 +27,8 @@ class Trackio(Tracker):
 
     def __init__(self, config: AnyConfig, directory: Path, history: History = ()) -> None:
         # Imported late: it takes seconds.
-        try:
-            import trackio
-        except ImportError as error:
-            raise ImportError(f"install it with `{install_command('trackio')}`") from error
+        import trackio
+
         self._trackio = trackio
         project, is_remote = config.tracking.project, _place() is not None
         # Runs are known by their names, and directories of different folders may have the same one.

@@ -367,7 +367,7 @@ RATED = "evolution.fitness=rating"
     ],
 )
 def test_what_cannot_play_games_is_named(settings, told, monkeypatch):
-    monkeypatch.setattr("evorl.runs.launch.check_encoder", lambda what: None)
+    monkeypatch.setattr("evorl.runs.launch.require", lambda extra, what: None)
     with pytest.raises(UserError, match=f"^{told}"):
         check(config(f"environment.id={HERE}ThreeMoves", *settings))
 

@@ -58,29 +58,26 @@ class Logger:
         interface: EnvSpec,
         warn_once: WarnOnce,
         callbacks: Sequence[Callback],
-        agent_steps: int,
-        elite: bytes,
+        progress: Progress,
     ) -> None:
-        """Open the trackers and the progress bar at `agent_steps`; `elite` is the content of the elite's file."""
+        """Open the trackers and the progress bar where the run's `progress` is; its elite is in the elite's file."""
         self._config = config
         self._directory = directory
         self._length = length
         self._warn_once = warn_once
         self._callbacks = callbacks
-        self._elite = self._written_elite = elite
+        self._elite = self._written_elite = progress.elite.payload
         try:
             directory.write(INTERFACE, interface_to_json(interface))
         except OSError as error:
             warn_once("interface", f"{reason(error, directory.path)}; training goes on")
-        # Files are read before the trackers start, which a failure would leave running.
-        step = (directory.metrics.last() or {}).get("global_steps", 0)
-        newest = directory.lineage.newest(config.population.agents)
-        self._last_id = max((row["id"] for row in newest if isinstance(row.get("id"), int)), default=-1)
+        # The file is read before the trackers start, which a failure would leave running.
+        self._last_id = max((row["id"] for row in directory.lineage.newest(config.population.agents)), default=-1)
         self._trackers = Trackers(config, directory.path, _History(config, directory.metrics, warn_once))
-        self._within = Within(step if isinstance(step, int) else 0)
+        self._within = Within(progress.global_steps)
         self._bar: tqdm[Any] = tqdm(
             total=config.training.max_steps,
-            initial=agent_steps,
+            initial=progress.agent_steps,
             unit="step",
             desc=directory.path.name,
             dynamic_ncols=True,

@@ -42,14 +42,9 @@ ENLARGED = 4
 """The upscaling factor of frames shown as the agent observes them."""
 
 
-def check_encoder(what: str = "--video") -> None:
-    """Raise UserError if PyAV is missing; the message names the option `what` that needs it."""
-    require("video", what)
-
-
 def check_video(path: Path) -> None:
     """Raise UserError unless a video can be written to this path."""
-    check_encoder()
+    require("video", "--video")
     if path.suffix != ".mp4":
         raise UserError(f"--video: {path} must end in .mp4")
     check_folder(path)
