@@ -46,13 +46,8 @@ ASYNCHRONOUS = ROOT / "demos" / "asynchronous.py"
 """The program for algorithms that learn from actor processes."""
 
 
-OF_MAKE = (
-    gym.wrappers.TimeLimit,
-    gym.wrappers.PassiveEnvChecker,
-    gym.wrappers.HumanRendering,
-    gym.wrappers.RenderCollection,
-)
-"""Wrappers that the arguments of `gymnasium.make` ask for, besides OrderEnforcing."""
+OF_MAKE = (gym.wrappers.TimeLimit, gym.wrappers.HumanRendering, gym.wrappers.RenderCollection)
+"""Wrappers that the arguments of `gymnasium.make` ask for, around OrderEnforcing."""
 Main = Callable[[Sequence[str], Sequence[Callback]], Run]
 """A demo's `main`: (command line, callbacks) -> the run that has ended."""
 

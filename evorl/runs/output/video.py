@@ -32,8 +32,6 @@ from evorl.system.plugins import described
 from evorl.types.outcomes import UserError
 
 Image = NDArray[np.uint8]
-CODECS = ("libx264", "libopenh264", "h264_nvenc", "mpeg4")
-"""Codecs in order of preference; availability depends on how PyAV was built."""
 FILM_STEPS = 5000
 """The maximum number of steps in a video of the elite, since other ranks wait for it. Pong may take 3,000 per game."""
 MAX_RATE = 1000
@@ -139,16 +137,13 @@ def write_video(path: Path, images: Iterator[tuple[Image, float]]) -> int:
     """Encode images [H, W, 3], each with its frame rate, as MP4; return their number. Raises UserError for none."""
     import av
 
-    codec = next((name for name in CODECS if name in av.codecs_available), None)
-    if codec is None:
-        raise UserError("--video: this PyAV has no encoder for MP4 files")
     first = next(images, None)
     if first is None:
         raise UserError("--video: no frame was rendered")
     rows, columns = (length // 2 * 2 for length in first[0].shape[:2])
     count = 0
     with replacing(path) as file, av.open(file, "w", format="mp4") as film:
-        stream: Any = film.add_stream(codec, rate=round(first[1]))
+        stream: Any = film.add_stream("h264", rate=round(first[1]))
         stream.width, stream.height, stream.pix_fmt = columns, rows, "yuv420p"
         for image, _ in chain((first,), images):
             picture = av.VideoFrame.from_ndarray(np.ascontiguousarray(image[:rows, :columns]), format="rgb24")
