@@ -140,8 +140,9 @@ def checkpoint_of(run: Path, wanted: int | None, begun: AnyConfig, config: AnyCo
     if wanted is not None and wanted not in checkpoints.generations():
         there = ", ".join(map(str, checkpoints.generations())) or "none"
         raise UserError(f"--generation: {where} has no checkpoint of generation {wanted}; there are: {there}")
+    before_cut: int | None = None
     while numbers := [number for number in checkpoints.generations() if number not in damaged]:
-        number = wanted or numbers[-1]
+        number = wanted or (before_cut if before_cut in numbers else numbers[-1])
         try:
             listed = checkpoints.verify(number).keys()
             if missing := {AGENTS, STATE} - listed:
@@ -157,7 +158,7 @@ def checkpoint_of(run: Path, wanted: int | None, begun: AnyConfig, config: AnyCo
         _refuse_an_end(where, progress, config)
         if progress.shortened_by is not None and config.training.max_steps > progress.shortened_by:
             if wanted is None and number - 1 in numbers:
-                wanted = number - 1
+                before_cut = number - 1
                 continue
             progress.shortened_by = None  # Else resuming would look for the checkpoint before it.
         if begun.evolution.burn_in != config.evolution.burn_in:

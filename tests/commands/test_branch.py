@@ -221,6 +221,10 @@ def test_checkpoints_that_are_damaged_or_cut_short_are_passed_over(copied_run, b
     whole, shortened = ([row["agent_steps"] for row in lines(Path(f"runs/{name}/metrics.jsonl"))] for name in "de")
     assert whole[1] == lines(Path("runs/b/metrics.jsonl"))[1]["agent_steps"]
     assert shortened[1] < whole[1], "the generation that was asked for is not trained again"
+    (Path("runs/a") / "checkpoints" / "generation-000001" / AGENTS).write_bytes(b"")
+    with pytest.warns(EvorlWarning, match="generation-000001.* damaged"):
+        assert branch("f", "training.max_steps=116", trains=False) == 0
+    assert agents(Path("runs/f"), 2), "where the one before is damaged, the one cut short is there"
 
 
 def test_a_failing_copy_leaves_nothing_and_what_a_killed_one_left_is_removed(copied_run, branch, monkeypatch, capsys):
