@@ -46,7 +46,12 @@ ASYNCHRONOUS = ROOT / "demos" / "asynchronous.py"
 """The program for algorithms that learn from actor processes."""
 
 
-OF_MAKE = (gym.wrappers.TimeLimit, gym.wrappers.HumanRendering, gym.wrappers.RenderCollection)
+OF_MAKE = (
+    gym.wrappers.TimeLimit,
+    gym.wrappers.PassiveEnvChecker,  # Within OrderEnforcing, except where an environment asks for none.
+    gym.wrappers.HumanRendering,
+    gym.wrappers.RenderCollection,
+)
 """Wrappers that the arguments of `gymnasium.make` ask for, around OrderEnforcing."""
 Main = Callable[[Sequence[str], Sequence[Callback]], Run]
 """A demo's `main`: (command line, callbacks) -> the run that has ended."""

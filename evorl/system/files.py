@@ -76,7 +76,10 @@ def json_bytes(value: Any) -> bytes:
 
 def read_json(path: Path) -> Any:
     """The value in a JSON file. Raises OSError and ValueError."""
-    return json.loads(read_bytes(path))
+    try:
+        return json.loads(read_bytes(path))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
 
 
 def make_directory(path: Path, fresh: bool = False) -> None:
@@ -93,11 +96,12 @@ def make_directory(path: Path, fresh: bool = False) -> None:
 def make_subdirectory(path: Path) -> None:
     """Create a directory in one that exists, durably: nothing is written where a run was moved away or removed.
 
-    Raises FileNotFoundError if the outer directory is missing.
+    Raises FileNotFoundError if the outer directory is missing, UserError if the directory is a link.
     """
     with contextlib.suppress(FileExistsError):
         path.mkdir()
         sync_directory(path.parent)
+    refuse_links(path)
 
 
 def identity(path: Path) -> tuple[int, int] | None:

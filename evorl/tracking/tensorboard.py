@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ class TensorBoard(Tracker):
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer_class = SummaryWriter
+        _silence_threads()
         self._events = directory / "tensorboard"
         if self._events.exists():
             shutil.rmtree(self._events)
@@ -87,3 +89,16 @@ class TensorBoard(Tracker):
 
     def _note(self, name: str, text: str) -> None:
         self._writer.add_text(name, text, self._step)
+
+
+def _silence_threads() -> None:
+    """Keep tracebacks of TensorBoard's threads from the terminal: the next call of their writer raises the error."""
+    report = threading.excepthook
+    if report.__module__ == __name__:
+        return
+
+    def report_others(arguments: threading.ExceptHookArgs) -> None:
+        if not type(arguments.thread).__module__.startswith("tensorboard."):
+            report(arguments)
+
+    threading.excepthook = report_others

@@ -115,11 +115,13 @@ def test_an_online_run_is_told_what_it_lacks_and_nothing_twice(tmp_path, monkeyp
 
 
 def test_tensorboard_is_dropped_in_one_line_where_its_directory_was_removed(tmp_path, monkeypatch):
-    monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
+    tracebacks = []
+    monkeypatch.setattr(threading, "excepthook", tracebacks.append)
     trackers = logged("tensorboard", tmp_path, (), 1)
     shutil.rmtree(tmp_path / "tensorboard")
     with pytest.warns(EvorlWarning, match="tensorboard failed and is off from here on: .* No such file or directory"):
         trackers.log(Record(2, 20, {"x": 2.0}))
+    assert not tracebacks
     assert not (tmp_path / "tensorboard").exists()
 
 

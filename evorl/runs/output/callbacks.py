@@ -78,6 +78,8 @@ def call_each(
         name = getattr(callback, "__name__", type(callback).__name__)
         if not isinstance(answer, Stop | None):
             raise UserError(f"callbacks: {name} returned {shown(answer)}; return evorl.Stop(reason), or nothing")
+        if answer is not None and not isinstance(answer.reason, str):
+            raise UserError(f"callbacks: {name} stops because of {shown(answer.reason)}, which is not a string")
         logged |= generation.logged
         stop = stop or answer
     return logged, stop

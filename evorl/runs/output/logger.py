@@ -72,7 +72,8 @@ class Logger:
         except OSError as error:
             warn_once("interface", f"{reason(error, directory.path)}; training goes on")
         # The file is read before the trackers start, which a failure would leave running.
-        self._last_id = max((row["id"] for row in directory.lineage.newest(config.population.agents)), default=-1)
+        newest = (row.get("id") for row in directory.lineage.newest(config.population.agents))
+        self._last_id = max((id for id in newest if isinstance(id, int)), default=-1)
         self._trackers = Trackers(config, directory.path, _History(config, directory.metrics, warn_once))
         self._within = Within(progress.global_steps)
         self._bar: tqdm[Any] = tqdm(
