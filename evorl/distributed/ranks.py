@@ -82,6 +82,7 @@ class Ranks:
         launched = int(os.environ.get("WORLD_SIZE", "1"))
         self._timeout = timeout
         self._store: Store | None = None
+        self._alive: dist.ProcessGroup | None = None
         self.launch = Launch(identity(os.getppid()), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0")
         self.backend = "cuda" if _gpus() else "cpu"
         self.peers = [Peer(socket.gethostname(), 0, "", cpu())]
@@ -89,12 +90,7 @@ class Ranks:
             # If a rank dies during the rendezvous, its launcher signals the others while they wait in C++.
             with signals_end_at_once():
                 meeting = _join(int(os.environ["RANK"]), launched, timeout, self.launch)
-            self._store, self.launch, self.backend, self.peers = meeting
-        # After a wait that has failed, the default group can send nothing any more.
-        patience = timedelta(seconds=2 * NAMING)
-        self._alive = (
-            dist.new_group(backend="gloo", timeout=patience) if self._store and self.backend == "gloo" else None
-        )
+            self._store, self.launch, self.backend, self.peers, self._alive = meeting
         handler = InitProcessGroupKwargs(timeout=timedelta(seconds=timeout))
         self._accelerator = Accelerator(cpu=self.backend in ("cpu", "gloo"), kwargs_handlers=[handler])
         self.on_host = int(os.environ.get("LOCAL_WORLD_SIZE", launched))
@@ -259,11 +255,13 @@ class Ranks:
         return f"{who} did not arrive" if hangs else f"{who} has ended"
 
 
-def _join(rank: int, size: int, timeout: float, launch: Launch) -> tuple[Store, Launch, str, list[Peer]]:
+def _join(
+    rank: int, size: int, timeout: float, launch: Launch
+) -> tuple[Store, Launch, str, list[Peer], dist.ProcessGroup | None]:
     """Meet all ranks of this attempt and initialise the process group.
 
-    Returns a store for what ranks publish outside of collectives, the launch, the backend and the peers. The launch is
-    the given one, unless the launcher keeps a store. Raises RankLost if ranks are missing.
+    Returns a store for what ranks publish outside of collectives, the launch, the backend, the peers, and with gloo a
+    second group. The launch is the given one, unless the launcher keeps a store. Raises RankLost if ranks are missing.
     """
     launcher_has_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     address, port, limit = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timedelta(seconds=timeout)
@@ -290,7 +288,9 @@ def _join(rank: int, size: int, timeout: float, launch: Launch) -> tuple[Store, 
         # A connection of its own, with a short timeout: a call must not keep a thread from ending.
         short = timedelta(seconds=min(timeout, STORE_TIMEOUT))
         published = PrefixStore(f"evorl/{attempt}/published", TCPStore(address, port, None, False, short, False))
-        return published, launch, backend, peers
+        # After a wait that has failed, the default group can send nothing any more.
+        alive = dist.new_group(backend="gloo", timeout=timedelta(seconds=2 * NAMING)) if backend == "gloo" else None
+        return published, launch, backend, peers, alive
     except (RuntimeError, TimeoutError) as error:
         raise RankLost(
             f"rank {rank} did not meet all {size} ranks at {address}:{port} (every wait ends after {timeout:g} s, "
