@@ -132,12 +132,14 @@ def observation_specs(space: gym.Space[Any]) -> dict[str, ObservationSpec]:
 def parts_of(space: gym.Space[Any], nested: Any, name: str = "") -> Iterator[tuple[str, Any, gym.Space[Any]]]:
     """Yield the name of each part of a space, its value in what is `nested` in the same way, and its own space.
 
-    Raises KeyError with the name of a part that is missing.
+    Raises KeyError with the name of a part that is missing, UserError for a name that no saved space would keep.
     """
     if not isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
         yield name or WHOLE, nested, space
         return
     for key, inner in space.spaces.items() if isinstance(space, gym.spaces.Dict) else enumerate(space.spaces):
+        if isinstance(space, gym.spaces.Dict) and not isinstance(key, str):
+            raise UserError(f"environment.id: {space} has keys that are not strings")
         part = f"{name}.{key}" if name else str(key)
         try:
             value = nested[key]

@@ -23,7 +23,7 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     "silu": functional.silu,
 }
-"""In the order of the kernel's numbers. All have f(0) = 0."""
+"""All have f(0) = 0."""
 
 Span = tuple[str, int, int]
 """Name of an activation, and the range [start, stop) of agents that use it."""

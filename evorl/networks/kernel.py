@@ -14,8 +14,11 @@ from torch.autograd.function import once_differentiable
 from torch.jit._trace import is_tracing
 
 from evorl.kernels.library import Kernel
-from evorl.networks.dense import ACTIVATIONS, DensePlan
+from evorl.networks.dense import DensePlan
 from evorl.networks.flat import Weights
+
+ACTIVATIONS = ("relu", "tanh", "elu", "gelu", "silu")
+"""In the order of the kernel's numbers."""
 
 
 def fits(plan: DensePlan, sources: Sequence[Tensor]) -> bool:
@@ -31,8 +34,8 @@ class KernelPlan:
     def __init__(self, plan: DensePlan, weights: Weights) -> None:
         shapes = weights.shapes
         *starts, end = accumulate((math.prod(shape) for shape in shapes.values()), initial=0)
-        offsets, numbers = dict(zip(shapes, starts, strict=True)), list(ACTIVATIONS)
-        self._activations = array("q", [numbers.index(name) for name, *ends in plan.spans for _ in range(*ends)])
+        offsets = dict(zip(shapes, starts, strict=True))
+        self._activations = array("q", [ACTIVATIONS.index(name) for name, *ends in plan.spans for _ in range(*ends)])
         agents, first = len(self._activations), plan.layers[0]
         widths = [shapes[f"{first.name}.weight{suffix}"][1] for suffix in first.suffixes]
         words = [agents, plan.branches, len(widths), len(plan.layers), len(plan.heads), int(plan.features)]

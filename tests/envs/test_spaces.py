@@ -12,6 +12,7 @@ from evorl.envs import Environments
 from evorl.envs.json_spaces import space_from_json, space_to_json
 from evorl.envs.reading import action_reader
 from evorl.envs.spaces import MASK, EnvSpec, as_numbers, observation_specs
+from evorl.types.outcomes import UserError
 
 
 def part_of(space):
@@ -112,3 +113,10 @@ def test_actions_at_the_bounds_of_integers_stay_there(dtype, inward):
             # 64 bits are more than a float64 holds.
             assert abs(int(action[0]) - end) <= (2047 if limits.bits == 64 else 0)
     assert read(np.array([[2.5], [np.nan], [3.4]], np.float32)).ravel().tolist() == [2, max(0, ends[0]), 3]
+
+
+def test_names_of_parts_are_strings():
+    """A saved space keeps names as JSON does, so that a loaded agent would not know the environment's own."""
+    box = gym.spaces.Box(0, 1, (2,))
+    with pytest.raises(UserError, match="has keys that are not strings"):
+        observation_specs(gym.spaces.Dict({1: box, 2: box}))
