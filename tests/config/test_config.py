@@ -32,7 +32,7 @@ ADAM_1E_5 = {"adam_epsilon": 1e-5, "max_grad_norm": 0.5}
         ("rainbow_atari", {"adam_epsilon": 1.5e-4, "max_grad_norm": None}),  # Dopamine's rainbow.gin
         ("dqn_minatar", {"adam_epsilon": 3.125e-4, "learning_rate": 2.5e-4}),  # dqn_breakout.gin of arXiv 2011.14826
         ("ppo_minatar", {"learning_rate": 5e-3, **ADAM_1E_5}),  # PureJaxRL
-        ("ppo_mujoco", {"learning_rate": 3e-4, "initial_log_std": 0, **ADAM_1E_5}),  # CleanRL
+        ("ppo_mujoco", {"learning_rate": 3e-4, **ADAM_1E_5}),  # CleanRL
         ("sac_mujoco", {"learning_rate": 1e-3, "adam_epsilon": 1e-8, "max_grad_norm": None}),  # Tianshou
         ("td3_mujoco", {"learning_rate": 3e-4, "adam_epsilon": 1e-8, "max_grad_norm": None}),  # the authors' code
     ],
@@ -354,3 +354,8 @@ def test_a_run_says_that_its_mutations_of_hyperparameters_change_nothing():
     with pytest.warns(EvorlWarning, match=r"no ranges, so that 12% of all mutations change nothing; .* ranges of dqn"):
         load_config(["evolution.hyperparameters={}", "evolution.mutation.hyperparameters=0.11"], DQN)
     load_config(["evolution.hyperparameters={}", "evolution.mutation.hyperparameters=0"], DQN)
+
+
+def test_the_weight_of_an_added_mutation_is_no_boolean():
+    with pytest.raises(UserError, match=r"evolution.mutation.noise: True does not fit: it must be a number"):
+        load_config(["evolution.mutation.noise=true"], DQN)
