@@ -278,8 +278,8 @@ Run._pause = pause
 
 @pytest.mark.two_process
 def test_two_ranks_stop_together_and_go_on(tmp_path, forked_launch):
-    settings = (*CASES["dqn-prioritised"], "population.placement=sharded", "evolution.steps=200",
-                "training.max_steps=400", "run.name=b")  # fmt: skip
+    settings = (*CASES["dqn-prioritised"], "population.placement=sharded", "evolution.steps=1000",
+                "training.max_steps=2000", "run.name=b")  # fmt: skip
     alone = forked_launch(tmp_path, *settings, "run.name=a", configuration=None)
     assert alone.returncode == 0, alone.stderr
     often, saved_first = "checkpoint.minutes=0.002", "runs/b/checkpoints/interim-*"
