@@ -56,7 +56,7 @@ def started_at(pid: int) -> float:
 
 
 def identity(pid: int) -> str:
-    """What tells a living process from all others, of other machines and times too."""
+    """A unique name of a living process: its namespace, its id and the time at which it started."""
     return f"{namespace()}/{pid}/{started_at(pid):g}"
 
 

@@ -137,7 +137,7 @@ LOCK_PATIENCE = 10.0
 
 
 def owner_of(launch: Launch) -> dict[str, Any]:
-    """What the lock of a run's directory says of this process, within its launch."""
+    """The owner of a run's directory, as its lock names it: this process and its launch."""
     return {"host": socket.gethostname(), "pid": os.getpid(), "launch": launch.name}
 
 
