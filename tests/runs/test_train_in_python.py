@@ -18,7 +18,7 @@ import evorl
 from evorl.commands.command import run_command
 from evorl.config import read_yaml
 from evorl.runs import train
-from evorl.runs.output.callbacks import Generation
+from evorl.runs.output.callbacks import Generation, call_each
 from evorl.runs.output.metrics import record_of
 from evorl.runs.program import run_program
 from evorl.runs.train import assignments
@@ -312,3 +312,8 @@ def test_a_script_without_a_guard_trains_alone_on_two_ranks_and_with_actors(tmp_
     runs = sorted(re.sub(r"-\d{8}-\d{6}.*", "", path.name) for path in (tmp_path / "runs").iterdir())
     assert runs == ["dqn-Mine", "dqn-Mine", "dqn-Mine", "impala-CartPole-v1"]
     assert 'next: `evorl.load("runs/dqn-Mine-' in done.stderr
+
+
+def test_a_callback_stops_with_a_reason_in_words():
+    with pytest.raises(UserError, match="stops because of 5, which is not a string"):
+        call_each([lambda generation: evorl.Stop(5)], {"generation": 1}, [])

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from evorl.runs.storage.checkpoint_files import Checkpoints
-from evorl.system.files import make_directory, make_subdirectory, reason, replacing, write_atomically
+from evorl.system.files import make_directory, make_subdirectory, read_json, reason, replacing, write_atomically
+from evorl.types.outcomes import UserError
 
 
 def test_two_writers_of_one_file_do_not_disturb_each_other(tmp_path):
@@ -71,3 +72,17 @@ def test_new_directories_are_synced_in_their_parents(tmp_path, disk_calls):
 def test_too_many_open_files_name_the_limit():
     error = OSError(errno.EMFILE, "Too many open files")
     assert reason(error, Path("runs/a")) == "runs/a: Too many open files; raise the limit with `ulimit -n 65536`"
+
+
+def test_a_file_that_is_nested_without_end_is_invalid_and_no_more(tmp_path):
+    file = tmp_path / "summary.json"
+    file.write_text("[" * 100_000)
+    with pytest.raises(ValueError, match="nested too deeply"):
+        read_json(file)
+
+
+def test_nothing_is_written_in_a_directory_that_has_become_a_link(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elite").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="is a symbolic link"):
+        make_subdirectory(tmp_path / "elite")
