@@ -23,7 +23,7 @@ from evorl.config import AnyConfig
 from evorl.distributed import Placement, Ranks
 from evorl.envs import SteppedEnvironments, make_environments
 from evorl.population import Learner, Policy, initial_population
-from evorl.runs.launch import load_config
+from evorl.runs.launch import load_config, use_threads
 from evorl.runs.output.metrics import gather_metrics
 from evorl.runs.program import run_program
 from evorl.seeding import derive_seed, torch_generator
@@ -43,6 +43,7 @@ class Trainer:
         self.environments = make_environments(
             config.environment, self.placement.local_size, config.environment.num_envs, self.ranks.device
         )
+        use_threads(config, self.environments.interface.parts, self.ranks.on_host)
         algorithm = make_algorithm(config, self.environments.interface)
         self.experience = algorithm.experience(self.placement, self.environments.always_valid, self.stopwatch)
         generator = torch_generator(

@@ -52,7 +52,7 @@ def match_of(run: Path, opponent: str, games: int, seed: int, allow_code: bool =
         agent_opponent(loaded, str(run)),
         opponent_of(opponent, "opponent", Task(settings, interface), allow_code),
     ]
-    use_threads(loaded.config.run.threads, interface.parts, ranks=1)
+    use_threads(loaded.config, interface.parts, ranks=1)
 
     def fill(seats: int) -> SeatPlayers:
         players = [side.seat(seats) for side in sides]

@@ -33,7 +33,7 @@ RESULTS = {1.0: "you have won", 0.5: "a draw", 0.0: "you have lost"}
 def play(parsed: argparse.Namespace) -> None:
     loaded = load_player(parsed.run, parsed.allow_code)
     settings, interface = loaded.config.environment, loaded.algorithm.interface
-    use_threads(loaded.config.run.threads, interface.parts, ranks=1)
+    use_threads(loaded.config, interface.parts, ranks=1)
     name = f"agent {loaded.agent.id} of {on_one_line(str(parsed.run))}"
     agent, game = agent_opponent(loaded, name, deterministic=not parsed.sample).seat(1), make_game(settings)
     metadata = getattr(getattr(game, "env", None), "metadata", None)  # OpenSpiel's games have none.

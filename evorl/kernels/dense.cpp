@@ -12,10 +12,17 @@
 // are used, no intrinsics. Non-finite numbers propagate as in torch, because faults are found by them: compile without
 // -ffast-math.
 
+#include <signal.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <condition_variable>
 #include <cstdint>
 #include <cstring>
+#include <functional>
+#include <mutex>
 #include <new>
 #include <thread>
 #include <vector>
@@ -313,6 +320,12 @@ struct Network {
     return units * stride();
   }
   long small_size() const { return width * stride() + 2 * layer_size(); }
+  // Multiplications of a forward pass.
+  long products() const {
+    long weights = 0;
+    for (size_t l = 0; l < layers.size(); l++) weights += layers[l].branches * layers[l].units * below(l);
+    return agents * rows * weights;
+  }
   long trace_size() const { return agents * ((rows + BLOCK - 1) / BLOCK) * block_size(); }
 };
 
@@ -616,31 +629,95 @@ void backward(const Network& network, long agent, long first, long count, Block&
   }
 }
 
-void run(const Network& network, long first_agent, long last_agent) {
+void run(const Network& network, long agent) {
   thread_local Floats memory, outputs;
   thread_local Scratch scratch;
   const long size = network.block_size();
   if (!network.trace) memory.resize(network.small_size());
-  for (long agent = first_agent; agent < last_agent; agent++)
-    for (long first = 0; first < network.rows; first += BLOCK) {
-      const long count = std::min(BLOCK, network.rows - first);
-      const long index = agent * ((network.rows + BLOCK - 1) / BLOCK) + first / BLOCK;
-      Block block(network, network.trace ? network.trace + index * size : memory.data());
-      if (network.backward)
-        backward(network, agent, first, count, block, scratch);
-      else
-        forward(network, agent, first, count, block, outputs);
-    }
+  for (long first = 0; first < network.rows; first += BLOCK) {
+    const long count = std::min(BLOCK, network.rows - first);
+    const long index = agent * ((network.rows + BLOCK - 1) / BLOCK) + first / BLOCK;
+    Block block(network, network.trace ? network.trace + index * size : memory.data());
+    if (network.backward)
+      backward(network, agent, first, count, block, scratch);
+    else
+      forward(network, agent, first, count, block, outputs);
+  }
 }
 
-template <class Work>
-void split(long items, long threads, const Work& work) {
-  threads = std::max(1L, std::min(threads, items));
-  std::vector<std::thread> others;
-  for (long i = 1; i < threads; i++) others.emplace_back(work, items * i / threads, items * (i + 1) / threads);
-  work(0, items / threads);
-  for (auto& each : others) each.join();
-}
+// ---------------------------------------------------------------------------------------------------- threads
+
+// Threads that stay between calls, since to start one takes as long as a call. Each takes one item after another, so
+// that one whose core is busy with another program delays a call by no more than the item that it has taken.
+class Crew {
+ public:
+  // The crew of this process, since a fork has none of its parent's threads. Never freed, for its threads never end.
+  static Crew& of_process() {
+    static std::atomic<Crew*> current{nullptr};
+    Crew* crew = current;
+    if (!crew || crew->process != getpid()) current = crew = new Crew;
+    return *crew;
+  }
+
+  // Work on items [0, count) by the caller and `helpers` other threads.
+  void run(long count, long helpers, const std::function<void(long)>& item) {
+    const std::unique_lock<std::mutex> only(in_call, std::try_to_lock);
+    if (!only) {  // Another thread of the program has the crew.
+      for (long i = 0; i < count; i++) item(i);
+      return;
+    }
+    for (; size < helpers; size++) add_helper();
+    work = &item;
+    unfinished = count;
+    {
+      const std::lock_guard<std::mutex> guard(asleep);
+      waiting = count;
+    }
+    wake.notify_all();
+    help();
+    while (unfinished) std::this_thread::yield();
+  }
+
+ private:
+  static constexpr int POLLS = 500;  // Some 100 us, longer than what lies between the calls of an update.
+  const pid_t process = getpid();
+  std::mutex in_call, asleep;
+  std::condition_variable wake;
+  std::atomic<long> waiting{0}, unfinished{0};
+  const std::function<void(long)>* work;
+  long size = 0;
+
+  // Signals are for the program's own threads, which may block them.
+  void add_helper() {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    std::thread([this] { help_forever(); }).detach();
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+
+  // Taking an item keeps the call from ending, so `work` is that of the item's call.
+  void help() {
+    for (long left = waiting; left > 0; left = waiting)
+      if (waiting.compare_exchange_strong(left, left - 1)) {
+        (*work)(left - 1);
+        unfinished--;
+      }
+  }
+
+  void help_forever() {
+    for (;;) {
+      for (int poll = 0; poll < POLLS && waiting <= 0; poll++) std::this_thread::yield();
+      if (waiting <= 0) {
+        std::unique_lock<std::mutex> lock(asleep);
+        wake.wait(lock, [this] { return waiting > 0; });
+      }
+      help();
+    }
+  }
+};
+
+constexpr long SHORT = 1000000;  // Multiplications, some 10 us, which are done before another thread has begun.
 
 }  // namespace
 
@@ -654,7 +731,11 @@ int64_t dense_trace_size(const int64_t* words, const int64_t* addresses, int64_t
 void dense(const int64_t* words, const int64_t* addresses, int64_t rows, float* parameters, float* gradient,
            int64_t backward, float* trace, int64_t threads) {
   const Network network(words, addresses, rows, parameters, gradient, backward, trace);
-  split(network.agents, threads, [&](long first, long last) { run(network, first, last); });
+  const auto item = [&](long agent) { run(network, agent); };
+  if (threads > 1 && network.agents > 1 && network.products() > SHORT)
+    Crew::of_process().run(network.agents, threads - 1, item);
+  else
+    for (long agent = 0; agent < network.agents; agent++) item(agent);
 }
 
 // Flat buffers hold tensor after tensor, each [agents, sizes[t]].

@@ -29,13 +29,15 @@ BUILD_SECONDS = 120
 """The time limit of a build, which takes 3 s on an idle core."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Kernel:
     """The loaded library. Arrays of int64 hold sizes and addresses, in the order in which `dense.cpp` reads them."""
 
     library: ctypes.CDLL
     digest: str
-    """Identifies source, compiler, flags and CPU: equal digests compute equal bits."""
+    """Identifies source, compiler, flags and CPU: equal digests compute equal bits, with any number of threads."""
+    threads: int = 1
+    """The threads that share the agents of a call, in this process."""
 
     def trace_size(self, words: array[int], addresses: array[int], rows: int) -> int:
         """Floats that a forward pass over `rows` keeps for its backward pass."""
@@ -49,14 +51,14 @@ class Kernel:
         parameters: Tensor,
         gradient: Tensor | None,
         trace: Tensor | None,
-        threads: int,
         *,
         backward: bool = False,
     ) -> None:
         """Run the forward or backward pass that `words` describe; the interpreter's lock is not held meanwhile."""
         flats = (parameters.data_ptr(), 0 if gradient is None else gradient.data_ptr())
         address = 0 if trace is None else trace.data_ptr()
-        self.library.dense(words.buffer_info()[0], addresses.buffer_info()[0], rows, *flats, backward, address, threads)
+        numbers = words.buffer_info()[0], addresses.buffer_info()[0], rows
+        self.library.dense(*numbers, *flats, backward, address, self.threads)
 
     def squares(self, sizes: array[int], values: Tensor, sums: Tensor) -> None:
         """Write each agent's sum of squares of flat `values` to `sums` [P] of float64."""

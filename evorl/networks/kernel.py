@@ -85,7 +85,7 @@ def _forward(
     if keep and rows not in plan.trace_sizes:
         plan.trace_sizes[rows] = kernel.trace_size(plan.words, addresses, rows)
     trace = flat.new_empty(plan.trace_sizes[rows]) if keep else None
-    kernel.dense(plan.words, addresses, rows, flat, None, trace, torch.get_num_threads())
+    kernel.dense(plan.words, addresses, rows, flat, None, trace)
     return outputs, trace
 
 
@@ -133,5 +133,5 @@ class _KernelDense(torch.autograd.Function):
         to_flat = allocate(flat) if flat_needed else None
         addresses = _addresses(ctx.masks, sources, to_sources, [None] * len(incoming), incoming)
         rows = sources[0].shape[1]
-        ctx.kernel.dense(ctx.plan.words, addresses, rows, flat, to_flat, trace, torch.get_num_threads(), backward=True)
+        ctx.kernel.dense(ctx.plan.words, addresses, rows, flat, to_flat, trace, backward=True)
         return None, None, None, to_flat, *to_sources

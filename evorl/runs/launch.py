@@ -26,6 +26,7 @@ from evorl.envs.tensor.sources import device_of, is_tensor, reserve
 from evorl.envs.vector import for_evaluation, reward_threshold
 from evorl.evolution import MUTATIONS, SELECTIONS
 from evorl.evolution.selection import selects
+from evorl.kernels.library import usable_kernel
 from evorl.league.rating import MATCHMAKING
 from evorl.networks import ACTIVATIONS, CELLS, NETWORKS
 from evorl.population import check_memory
@@ -82,15 +83,22 @@ A second thread makes an update 1.0 to 1.2 times as fast at 64 x 64 on idle core
 """
 
 
-def use_threads(wanted: int | None, parts: ObservationSpecs, ranks: int) -> int:
-    """Set and return the number of torch threads: `wanted` (`run.threads`), else OMP_NUM_THREADS, else by observation.
+def use_threads(config: AnyConfig, parts: ObservationSpecs, ranks: int) -> int:
+    """Set and return the number of threads: `run.threads`, else OMP_NUM_THREADS, else a share of the cores.
 
-    That is 1, or for large images an equal share of the cores for each of the `ranks` of this machine: a small product
-    finishes before a second thread has started, and waits for that thread if another program occupies its core.
+    Either torch has them or the kernel of dense layers, since torch's idle threads keep cores busy. Torch's default is
+    one except for large images: a small product finishes before a second thread has started, and waits for that thread
+    if another program occupies its core.
     """
-    large = any(part.kind == "image" and math.prod(part.image_size) > SMALL_IMAGE for part in parts.values())
-    count = wanted or _set_by_user() or (max(1, usable_cores() // ranks) if large else 1)
-    torch.set_num_threads(count)
+    images = [math.prod(part.image_size) for part in parts.values() if part.kind == "image"]
+    network, kernel = config.network, usable_kernel(config.run.kernel)
+    by_kernel = kernel is not None and not (images or network.recurrent or network.bf16 or network.name == "module")
+    processes = ranks * (1 + (config.actors.count if config.actors else 0))
+    splits = by_kernel or max(images, default=0) > SMALL_IMAGE
+    count = config.run.threads or _set_by_user() or (max(1, usable_cores() // processes) if splits else 1)
+    torch.set_num_threads(1 if by_kernel else count)
+    if kernel is not None:
+        kernel.threads = count if by_kernel else 1
     return count
 
 

@@ -1,7 +1,12 @@
 """The C++ kernel against torch: the same outputs and gradients up to rounding, for every kind of layer."""
 
+import os
+import signal
 import stat
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -135,15 +140,45 @@ def small_network(units=16, rows=200, agents=4, activation="tanh"):
     return plan, weights_of(p), torch.randn(agents, rows, 5, generator=generator)
 
 
-def test_threads_do_not_change_a_bit(kernel):
-    plan, weights, source = small_network()
-    results = []
-    for threads in (1, 3):
-        torch.set_num_threads(threads)
-        outputs = kernel_dense(kernel, KernelPlan(plan, weights), weights, [source])
-        results.append([*outputs, *torch.autograd.grad(outputs[0].sum(), weights.flat)])
-    torch.set_num_threads(1)
-    assert all(map(torch.equal, *results))
+@pytest.fixture
+def shared_kernel(kernel):
+    """The kernel with three threads, and a pass through it that is long enough to be shared."""
+    plan, weights, source = small_network(units=600, rows=300, agents=5)
+    words = KernelPlan(plan, weights)
+
+    def results():
+        outputs = kernel_dense(kernel, words, weights, [source])
+        return [*outputs, *torch.autograd.grad(outputs[0].sum(), weights.flat)]
+
+    alone = results()
+    kernel.threads = 3
+    yield lambda: all(map(torch.equal, results(), alone))
+    kernel.threads = 1
+
+
+def test_threads_do_not_change_a_bit(shared_kernel):
+    assert all(shared_kernel() for _ in range(50))
+
+
+def test_two_callers_may_share_the_threads(shared_kernel):
+    with ThreadPoolExecutor(2) as callers:
+        assert all(callers.map(lambda _: shared_kernel(), range(40)))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_fork_computes_with_threads_of_its_own(shared_kernel):
+    assert shared_kernel()
+    child = os.fork()
+    if child == 0:
+        same, tasks = shared_kernel(), Path("/proc/self/task")
+        os._exit(0 if same and (not tasks.is_dir() or len([*tasks.iterdir()]) == 3) else 1)
+    deadline = time.monotonic() + 60
+    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if ended == (0, 0):
+        os.kill(child, signal.SIGKILL)
+    assert ended == (child, 0), "it has other results, one thread, or waits for threads that it does not have"
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
