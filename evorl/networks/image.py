@@ -133,7 +133,12 @@ class ImageEncoder:
         for index, layer in enumerate(architecture.convolutions):
             name = f"{self.name}.{index}"
             x = functional.pad(x, (0, layer.padding, 0, layer.padding)) if layer.padding else x
-            x = _activated(self._convolve(p, name, x, layer.kernel, layer.stride, 0, 1.0 if index else scale), spans)
+            x = self._convolve(p, name, x, layer.kernel, layer.stride, 0, 1.0 if index else scale)
+            if index == len(architecture.convolutions) - 1:
+                # In the layout of the features already, since a gradient in another layout than its values is slow:
+                # 1,024 images of MinAtar take 5.6 ms, not 8.8, and 128 of Atari by A3C's network 14.3, not 15.8.
+                x = x.contiguous()
+            x = _activated(x, spans)
             for depth in range(layer.residual_layers):
                 inner = f"{name}.residual.{depth}"
                 change = _activated(self._convolve(p, inner, x, RESIDUAL_KERNEL, 1, RESIDUAL_KERNEL // 2), spans)
