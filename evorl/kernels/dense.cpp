@@ -306,10 +306,10 @@ struct Network {
   long branch_below(size_t layer, long branch) const {
     return layer && layers[layer - 1].branches > 1 ? branch : 0;
   }
-  // Floats of a block's trace: inputs, then of each layer and branch [z or normalised, output] and with layer norm the
-  // reciprocals of the standard deviations.
+  // Floats of a block's trace: of each layer and branch [z or normalised, output] and with layer norm the reciprocals
+  // of the standard deviations. The sources are read again, which halves the traffic of wide ones.
   long block_size() const {
-    long units = width;
+    long units = 0;
     for (const Layer& layer : layers) units += layer.branches * (2 * layer.units + 1);
     return units * stride();
   }
@@ -319,7 +319,7 @@ struct Network {
     for (const Layer& layer : layers) units = std::max(units, layer.branches * (layer.units + 1));
     return units * stride();
   }
-  long small_size() const { return width * stride() + 2 * layer_size(); }
+  long small_size() const { return 2 * layer_size(); }
   // Multiplications of a forward pass.
   long products() const {
     long weights = 0;
@@ -331,12 +331,12 @@ struct Network {
 
 // Where a block keeps the activations of each layer and branch.
 struct Block {
-  float* inputs;
+  float* inputs;  // In a forward pass.
   struct Branch { float *normal, *output, *scale; };
   std::vector<std::vector<Branch>> layers;
-  Block(const Network& network, float* memory) : inputs(memory) {
+  Block(const Network& network, float* memory, float* inputs) : inputs(inputs) {
     const long stride = network.stride();
-    float* const first = memory += network.width * stride;
+    float* const first = memory;
     for (const Layer& layer : network.layers) {
       if (!network.trace) memory = first + layers.size() % 2 * network.layer_size();
       layers.emplace_back();
@@ -465,24 +465,26 @@ void forward(const Network& network, long agent, long first, long count, Block& 
               network.features.values + (agent * network.rows + first) * read, read);
 }
 
-// Adds a block's part of the gradient of one weight and bias: weight [read, produced] += in gradient^T.
+// Adds a block's part of the gradient of one weight: weight [read, produced] += in gradient^T, where `in` [read, depth]
+// is read at [r * in_row + k * in_column].
 struct WeightGradient {
   long stride, padded;
   bool first_block;
   Floats &transposed, &product;
 
-  void operator()(const float* in, long read, const float* gradient, long produced, float* weight) {
+  void operator()(const float* in, long in_row, long in_column, long depth, long read, const float* gradient,
+                  long produced, float* weight) {
     const long wide = up(produced), row = stride_of(produced);
     transposed.resize(std::max<size_t>(transposed.size(), padded * row));
     if (wide != produced) std::fill(transposed.begin(), transposed.begin() + padded * row, 0.f);
     transpose(gradient, produced, padded, stride, transposed.data(), row);
     if (wide == produced) {
-      multiply(in, stride, 1, transposed.data(), row, weight, produced, read, produced, padded,
+      multiply(in, in_row, in_column, transposed.data(), row, weight, produced, read, produced, depth,
                first_block ? Start::zero : Start::add);
       return;
     }
     product.resize(std::max<size_t>(product.size(), read * wide));
-    multiply(in, stride, 1, transposed.data(), row, product.data(), wide, read, wide, padded, Start::zero);
+    multiply(in, in_row, in_column, transposed.data(), row, product.data(), wide, read, wide, depth, Start::zero);
     for (long r = 0; r < read; r++)
       for (long c = 0; c < produced; c++) {
         float& to = weight[r * produced + c];
@@ -561,7 +563,7 @@ void backward(const Network& network, long agent, long first, long count, Block&
     if (!network.to_parameters) continue;
     float *weight = head.weight.gradient + agent * read * n, *bias = head.bias.gradient + agent * n;
     if (head.output.gradient) {
-      add(block.below(network, top, branch), read, z_gradient, n, weight);
+      add(block.below(network, top, branch), stride, 1, padded, read, z_gradient, n, weight);
       for (long i = 0; i < n; i++) add.put(bias[i], add.total(z_gradient + i * stride));
     } else if (first == 0) {
       std::fill(weight, weight + read * n, 0.f), std::fill(bias, bias + n, 0.f);
@@ -608,15 +610,19 @@ void backward(const Network& network, long agent, long first, long count, Block&
         for (long u = 0; of.bias.gradient && u < units; u++)
           add.put(of.bias.gradient[u], add.total(z_gradient + u * stride));
       }
-      const float* in = block.below(network, l, branch);
       for (size_t i = 0; i < layer.weights.size(); i++) {
         const long width = l ? below : network.sources[i].width;
         const Tensor& weight = layer.weights[i];
-        if (weight.gradient) add(in, width, z_gradient, units, weight.gradient + member * width * units);
+        float* weight_gradient = weight.gradient ? weight.gradient + member * width * units : nullptr;
+        if (weight_gradient && l)
+          add(block.below(network, l, branch), stride, 1, padded, width, z_gradient, units, weight_gradient);
+        else if (weight_gradient)
+          add(network.sources[i].tensor.values + (agent * network.rows + first) * width, 1, width, count, width,
+              z_gradient, units, weight_gradient);
         if (l || network.sources[i].tensor.gradient)
           multiply(weight.values + member * width * units, units, 1, z_gradient, stride, to, stride, width, padded,
                    units, first_writer && !of.scale.values ? Start::zero : Start::add);
-        in += width * stride, to += width * stride;
+        to += width * stride;
       }
     }
     std::swap(gradient, gradient_below);
@@ -630,14 +636,15 @@ void backward(const Network& network, long agent, long first, long count, Block&
 }
 
 void run(const Network& network, long agent) {
-  thread_local Floats memory, outputs;
+  thread_local Floats memory, inputs, outputs;
   thread_local Scratch scratch;
   const long size = network.block_size();
   if (!network.trace) memory.resize(network.small_size());
+  if (!network.backward) inputs.resize(network.width * network.stride());
   for (long first = 0; first < network.rows; first += BLOCK) {
     const long count = std::min(BLOCK, network.rows - first);
     const long index = agent * ((network.rows + BLOCK - 1) / BLOCK) + first / BLOCK;
-    Block block(network, network.trace ? network.trace + index * size : memory.data());
+    Block block(network, network.trace ? network.trace + index * size : memory.data(), inputs.data());
     if (network.backward)
       backward(network, agent, first, count, block, scratch);
     else
