@@ -12,7 +12,9 @@ ring, at the index of the step that it is the result of. Frames of stacked image
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -43,6 +45,13 @@ class Transitions(NamedTuple):
     observation: Tensors
     next_observation: Tensors
     columns: Tensors
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, *, device: torch.device) -> Tensor:
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # Unlike torch.zeros, which writes all of it, NumPy leaves pages that nothing writes to the system.
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
 
 
 def rows_held(written: int, ring: int) -> int:
@@ -82,7 +91,7 @@ class Storage:
         self.ring = rows + self.depth
         """T: the kept rows, one for the latest observation, and F - 1 for older frames."""
         self.size = self.ring * lanes
-        self._empty: Empty = empty or (lambda shape, dtype: torch.zeros(shape, dtype=dtype, device=device))
+        self._empty: Empty = empty or partial(_zeros, device=device)
         self.columns = {
             name: self._empty((self.ring, lanes, *shape), dtype) for name, (shape, dtype) in columns.items()
         }
