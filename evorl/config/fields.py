@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
 
@@ -328,3 +329,16 @@ def leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         inner = isinstance(value, Mapping) and value
         by_key |= leaves(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
     return by_key
+
+
+def without(settings: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    """A copy of nested settings without those at some dotted keys, where there are any."""
+    left: dict[str, Any] = deepcopy(dict(settings))
+    for key in keys:
+        *sections, name = key.split(".")
+        inner: Any = left
+        for section in sections:
+            inner = inner.get(section) if isinstance(inner, dict) else None
+        if isinstance(inner, dict):
+            inner.pop(name, None)
+    return left

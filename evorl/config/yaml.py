@@ -12,9 +12,9 @@ from typing import Any
 import yaml
 
 from evorl.config.errors import nearest, on_one_line, shown
-from evorl.config.fields import EXPONENT, algorithm_of
+from evorl.config.fields import EXPONENT, algorithm_of, without
 from evorl.config.run import Environment
-from evorl.config.task import Tuned, environment_of, suite_of, without_algorithm, without_target, without_task
+from evorl.config.task import OF_ALGORITHM, OF_TASK, Tuned, environment_of, suite_of
 from evorl.types.outcomes import UserError, message_of
 
 MAX_BYTES = 2**17
@@ -193,8 +193,10 @@ def tuned_name(algorithm: str, environment: str) -> str | None:
 
     The file named like the algorithm is the general one, and never returned.
     """
-    files = tuned_files().items()
-    return next((name for name, tuned in files if tuned.algorithm == algorithm and tuned.is_for(environment)), None)
+    for name, tuned in tuned_files().items():
+        if tuned.algorithm == algorithm and tuned.settings_for(environment) is not None:
+            return name
+    return None
 
 
 def configuration_file(name: str, assignments: Sequence[str] = ()) -> Path:
@@ -245,7 +247,7 @@ def _read(path: Path, assignments: Sequence[str]) -> tuple[dict[str, Any], list[
     section = file.get("algorithm")
     named = section.get("name") if isinstance(section, dict) else None
     if named is not None and named != algorithm_of(changed):
-        settings = without_algorithm(settings)
+        settings = without(settings, OF_ALGORITHM)
         dropped.append(f"algorithm, replay, actors and ranges of {on_one_line(str(named))}")
     id = environment_of(changed) or DEFAULT_ID
     if not _is_for(path, file, id):
@@ -266,11 +268,12 @@ def _is_for(path: Path, data: Mapping[str, Any], id: str) -> bool:
 def _for_task(path: Path, data: Mapping[str, Any], id: str) -> tuple[dict[str, Any], str]:
     """Select a shipped file's settings for another environment `id`; also describe the omitted ones in words."""
     tuned = tuned_files().get(path.stem)
-    is_tuned = tuned is not None and tuned.is_for(id)
-    if not is_tuned and (suite_of(id) == "" or suite_of(id) != suite_of(environment_of(data))):
-        return without_task(data), "target, lengths and environment settings"
-    settings = without_target(data)
-    for key, value in tuned.settings_for(id).items() if tuned else ():
+    added = None if tuned is None else tuned.settings_for(id)
+    if added is None and (suite_of(id) == "" or suite_of(id) != suite_of(environment_of(data))):
+        copies = {key: value for key, value in data["environment"].items() if key == "num_envs"}
+        return without(data, OF_TASK) | {"environment": copies}, "target, lengths and environment settings"
+    settings = without(data, ["training.target_fitness"])
+    for key, value in (added or {}).items():
         settings = _with_value(settings, key.split("."), value, key)
     return settings, "target"
 

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from evorl.config import AnyConfig
 from evorl.config.errors import shown
+from evorl.config.fields import without
 from evorl.config.learning import Network
 from evorl.system.files import read_json, write_json
 from evorl.types.agents import Architecture, Mutation
@@ -86,11 +87,8 @@ class Tracker(ABC):
 
 def shared_settings(config: AnyConfig) -> dict[str, Any]:
     """Return all settings except those in `tracking.exclude`."""
-    settings: dict[str, Any] = config.model_dump(mode="json")
     # One entry may name a setting within the section that another names, and a published run lacks what it excludes.
-    for path in config.tracking.exclude:
-        _section_of(path, settings).pop(path.rpartition(".")[2], None)
-    return settings
+    return without(config.model_dump(mode="json"), config.tracking.exclude)
 
 
 def check_exclusions(config: AnyConfig) -> None:
@@ -99,7 +97,7 @@ def check_exclusions(config: AnyConfig) -> None:
     carried = [f"algorithm.{name}" for name in config.algorithm.hyperparameters]
     carried += [f"network.{each.name}" for each in fields(Architecture) if each.name in Network.model_fields]
     for path in config.tracking.exclude:
-        if path.rpartition(".")[2] not in _section_of(path, settings):
+        if without(settings, [path]) == settings:
             raise UserError(f"tracking.exclude: there is no setting {shown(path)} to leave out")
         for name in carried:
             if f"{name}.".startswith(f"{path}."):
@@ -107,14 +105,6 @@ def check_exclusions(config: AnyConfig) -> None:
                     f"tracking.exclude: {path} cannot be left out, because {name} belongs to each agent, and trackers "
                     "show the settings of agents; take it off the list"
                 )
-
-
-def _section_of(path: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """The section that would hold the setting at `path`; empty if there is none."""
-    section: Any = settings
-    for name in path.split(".")[:-1]:
-        section = section.get(name) if isinstance(section, dict) else None
-    return section if isinstance(section, dict) else {}
 
 
 def with_words(row: Mapping[str, Any]) -> dict[str, Any]:
