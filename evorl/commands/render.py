@@ -92,12 +92,12 @@ def plot(parsed: argparse.Namespace) -> None:
 
 
 def export(parsed: argparse.Namespace) -> None:
-    from evorl.export.onnx_file import check_packages, in_float32, write_onnx
+    from evorl.export.onnx_file import in_float32, write_onnx
     from evorl.runs.reading.hub import is_on_hub
     from evorl.runs.reading.loaded import load
     from evorl.runs.storage.directory import EXPORTED
 
-    check_packages()
+    require("onnx", "an export")
     if parsed.output is not None:
         check_folder(parsed.output)
     saved = load(parsed.run, agent=parsed.agent, generation=parsed.generation, allow_code=parsed.allow_code)

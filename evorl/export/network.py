@@ -5,8 +5,7 @@ Axes: B batch of observations, K values for each of N units of the recurrent sta
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from evorl.algorithms import Algorithm
 from evorl.algorithms.base import ActInput
 from evorl.envs.reading import TYPES
-from evorl.envs.spaces import MASK, WHOLE, ObservationSpecs, float_bounds
+from evorl.envs.spaces import MASK, WHOLE, ObservationSpecs, float_bounds, parts_of
 from evorl.networks.stack import Layout, Shapes, Stack, StackedNetwork
 from evorl.types.agents import Agent
 from evorl.types.batches import RecurrentInput
@@ -27,14 +26,6 @@ STATE, NEXT_STATE, ACTION = "state", "next_state", "action"
 """Names of an exported agent's recurrent state, before and after a step, and of its action."""
 RESERVED = (ACTION, MASK, STATE, NEXT_STATE)
 """Names of an exported network's inputs and outputs that no part of the observation may have."""
-
-
-@dataclass(frozen=True)
-class Reading:
-    """Preprocessing of an input: subtract the `first` category, then select the indices `seen`; None skips a step."""
-
-    first: Tensor | None
-    seen: Tensor | None
 
 
 class ActingAgent(nn.Module):
@@ -58,7 +49,13 @@ class ActingAgent(nn.Module):
         self.masked = interface.mask_size
         shapes = [network.recurrent_shape for network in self.stack.networks.values()]
         self.state_shape = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
-        self._readings = _readings(space, indices)
+        self._space = space
+        firsts = {
+            name: np.asarray(getattr(inner, "start", 0), dtype=np.int64) for name, inner, _ in parts_of(space, space)
+        }
+        self._firsts = {name: torch.from_numpy(first) for name, first in firsts.items() if first.any()}
+        """The first category of each part that does not begin at 0."""
+        self._indices = None if indices is None else torch.tensor(list(indices))
         self._action = interface.action
 
     @property
@@ -79,7 +76,7 @@ class ActingAgent(nn.Module):
         self, observation: Any, mask: NDArray[np.bool_] | None, state: NDArray[np.float32] | None
     ) -> list[Tensor]:
         """Convert a batch of raw observations, the action mask and the recurrent state to inputs of `forward`."""
-        raw = flattened(observation)
+        raw = {name: value for name, value, _ in parts_of(self._space, observation)}
         tensors = [
             torch.from_numpy(np.asarray(raw[name], dtype=TYPES[part.dtype])) for name, part in self.parts.items()
         ]
@@ -108,9 +105,8 @@ class ActingAgent(nn.Module):
         return (acted, after.squeeze(0)) if after is not None and self.state_shape[0] else (acted,)
 
     def _read(self, name: str, x: Tensor) -> Tensor:
-        reading = self._readings[name]
-        x = x if reading.first is None else x - reading.first
-        return x if reading.seen is None else x.index_select(-1, reading.seen)
+        x = x - self._firsts[name] if name in self._firsts else x
+        return x if self._indices is None else x.index_select(-1, self._indices)
 
     def _to_environment(self, action: Tensor) -> Tensor:
         space = self._action
@@ -137,31 +133,6 @@ def unpadded(agent: Agent, algorithm: Algorithm) -> Stack:
     return Stack(slice(0, 1), networks, hyperparameters, state)
 
 
-def _readings(space: gym.Space[Any], indices: Sequence[int] | None, name: str = "") -> Mapping[str, Reading]:
-    if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
-        readings: dict[str, Reading] = {}
-        children = space.spaces.items() if isinstance(space, gym.spaces.Dict) else enumerate(space.spaces)
-        for child, inner in children:
-            readings |= _readings(inner, None, f"{name}.{child}" if name else str(child))
-        return readings
-    first = np.asarray(getattr(space, "start", 0), dtype=np.int64)
-    reading = Reading(torch.from_numpy(first) if first.any() else None, None)
-    if indices is not None:
-        reading = replace(reading, seen=torch.tensor(list(indices)))
-    return {name or WHOLE: reading}
-
-
 def input_name(part: str) -> str:
     """Return a part's name as an ONNX input, with a prefix if it is `RESERVED` or begins with a digit (tuples)."""
     return f"{WHOLE}.{part}" if part[:1].isdigit() or part in RESERVED else part
-
-
-def flattened(observation: Any, name: str = "") -> dict[str, Any]:
-    """Flatten a nested observation to its unmodified parts by name: `camera`, `arm.angles`, or `observation`."""
-    if isinstance(observation, Mapping | tuple):
-        entries: dict[str, Any] = {}
-        children = observation.items() if isinstance(observation, Mapping) else enumerate(observation)
-        for child, inner in children:
-            entries |= flattened(inner, f"{name}.{child}" if name else str(child))
-        return entries
-    return {name or WHOLE: observation}

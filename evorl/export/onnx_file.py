@@ -34,11 +34,6 @@ WIDEST = 1e3
 Arrays = list[NDArray[Any]]
 
 
-def check_packages() -> None:
-    """Raise UserError unless the packages of the `onnx` extra are installed."""
-    require("onnx", "an export")
-
-
 def in_float32(loaded: LoadedAgent) -> LoadedAgent:
     """Return an agent trained in bfloat16 as one that computes in float32: no runtime supports bfloat16 on CPUs."""
     if not loaded.config.network.bf16:
@@ -53,7 +48,7 @@ def write_onnx(loaded: LoadedAgent, output: Path, facts: Mapping[str, str]) -> f
 
     Raises UserError, and writes no file, if that exceeds 1e-5.
     """
-    check_packages()
+    require("onnx", "an export")
     indices = loaded.config.environment.observation_indices
     acting = ActingAgent(loaded.agent, loaded.algorithm, loaded.observation_space, indices)
     example = _given(acting, loaded, 2, np.random.default_rng(0))
