@@ -73,15 +73,11 @@ def mutate_units(
 ) -> Mutation | None:
     """Resize a layer, a recurrent cell or a kernel of one network; return None if the limits allow nothing."""
     choices: list[Callable[[], Mutation]] = []
-    rules = {
-        "hidden": (int(rng.choice(UNIT_STEPS)), limits.min_units, limits.max_units),
-        "channels": (int(rng.choice(CHANNEL_STEPS)), MIN_CHANNELS, MAX_CHANNELS),
-        "kernel": (1, 1, MAX_KERNEL),
-    }
-    rules["recurrent"] = rules["hidden"]
+    units, channels = int(rng.choice(UNIT_STEPS)), int(rng.choice(CHANNEL_STEPS))
+    steps = {"hidden": units, "recurrent": units, "channels": channels, "kernel": 1}
     groups = [(name, *group) for name in networks for group in agent.architectures[name].sizes().items()]
     for name, group, size in groups:
-        step, least, most = rules[group.split(".")[0]]
+        step, (least, most) = steps[_kind(group)], _bounds(group, limits)
         more, fewer = min(size + step, most), max(size - step, least)
         if more > size:
             choices.append(partial(enlarge, agent, networks, name, group, more, rng))
@@ -184,20 +180,22 @@ def sample_hyperparameters(ranges: Mapping[str, HyperparameterRange], rng: np.ra
 
 def sample_sizes(shape: Architecture, limits: ArchitectureLimits, rng: np.random.Generator) -> Architecture:
     """Draw units and channels log-uniformly within the limits, for the same number of layers."""
-    for group, (low, high) in _bounds(shape, limits).items():
-        size = round(low * (high / low) ** rng.random())
-        shape = shape.resized(group, min(max(size, low), high))
+    for group in shape.sizes():
+        if _kind(group) != "kernel":
+            low, high = _bounds(group, limits)
+            size = round(low * (high / low) ** rng.random())
+            shape = shape.resized(group, min(max(size, low), high))
     return shape
 
 
-def _bounds(shape: Architecture, limits: ArchitectureLimits) -> dict[str, tuple[int, int]]:
-    """The least and the largest size of each group of units or channels."""
-    bounds = {
-        "hidden": (limits.min_units, limits.max_units),
-        "recurrent": (limits.min_units, limits.max_units),
-        "channels": (MIN_CHANNELS, MAX_CHANNELS),
-    }
-    return {group: bounds[kind] for group in shape.sizes() if (kind := group.split(".")[0]) in bounds}
+def _kind(group: str) -> str:
+    return group.partition(".")[0]
+
+
+def _bounds(group: str, limits: ArchitectureLimits) -> tuple[int, int]:
+    """The least and the largest size of a group of units or channels, or of a kernel."""
+    bounds = {"channels": (MIN_CHANNELS, MAX_CHANNELS), "kernel": (1, MAX_KERNEL)}
+    return bounds.get(_kind(group), (limits.min_units, limits.max_units))
 
 
 @dataclass(frozen=True)
