@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import importlib
+import pkgutil
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,10 +42,7 @@ class Command:
 
     @property
     def function(self) -> Callable[[argparse.Namespace], None]:
-        module, _, name = self.place.partition(":")
-        function: Callable[[argparse.Namespace], None] = getattr(
-            importlib.import_module(f"evorl.commands.{module}"), name
-        )
+        function: Callable[[argparse.Namespace], None] = pkgutil.resolve_name(f"evorl.commands.{self.place}")
         return function
 
 
