@@ -18,8 +18,9 @@ from mkdocs.structure.files import File, Files
 import evorl
 from evorl.algorithms import SETTINGS
 from evorl.commands.command import COMMANDS, parser_of
-from evorl.config import AlgorithmSettings, model_of
+from evorl.config import model_of
 from evorl.config.docs import Setting, settings_of
+from evorl.config.fields import AlgorithmSettings
 
 ROOT = Path(__file__).parents[2]
 MOVED = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}

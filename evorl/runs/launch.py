@@ -24,8 +24,8 @@ from evorl.envs.games import is_game
 from evorl.envs.spaces import EnvSpec, ObservationSpecs, wide_bounds
 from evorl.envs.tensor.sources import device_of, is_tensor, reserve
 from evorl.envs.vector import for_evaluation, reward_threshold
-from evorl.evolution import MUTATIONS, SELECTIONS
-from evorl.evolution.selection import selects
+from evorl.evolution.mutation import MUTATIONS
+from evorl.evolution.selection import SELECTIONS, selects
 from evorl.kernels.library import usable_kernel
 from evorl.league.rating import MATCHMAKING
 from evorl.networks import ACTIVATIONS, CELLS, NETWORKS

@@ -21,9 +21,9 @@ from evorl.distributed.pauses import SAVE
 from evorl.envs import SteppedEnvironments
 from evorl.envs.generation import GenerationPlan, generation_plan
 from evorl.envs.tensor.sources import is_tensor, saves
-from evorl.evolution import Context, evolve
-from evorl.evolution.selection import begins, rank_correlation, selects
-from evorl.league import League, league_of
+from evorl.evolution.mutation import Context
+from evorl.evolution.selection import begins, evolve, rank_correlation, selects
+from evorl.league.league import League, league_of
 from evorl.networks import small_image_setting
 from evorl.population import Learner, Policy
 from evorl.population.evaluation import Evaluator

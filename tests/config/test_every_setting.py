@@ -14,7 +14,7 @@ from evorl.config import model_of
 from evorl.config.docs import settings_of
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
-from evorl.evolution import Context
+from evorl.evolution.mutation import Context
 from evorl.evolution.selection import evolve
 from evorl.population import Learner, Policy, initial_population
 from evorl.seeding import torch_generator

@@ -10,9 +10,15 @@ from helpers.support import EVERY_MUTATION, agent, algorithm, config, context
 
 from evorl.config import Selection
 from evorl.config.fields import HyperparameterRange
-from evorl.evolution import MUTATIONS, SELECTIONS, Context, evolve
-from evorl.evolution.mutation import mutate, mutate_hyperparameter, perturbed, sample_hyperparameters
-from evorl.evolution.selection import Candidates, begins, note_ranks, rank_correlation, ranks
+from evorl.evolution.mutation import (
+    MUTATIONS,
+    Context,
+    mutate,
+    mutate_hyperparameter,
+    perturbed,
+    sample_hyperparameters,
+)
+from evorl.evolution.selection import SELECTIONS, Candidates, begins, evolve, note_ranks, rank_correlation, ranks
 from evorl.population import initial_population
 from evorl.types.agents import Agent, Mutation
 

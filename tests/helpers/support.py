@@ -29,7 +29,7 @@ from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
 from evorl.envs.spaces import EnvSpec, ObservationSpec, observation_specs
 from evorl.envs.suites import SUITES
-from evorl.evolution import Context
+from evorl.evolution.mutation import Context
 from evorl.networks.stack import new_tensors
 from evorl.population import Learner, Policy, initial_population
 from evorl.population.evaluation import evaluate

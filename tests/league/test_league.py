@@ -17,8 +17,7 @@ from evorl.config.fields import BENCHMARK
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
 from evorl.envs.games.players import MoveRequest, RandomPlayers
-from evorl.league import League
-from evorl.league.league import Rated
+from evorl.league.league import League, Rated
 from evorl.league.matches import Arena, Fixture
 from evorl.league.players import Players, Sides
 from evorl.league.rating import Standings

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers.support import ROOT, agent, config, context, lines, train
 
-from evorl.evolution import SELECTIONS, evolve
+from evorl.evolution.selection import SELECTIONS, evolve
 from evorl.runs.agents.elite import Elite, Score, error_of_test, lower_bound, play_until_clear
 from evorl.runs.storage.progress import PROGRESS, Progress, progress_of
 from evorl.types.agents import Mutation

@@ -12,8 +12,9 @@ from helpers.support import SMALL
 
 import evorl
 from evorl.algorithms import SETTINGS
-from evorl.config import AlgorithmSettings, validate
+from evorl.config import validate
 from evorl.config.errors import section_in
+from evorl.config.fields import AlgorithmSettings
 from evorl.config.schema import Config
 from evorl.config.yaml import configuration_file, read_settings
 from evorl.runs import train
