@@ -57,24 +57,21 @@ def evaluate_elite(run: Path, episodes: int, seed: int, allow_code: bool = False
     return, `terms` has the mean of the return and of each other term.
     """
     with local_run(run) as path:
-        return {"run": str(run), **_evaluated(path, episodes, seed, allow_code)}
-
-
-def _evaluated(run: Path, episodes: int, seed: int, allow_code: bool) -> dict[str, Any]:
-    data, agent = load_elite(run)
-    config = saved_config(data)
-    refuse_code(config, allow_code)
-    reserve(config.evaluation_environment, min(episodes, MAX_COPIES), device_of(config.evaluation_environment))
-    check(config, trains=False)
-    results = _played(run, config, agent, episodes, seed, allow_code)
-    repeats = bool(results.repeat_each_other(MAX_COPIES))
-    if repeats:
-        # Copies that repeat each other would count one episode many times.
-        results = _played(run, config, agent, episodes, seed, allow_code, copies=1)
+        data, agent = load_elite(path)
+        config = saved_config(data)
+        refuse_code(config, allow_code)
+        reserve(config.evaluation_environment, min(episodes, MAX_COPIES), device_of(config.evaluation_environment))
+        check(config, trains=False)
+        results = _played(path, config, agent, episodes, seed, allow_code)
+        repeats = bool(results.repeat_each_other(MAX_COPIES))
+        if repeats:
+            # Copies that repeat each other would count one episode many times.
+            results = _played(path, config, agent, episodes, seed, allow_code, copies=1)
     returns = results.returns[0]
     means = {name: float(values.mean()) for name, values in results.terms().items()}
     score = Score.of(returns)
     return {
+        "run": str(run),
         "agent": agent.id,
         "episodes": episodes,
         "seed": seed,

@@ -48,18 +48,13 @@ def rows_of_runs(directory: Path) -> list[tuple[str, ...]]:
     A run that was named GROUP/NAME is in a directory of its group.
     """
     if _began(directory) is not None:
-        return [_in_columns(directory, directory.resolve().name)]
+        return [_row(directory, directory.resolve().name)]
     inside = [path for path in directory.iterdir() if not path.is_symlink()]
     for group in [path for path in inside if path.is_dir() and _began(path) is None]:
         with contextlib.suppress(OSError):
             inside += [path for path in group.iterdir() if not path.is_symlink()]
     began = sorted((time, path) for path in inside if (time := _began(path)) is not None)
-    return [_in_columns(path, path.relative_to(directory).as_posix()) for _, path in began]
-
-
-def _in_columns(run: Path, name: str) -> tuple[str, ...]:
-    # One very long value would push the columns of all other runs off the screen.
-    return name, *(on_one_line(cell, WIDEST) for cell in _row(run)[1:])
+    return [_row(path, path.relative_to(directory).as_posix()) for _, path in began]
 
 
 def _began(path: Path) -> float | None:
@@ -73,23 +68,25 @@ def _began(path: Path) -> float | None:
     return status.st_mtime if stat.S_ISREG(status.st_mode) else None
 
 
-def _row(path: Path) -> tuple[str, ...]:
+def _row(path: Path, name: str) -> tuple[str, ...]:
+    size = f"{size_of(path) / 1e6:,.1f} MB"
     try:
         run = read_overview(path)
     except (UserError, OSError):
-        return (path.name, "?", "?", "?", "-", "-", "cannot be read", _megabytes(path), "")
+        return (name, "?", "?", "?", "-", "-", "cannot be read", size, "")
     best, steps = run.last.get("elite_fitness"), run.last.get("agent_steps")
-    return (
-        path.name,
+    cells = (
         _setting(run, "environment", "id"),
         _setting(run, "algorithm", "name"),
         str(run.config.get("seed", "?")),
         digits(best) if isinstance(best, int | float) else "-",
         f"{steps:,}" if isinstance(steps, int) else "-",
         state_of(run),
-        _megabytes(path),
+        size,
         origin_of(run),
     )
+    # One very long value would push the columns of all other runs off the screen.
+    return name, *(on_one_line(cell, WIDEST) for cell in cells)
 
 
 def state_of(run: RunOverview) -> str:
@@ -115,10 +112,6 @@ def origin_of(run: RunOverview) -> str:
 def _setting(run: RunOverview, section: str, key: str) -> str:
     values: Any = run.config.get(section)
     return str(values.get(key, "?")) if isinstance(values, dict) else "?"
-
-
-def _megabytes(path: Path) -> str:
-    return f"{size_of(path) / 1e6:,.1f} MB"
 
 
 def lineage(parsed: argparse.Namespace) -> None:
