@@ -112,12 +112,13 @@ class Storage:
         self.clear()
 
     def _allocate(self) -> None:
-        """Allocate observation memory and copy existing observations into it."""
+        """Allocate observation memory and copy the observations written so far into it."""
         for name, part in self.parts.items():
             shape = part.shape[1:] if part.frames else part.shape
             data = self._empty((self.size + 1 + self.size * self._has_finals, *shape), part.dtype)
             if name in self._data:
-                data[: self.size] = self._data[name][: self.size]
+                held = rows_held(self.written, self.ring) * self.lanes
+                data[:held] = self._data[name][:held]
             data[self.size] = 0
             self._data[name] = data
             self.seen[name] = data[: self.size].view(self.ring, self.lanes, *shape)

@@ -1,6 +1,7 @@
 """One storage for replay and rollouts: what is drawn is what happened, against lists that keep everything."""
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from helpers.lanes import COLUMNS, CPU, HISTORIES, World, check, check_ends, everything, newest, part, storage
@@ -128,6 +129,16 @@ def test_an_observation_is_kept_once_where_episodes_spend_a_step_on_a_reset():
     assert memory[True] < 32 + 8 + 4 + 1 + 3 + 0.1
     assert memory[False] - memory[True] == pytest.approx(32, rel=0.01), "the second ring"
     assert Storage(1000, 32, {"x": part((8,))}, fields, torch.device("meta")).memory == memory[True] * 32_000
+
+
+def test_a_host_gives_memory_only_where_something_is_written():
+    """Else the second ring, and the copy that makes room for it, take what replay.capacity was not checked for."""
+    shape, memory = (84, 84, 1), psutil.Process().memory_info
+    before = memory().rss
+    store = Storage(10_000, 4, {"x": part(shape, torch.uint8)}, COLUMNS, CPU)
+    filled(store, 110, {"x": torch.ones(4, *shape, dtype=torch.uint8)}, resets=False)
+    assert store.flags["final"].any(), "the second ring has some"
+    assert memory().rss - before < 0.2 * store.size * 84 * 84
 
 
 def test_frames_are_kept_once():
