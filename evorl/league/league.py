@@ -19,7 +19,6 @@ from evorl.config import AnyConfig
 from evorl.config.run import LeagueSettings
 from evorl.distributed import Placement
 from evorl.envs import SteppedEnvironments
-from evorl.envs.games import is_game
 from evorl.league.matches import Arena, Fixture
 from evorl.league.players import Players
 from evorl.league.rating import Pool, Standings, expected, opponent_probabilities, ratings, rows
@@ -220,8 +219,3 @@ class League:
         everyones = ranks.gather(local, "the other ranks' matches")
         self._steps += int(everyones[:, -1].sum())
         return np.asarray(everyones[:, :-1].T.reshape(-1)[: len(fixtures)])
-
-
-def league_of(config: AnyConfig, placement: Placement, algorithm: Algorithm) -> League | None:
-    """The league of a run, or None if its environment is no game."""
-    return League(config, placement, algorithm) if is_game(config.environment.id) else None

@@ -19,11 +19,12 @@ from evorl.config.fields import BENCHMARK, RATING
 from evorl.distributed import Placement
 from evorl.distributed.pauses import SAVE
 from evorl.envs import SteppedEnvironments
+from evorl.envs.games import is_game
 from evorl.envs.generation import GenerationPlan, generation_plan
 from evorl.envs.tensor.sources import is_tensor, saves
 from evorl.evolution.mutation import Context
 from evorl.evolution.selection import begins, evolve, rank_correlation, selects
-from evorl.league.league import League, league_of
+from evorl.league.league import League
 from evorl.networks import small_image_setting
 from evorl.population import Learner, Policy
 from evorl.population.evaluation import Evaluator
@@ -129,7 +130,7 @@ class Run:
             directory,
             self._warn_once,
         )
-        self.league = league_of(config, placement, algorithm)
+        self.league = League(config, placement, algorithm) if is_game(config.environment.id) else None
         self._benchmark = None
         if self.league is not None:
             task = Task(config.environment, algorithm.interface)
