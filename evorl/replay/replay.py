@@ -190,10 +190,10 @@ class ReplayExperience(Experience):
         load_like(part_of(COUNTERS, state), counters, WHERE)
         if not all(values.isfinite().all() for values in counters.values()):
             raise UserError(f"{WHERE}: its counters are not finite")
-        sampler = {name: values for name, values in state.items() if name.startswith((PRIORITIES, DRAWS))}
-        others = {name: values for name, values in state.items() if not name.startswith((COUNTERS, STATISTICS))}
-        self.storage.load_state_dict({name: values for name, values in others.items() if name not in sampler})
-        self.sampler.load_state_dict(sampler)
+        of_sampler = (PRIORITIES, DRAWS)
+        others = (*of_sampler, COUNTERS, STATISTICS)
+        self.storage.load_state_dict({name: state[name] for name in state if not name.startswith(others)})
+        self.sampler.load_state_dict({name: state[name] for name in state if name.startswith(of_sampler)})
         if self._has_begun:
             self._schedule.steps = counters["steps"].numpy()
             self._steps, self._sizes = counters["made"].numpy(), counters["sizes"].numpy()

@@ -418,9 +418,8 @@ class Storage:
         for name, values in self._stores().items():
             values[:held] = tensors[name].to(self.device)
         at = self.size + 1 + tensors["final"].flatten().nonzero()[:, 0].to(self.device)
-        if len(at) and not self._has_finals:
-            self._has_finals = True
-            self._allocate()
+        if len(at):
+            self._give_finals_room()
         for name, data in self._data.items():
             data[at] = tensors[f"last.{name}"].to(self.device)
         valid = tensors["valid"].cpu()
