@@ -79,9 +79,7 @@ class Config(Section, Generic[Settings]):
         if not isinstance(ranges, dict) or None not in ranges.values():
             return data
         frozen = {name for name, ends in ranges.items() if ends is None}
-        settings = cls.model_fields["algorithm"].annotation
-        assert isinstance(settings, type)
-        assert issubclass(settings, AlgorithmSettings)
+        settings: Any = cls.model_fields["algorithm"].annotation
         if others := [name for name in sorted(frozen) if name not in settings.hyperparameters]:
             reason = f"evolution.hyperparameters.{others[0]}: there is no hyperparameter of this name"
             raise ValueError(reason + nearest(others[0], settings.hyperparameters))
