@@ -740,7 +740,7 @@ void dense(const int64_t* words, const int64_t* addresses, int64_t rows, float* 
   const Network network(words, addresses, rows, parameters, gradient, backward, trace);
   const auto item = [&](long agent) { run(network, agent); };
   if (threads > 1 && network.agents > 1 && network.products() > SHORT)
-    Crew::of_process().run(network.agents, threads - 1, item);
+    Crew::of_process().run(network.agents, std::min<long>(threads, network.agents) - 1, item);
   else
     for (long agent = 0; agent < network.agents; agent++) item(agent);
 }

@@ -142,8 +142,8 @@ def small_network(units=16, rows=200, agents=4, activation="tanh"):
 
 @pytest.fixture
 def shared_kernel(kernel):
-    """The kernel with three threads, and a pass through it that is long enough to be shared."""
-    plan, weights, source = small_network(units=600, rows=300, agents=5)
+    """The kernel with more threads than the three agents, and a pass through it that is long enough to be shared."""
+    plan, weights, source = small_network(units=1000, rows=400, agents=3)
     words = KernelPlan(plan, weights)
 
     def results():
@@ -151,7 +151,7 @@ def shared_kernel(kernel):
         return [*outputs, *torch.autograd.grad(outputs[0].sum(), weights.flat)]
 
     alone = results()
-    kernel.threads = 3
+    kernel.threads = 64
     yield lambda: all(map(torch.equal, results(), alone))
     kernel.threads = 1
 
