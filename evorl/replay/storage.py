@@ -13,6 +13,7 @@ ring, at the index of the step that it is the result of. Frames of stacked image
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
@@ -50,8 +51,10 @@ class Transitions(NamedTuple):
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, *, device: torch.device) -> Tensor:
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    # Unlike torch.zeros, which writes all of it, NumPy leaves pages that nothing writes to the system.
-    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
+    # Pages that nothing writes stay the system's: torch.zeros would write all, and numpy.zeros take them by 2 MB.
+    size = math.prod(shape) * dtype.itemsize
+    memory = mmap.mmap(-1, max(1, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=torch.uint8)[:size].view(dtype).view(shape)
 
 
 def rows_held(written: int, ring: int) -> int:

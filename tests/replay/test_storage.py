@@ -135,10 +135,10 @@ def test_a_host_gives_memory_only_where_something_is_written():
     """Else the second ring, and the copy that makes room for it, take what replay.capacity was not checked for."""
     shape, memory = (84, 84, 1), psutil.Process().memory_info
     before = memory().rss
-    store = Storage(10_000, 4, {"x": part(shape, torch.uint8)}, COLUMNS, CPU)
-    filled(store, 110, {"x": torch.ones(4, *shape, dtype=torch.uint8)}, resets=False)
-    assert store.flags["final"].any(), "the second ring has some"
-    assert memory().rss - before < 0.2 * store.size * 84 * 84
+    store = Storage(2_000, 4, {"x": part(shape, torch.uint8)}, COLUMNS, CPU)
+    filled(store, 2_000, {"x": torch.ones(4, *shape, dtype=torch.uint8)}, resets=False)
+    assert store.flags["final"].sum() > 150, "the second ring has some all over"
+    assert memory().rss - before < 1.3 * store.size * 84 * 84
 
 
 def test_frames_are_kept_once():
