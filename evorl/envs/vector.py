@@ -32,14 +32,12 @@ from evorl.envs.games.vector import GameVector
 from evorl.envs.suites import ATARI, register_suite
 from evorl.envs.tensor.sources import is_tensor
 from evorl.seeding import derive_seed, seed_global_generators
-from evorl.system.extras import extra_of, install_command
+from evorl.system.extras import extra_needed
 from evorl.system.files import reason as reason_of
 from evorl.system.plugins import SCRIPT, defined_in, described, import_from_here, place
 from evorl.system.processes import die_with_parent, usable_cores
 from evorl.system.signals import raise_if_signalled, signals_deferred
 from evorl.types.outcomes import UserError, message_of
-
-LIVES = "environment.life_loss_ends: only Atari's image environments report lives"
 
 
 def make_vector(settings: Environment, copies: int) -> Vector:
@@ -52,8 +50,6 @@ def make_vector(settings: Environment, copies: int) -> Vector:
             warnings.simplefilter("ignore")
             mode = _mode(settings, name)
             _check_limit(settings)
-            if settings.life_loss_ends and not (name.startswith(ATARI) and mode == "native"):
-                raise UserError(f"{LIVES}, not {settings.id}")
             if mode == "native":
                 options = _atari_options(settings) if name.startswith(ATARI) else _native_options(settings)
                 return gym.make_vec(name, copies, vectorization_mode="vector_entry_point", **options)
@@ -97,8 +93,6 @@ def _game_vector(settings: Environment, copies: int) -> Vector:
             f"environment.carry_over: {settings.id} is a game, and each generation, with its own opponents, begins new "
             "episodes; use auto"
         )
-    if settings.life_loss_ends:
-        raise UserError(f"{LIVES}, not {settings.id}")
     return GameVector(settings, copies)
 
 
@@ -113,8 +107,8 @@ def _why_unknown(id: str, error: Exception) -> str:
     path, _, name = id.rpartition(":")
     if old := re.fullmatch(r"(\w+?)(-ram)?(NoFrameskip|Deterministic)-v[04]", name):
         return f"Atari's old names are gone; did you mean 'ALE/{old[1]}-v5'?"
-    if (extra := extra_of(error)) is not None:
-        return f"it needs the extra {extra}: {install_command(extra)}"
+    if needed := extra_needed(error):
+        return needed
     if path in sys.modules and isinstance(error, gym.error.UnregisteredEnv):
         module = sys.modules[path]
         if hasattr(module, name):
@@ -306,7 +300,7 @@ def serving_action(settings: Environment, vector: Vector) -> NDArray[Any] | None
     environment that is not Atari's.
     """
     if not hasattr(vector, "ale"):
-        raise UserError(f"{LIVES}, not {settings.id}")
+        raise UserError(f"environment.life_loss_ends: only Atari's image environments report lives, not {settings.id}")
     names = [action.name for action in vector.ale.get_action_set()]
     if "FIRE" not in names or not settings.kwargs.get("use_fire_reset", True):
         return None

@@ -49,11 +49,12 @@ def require(extra: str, what: str) -> None:
         raise UserError(f"{what} needs {' and '.join(names)}; install it with `{install_command(extra)}`")
 
 
-def extra_of(error: BaseException) -> str | None:
-    """The extra whose module was missing where this error, or its cause, was raised."""
+def extra_needed(error: BaseException) -> str:
+    """How to install the extra whose module was missing where this error, or its cause, was raised; else ""."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ModuleNotFoundError):
-            return next((extra for extra, modules in EXTRAS.items() if cause.name in modules), None)
+            extras = [extra for extra, modules in EXTRAS.items() if cause.name in modules]
+            return f"it needs the extra {extras[0]}: {install_command(extras[0])}" if extras else ""
         cause = cause.__cause__
-    return None
+    return ""

@@ -290,7 +290,7 @@ def test_the_last_observation_is_not_that_of_the_next_episode(plays_both):
 )
 def test_settings_that_a_game_does_not_have(setting, told):
     with pytest.raises(UserError, match=f"^{told}"):
-        make_vector(Environment(id=f"{HERE}ThreeMoves", **setting), 1)
+        Environments(Environment(id=f"{HERE}ThreeMoves", **setting), 1, 1)
 
 
 def moves_on(seen):

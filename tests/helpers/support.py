@@ -28,7 +28,7 @@ from evorl.config.yaml import configuration_file
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
 from evorl.envs.spaces import EnvSpec, ObservationSpec, observation_specs
-from evorl.envs.suites import SUITES
+from evorl.envs.suites import suite_of
 from evorl.evolution.mutation import Context
 from evorl.networks.stack import new_tensors
 from evorl.population import Learner, Policy, initial_population
@@ -42,6 +42,7 @@ from evorl.runs.launch import read_config
 from evorl.runs.program import run_program
 from evorl.runs.reading.trust import note_trained
 from evorl.seeding import torch_generator
+from evorl.system.extras import EXTRAS
 from evorl.system.stopwatch import Stopwatch
 from evorl.types.agents import Agent, AgentState
 from evorl.types.batches import Batch, PolicyOutput
@@ -68,7 +69,7 @@ def needs_its_extra(name):
 
 def needs_extra_of(id):
     """Skip a test unless the packages of this environment are installed."""
-    for module in (module for suite in SUITES if suite.owns(id) for module in suite.modules):
+    for module in EXTRAS.get(suite_of(id), ()):
         pytest.importorskip(module)
     packages = {"pettingzoo:": "pettingzoo", "openspiel:": "pyspiel", "gymnax:": "gymnax", "brax:": "brax"}
     for beginning, module in packages.items():

@@ -9,7 +9,7 @@ from helpers.support import ROOT
 from evorl.config import Environment
 from evorl.envs.vector import make_vector
 from evorl.system import extras
-from evorl.system.extras import EXTRAS, extra_of, install_command, missing, require
+from evorl.system.extras import EXTRAS, extra_needed, install_command, missing, require
 from evorl.types.outcomes import UserError
 
 
@@ -41,9 +41,9 @@ def test_the_modules_that_are_missing_are_named(monkeypatch):
 def test_an_environment_that_lacks_a_module_of_an_extra_names_it(tmp_path, monkeypatch):
     error = RuntimeError("games")
     error.__cause__ = ModuleNotFoundError("No module named 'ale_py'", name="ale_py")
-    assert extra_of(error) == "atari"
-    assert extra_of(ModuleNotFoundError("No module named 'ale'", name="ale")) is None
-    assert extra_of(ValueError("ale_py")) is None
+    assert extra_needed(error) == f"it needs the extra atari: {install_command('atari')}"
+    assert not extra_needed(ModuleNotFoundError("No module named 'ale'", name="ale"))
+    assert not extra_needed(ValueError("ale_py"))
     (tmp_path / "needs_av.py").write_text("raise ModuleNotFoundError(\"No module named 'av'\", name='av')\n")
     monkeypatch.syspath_prepend(tmp_path)
     told = f"environment.id: cannot make 'needs_av:Film': it needs the extra video: {install_command('video')}"

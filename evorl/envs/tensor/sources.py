@@ -13,7 +13,7 @@ from evorl.config import Environment
 from evorl.distributed import launched_device
 from evorl.envs.faults.closing import close_in_time
 from evorl.envs.tensor.simulator import SharedSimulator, Simulator
-from evorl.system.extras import extra_of, install_command
+from evorl.system.extras import extra_needed
 from evorl.system.plugins import described
 from evorl.system.processes import usable_cores
 from evorl.types.outcomes import UserError
@@ -128,10 +128,8 @@ def _made(settings: Environment, copies: int, device: torch.device) -> Simulator
     except (UserError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
-        if isinstance(error, ImportError) and (extra := extra_of(error)) is not None:
-            needs = f"it needs the extra {extra}: {install_command(extra)}"
-            raise UserError(f"environment.id: cannot make {settings.id!r}: {needs}") from error
-        raise UserError(f"environment.id: cannot make {settings.id!r}: {described(error)}") from error
+        needed = extra_needed(error) if isinstance(error, ImportError) else ""
+        raise UserError(f"environment.id: cannot make {settings.id!r}: {needed or described(error)}") from error
 
 
 @atexit.register
