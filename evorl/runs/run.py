@@ -15,8 +15,9 @@ import torch
 
 from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig
+from evorl.config.errors import on_one_line
 from evorl.config.fields import BENCHMARK, RATING
-from evorl.distributed import Placement
+from evorl.distributed import Placement, Ranks
 from evorl.distributed.pauses import SAVE
 from evorl.envs import SteppedEnvironments
 from evorl.envs.games import is_game
@@ -29,12 +30,11 @@ from evorl.networks import small_image_setting
 from evorl.population import Learner, Policy
 from evorl.population.evaluation import Evaluator
 from evorl.replay import Experience
-from evorl.runs.agents.comparison import compare
+from evorl.runs.agents.comparison import compare, comparison_of, episodes_of
 from evorl.runs.agents.elite import Elite
 from evorl.runs.agents.fitness import Fitness, generation_fitness
 from evorl.runs.agents.opponents import Opponent, Task, load_benchmark
 from evorl.runs.agents.transfer import first_agents
-from evorl.runs.ending import end_of, exchange_reasons, summary_of
 from evorl.runs.launch import use_threads
 from evorl.runs.output.callbacks import Callback
 from evorl.runs.output.console import details, header
@@ -47,10 +47,11 @@ from evorl.seeding import derive_seed, numpy_generator, torch_generator
 from evorl.system.console import WarnOnce, say
 from evorl.system.files import digest
 from evorl.system.formats import decode_agents, encode_agents
+from evorl.system.plugins import described
 from evorl.system.signals import Interrupted, raise_if_signalled, signalled, signals_deferred
 from evorl.system.stopwatch import Stopwatch
 from evorl.types.agents import Agent
-from evorl.types.outcomes import EvorlWarning, RunFailed, UserError
+from evorl.types.outcomes import FINISHED, STOPPED, EvorlWarning, RunFailed, UserError
 
 
 class Run:
@@ -552,3 +553,51 @@ class Run:
 
     def _wall_clock_seconds(self) -> float:
         return self._before + time.perf_counter() - self._began
+
+
+def summary_of(progress: Progress, config: AnyConfig, ranks: int, ended: str, because: str) -> dict[str, Any]:
+    """The summary for `summary.json` and the trackers.
+
+    `progress` is that of the last recorded generation. `ended` is one word from `end_of`, `because` the reason or "".
+    """
+    score = progress.elite.score
+    return {
+        "solved": None if config.training.target_fitness is None else progress.solved,
+        "best_fitness": score.mean if score else None,
+        "best_fitness_std": score.std if score else None,
+        "best_fitness_episodes": score.episodes if score else 0,
+        "best_fitness_lower_bound": progress.elite.lower_bound,
+        "episodes_repeat": bool(progress.elite.repeats),
+        "generations": progress.generation,
+        "global_steps": progress.global_steps,
+        "agent_steps": progress.agent_steps,
+        "evaluation_steps": progress.evaluation_steps,
+        "wall_clock_seconds": progress.wall_clock_seconds,
+        "ranks": ranks,
+        "comparison": comparison_of(progress.pairs, episodes_of(config)) if progress.pairs else None,
+        "ended": ended,
+        "because": because or None,
+    }
+
+
+def end_of(error: BaseException | None, unsaved: str, stopped: str = "") -> str:
+    """The end of a run: `finished`, `stopped`, `unsaved`, or the name of the signal or exception."""
+    if error is None:
+        return "unsaved" if unsaved else STOPPED if stopped else FINISHED
+    if isinstance(error, KeyboardInterrupt):
+        return "SIGINT"
+    return error.name if isinstance(error, Interrupted) else type(error).__name__
+
+
+def exchange_reasons(error: BaseException, ranks: Ranks) -> str:
+    """Say in one line why a run ends, and publish this rank's reason unless another rank reports the error."""
+    if isinstance(error, Interrupted | KeyboardInterrupt):
+        # A launcher kills all ranks once one has exited, so the reason may be another rank's.
+        return ranks.first_reason()
+    expected = isinstance(error, UserError | RunFailed)
+    because = on_one_line(str(error) if expected else described(error))
+    if isinstance(error, UserError) and error.reported_elsewhere:
+        return because
+    if ranks.end(because) and isinstance(error, UserError) and error.reported_elsewhere is None:
+        error.reported_elsewhere = True
+    return because

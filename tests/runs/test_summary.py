@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from evorl.runs.ending import end_of, exchange_reasons
+from evorl.runs.run import end_of, exchange_reasons
 from evorl.system.signals import Interrupted
 from evorl.types.outcomes import RunFailed, UserError
 
