@@ -17,7 +17,7 @@ from evorl.config.errors import on_one_line
 from evorl.config.fields import leaves
 from evorl.config.yaml import ACCELERATE, PACKAGE, VERBOSE, assignment, override, read_settings
 from evorl.report.statistics import interval
-from evorl.runs.launch import asked_for_bf16, check, launched, read_config
+from evorl.runs.launch import check, launched, read_config
 from evorl.runs.reading.read import read_overview
 from evorl.runs.reading.trust import refuse_code
 from evorl.runs.storage.checkpoint_files import STATE, Checkpoints
@@ -186,7 +186,7 @@ def train_seeds(parsed: argparse.Namespace) -> None:
     runs = [(number, config.run.directory / each) for number, each in names]
     for number, path in runs:
         if (path / CONFIG).is_file():
-            requested = launched(read_config(file, [*assignments, f"seed={number}"]), asked_for_bf16())
+            requested = launched(read_config(file, [*assignments, f"seed={number}"]))
             _check_begun(path, check(requested, ranks=parsed.processes))
     several = ["--processes", str(parsed.processes)] if parsed.processes > 1 else []
     program = [sys.executable, "-P", "-m", "evorl", "train", *several, str(file), *assignments]

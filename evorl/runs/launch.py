@@ -71,10 +71,6 @@ def refuse_options(variables: Mapping[str, str] = os.environ) -> None:
             )
 
 
-def asked_for_bf16(variables: Mapping[str, str] = os.environ) -> bool:
-    return variables.get(PRECISION, "no").lower() == "bf16"
-
-
 SMALL_IMAGE = 64 * 64
 """Pixels of the largest image that one thread encodes.
 
@@ -137,7 +133,7 @@ def load_config(arguments: Sequence[str], default: Path, asynchronous: bool | No
     )
     parsed = parser.parse_intermixed_args(plain_assignments(arguments, "seed"))
     settings = read_config(parsed.config, [*parsed.overrides, *([VERBOSE] if parsed.verbose else [])])
-    config = check(launched(_with_named(settings, parsed.overrides), asked_for_bf16()))
+    config = check(launched(_with_named(settings, parsed.overrides)))
     if asynchronous not in (None, config.actors is not None):
         other = "demos/asynchronous.py" if config.actors else "demos/online.py"
         raise UserError(f"algorithm.name: {config.algorithm.name} is trained by {other}")
@@ -201,12 +197,13 @@ def read_config(path: Path, assignments: Sequence[str]) -> AnyConfig:
     return config.model_copy(update={"training": config.training.model_copy(update={"target_fitness": target})})
 
 
-def launched(config: AnyConfig, bf16: bool) -> AnyConfig:
+def launched(config: AnyConfig) -> AnyConfig:
     """The configuration as this launch runs it: with absolute directories and its precision.
 
-    An environment may change the working directory. `bf16` is Accelerate's mixed precision, which holds unless
-    `network.bf16` is set. Raises UserError if they contradict each other.
+    An environment may change the working directory. Accelerate's mixed precision holds unless `network.bf16` is set.
+    Raises UserError if they contradict each other.
     """
+    bf16 = os.environ.get(PRECISION, "no").lower() == "bf16"
     if bf16 and config.network.bf16 is False:
         raise UserError("network.bf16: false, and accelerate's mixed_precision is 'bf16'; leave one of them out")
     run, network, population, league = config.run, config.network, config.population, config.league

@@ -87,7 +87,7 @@ def test_hub_page_with_damaged_files_is_refused(pages, page, file, content, mess
 
 
 def test_training_begins_with_the_agent_of_a_page(pages, in_directory, capsys):
-    assert str(launched(config("population.from=hf:me/x"), False).population.from_) == "hf:me/x", "it is no path"
+    assert str(launched(config("population.from=hf:me/x")).population.from_) == "hf:me/x", "it is no path"
     assert train("run.name=a", "training.max_steps=80", "population.from=hf:me/x") == 0
     assert pages.asked == [("me/x", None, "model")]
     elite = evorl.load("hf:me/x").agent
