@@ -193,6 +193,16 @@ class Ranks:
             if payload:
                 raise UserError(payload.decode(), reported_elsewhere=rank != self.rank)
 
+    @contextmanager
+    def together(self, what: str) -> Iterator[None]:
+        """Raise a UserError of the block on all ranks, also on those whose block raised none."""
+        problem = ""
+        try:
+            yield
+        except UserError as error:
+            problem = str(error)
+        self.raise_if_any_failed(problem, what)
+
     def first_problem(self, problem: str, what: str) -> str:
         """The problem of the first rank that has one, the same on all ranks, or ""."""
         return next((each.decode() for each in self.gather_bytes(problem.encode(), what) if each), "")
@@ -355,13 +365,9 @@ def _own_gpu(local: int) -> str:
     return str(torch.cuda.get_device_properties(local % count).uuid) if count else ""
 
 
-def is_initialized() -> bool:
-    return dist.is_available() and dist.is_initialized()
-
-
 def shutdown() -> None:
     """Destroy the process group; no collective is possible afterwards."""
-    if is_initialized():
+    if dist.is_initialized():
         dist.destroy_process_group()
 
 
@@ -371,7 +377,7 @@ def own_world() -> Iterator[None]:
 
     Raises UserError if the process has already joined a process group.
     """
-    if is_initialized():
+    if dist.is_initialized():
         raise UserError(
             "torch.distributed: this process has already joined a process group; call evorl before creating an "
             "Accelerator or calling init_process_group"

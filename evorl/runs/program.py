@@ -48,14 +48,8 @@ class Parser(argparse.ArgumentParser):
 
 def is_initialized() -> bool:
     """True if this process has joined a process group; False if the module that joins one is not imported."""
-    ranks = sys.modules.get("evorl.distributed.ranks")
-    return ranks is not None and bool(ranks.is_initialized())
-
-
-def _shutdown() -> None:
-    from evorl.distributed import shutdown
-
-    shutdown()
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()
 
 
 def run_program(main: Callable[[Sequence[str]], object], arguments: Sequence[str]) -> int:
@@ -73,7 +67,9 @@ def run_program(main: Callable[[Sequence[str]], object], arguments: Sequence[str
             # The exception's frames hold the environments in a cycle, and ALE's binding lists what is left at the end.
             gc.collect()
         if is_initialized():
-            _shutdown()
+            from evorl.distributed import shutdown
+
+            shutdown()
         limit_end(code)
     return code
 

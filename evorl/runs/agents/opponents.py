@@ -107,12 +107,8 @@ def benchmark_of(config: AnyConfig) -> str:
 def load_benchmark(config: AnyConfig, ranks: Ranks, task: Task) -> Opponent:
     """Load the benchmark on all ranks (collective). Raises UserError on all of them, also if their agents differ."""
     name, what = benchmark_of(config), "the league's benchmark"
-    try:
+    with ranks.together(what):
         opponent = opponent_of(name, BENCHMARK, task)
-    except UserError as error:
-        ranks.raise_if_any_failed(str(error), what)
-        raise
-    ranks.raise_if_any_failed("", what)
     if ranks.differing(opponent.digest, what):
         raise UserError(
             f"{BENCHMARK}: the best agent of {name} differs between processes; wait until that run has ended",

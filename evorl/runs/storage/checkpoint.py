@@ -11,7 +11,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -59,35 +59,27 @@ class Part(Protocol):
         """Load the output of `state_dict` at the beginning of the same generation. Raises UserError."""
 
 
+@dataclass
 class CheckpointManager:
     """Saves the checkpoints of a run and restores the newest one."""
 
-    def __init__(
-        self,
-        config: AnyConfig,
-        placement: Placement,
-        algorithm: Algorithm,
-        experience: Experience,
-        environments: SteppedEnvironments | None,
-        carries_over: bool,
-        directory: RunDirectory,
-        warn_once: WarnOnce,
-    ) -> None:
-        """If `carries_over`, running episodes of the `environments` continue into the next generation."""
-        self._config = config
-        self._placement = placement
-        self._ranks = placement.ranks
-        self._algorithm = algorithm
-        self._experience = experience
-        self._environments = environments
-        self._carries_over = carries_over
-        self._directory = directory
-        self._warn_once = warn_once
+    config: AnyConfig
+    placement: Placement
+    algorithm: Algorithm
+    experience: Experience
+    environments: SteppedEnvironments | None
+    carries_over: bool
+    """True if running episodes of the `environments` continue into the next generation."""
+    directory: RunDirectory
+    warn_once: WarnOnce
+
+    def __post_init__(self) -> None:
+        self._ranks = self.placement.ranks
         self._number = 0
         """The number of the newest checkpoint within a generation, or 0."""
         self._again = 0
         """The short generation that is trained again in full, or 0."""
-        minutes = config.checkpoint.minutes
+        minutes = self.config.checkpoint.minutes
         self._interval = None if minutes is None else 60 * minutes
         self._restart_clock()
 
@@ -110,27 +102,27 @@ class CheckpointManager:
         success.
         """
         generation = progress.generation
-        progress.note_setup(self._config, self._placement)
-        state = self._experience.state_dict()
+        progress.note_setup(self.config, self.placement)
+        state = self.experience.state_dict()
         too_large = self._too_large(state)
         progress.replay = not too_large
         if too_large:
-            self._warn_once("replay", f"{too_large}, and is not kept; a resumed run will not be bit-exact")
+            self.warn_once("replay", f"{too_large}, and is not kept; a resumed run will not be bit-exact")
         states = {EXPERIENCE: state} if progress.replay else {}
-        environments = self._environments if self._carries_over else None
+        environments = self.environments if self.carries_over else None
         if environments is not None and (episodes := environments.state_dict()):
             states[ENVIRONMENTS] = episodes
-        problem = self._write(self._directory.checkpoints, generation, progress, agents, states)
+        problem = self._write(self.directory.checkpoints, generation, progress, agents, states)
         if problem:
             lost = f"generation {generation} has no checkpoint: {problem}; training goes on, but later progress is lost"
-            self._warn_once("checkpoint", f"{lost} if the run ends before a later one succeeds")
+            self.warn_once("checkpoint", f"{lost} if the run ends before a later one succeeds")
             return problem
-        self._warn_once.reset("checkpoint")
+        self.warn_once.reset("checkpoint")
         if self._ranks.is_main:
-            self._prune(self._directory.checkpoints, progress.elite.generation)
+            self._prune(self.directory.checkpoints, progress.elite.generation)
             # One that remains is ignored, since a later generation is resumed.
             with contextlib.suppress(OSError, UserError):
-                self._directory.interim.clear()
+                self.directory.interim.clear()
         return ""
 
     def save_within(
@@ -140,7 +132,7 @@ class CheckpointManager:
 
         `position` lacks the steps of the ranks. Returns the problem, the same on all ranks and empty on success.
         """
-        ranks, environments = self._ranks, self._environments
+        ranks, environments = self._ranks, self.environments
         self._number += 1
         self._restart_clock()
         states: dict[str, Tensors] = {}
@@ -161,10 +153,10 @@ class CheckpointManager:
         steps = [int(reply) for reply in ranks.gather_bytes(str(done).encode(), "the other ranks' steps")]
         within = replace(progress, replay=True, position=replace(position, steps=steps))
         within.archive = progress.archive
-        within.note_setup(self._config, self._placement)
-        problem = self._write(self._directory.interim, self._number, within, agents, states)
+        within.note_setup(self.config, self.placement)
+        problem = self._write(self.directory.interim, self._number, within, agents, states)
         if not problem and ranks.is_main:
-            self._prune(self._directory.interim)
+            self._prune(self.directory.interim)
         return problem
 
     def _write(
@@ -181,13 +173,13 @@ class CheckpointManager:
                 files[ISLANDS] = encode_agents([agent for (agent,) in agents_of])
             if progress.archive:
                 files[ARCHIVE] = progress.archive
-        return self._directory.write_checkpoint(self._ranks, checkpoints, number, files)
+        return self.directory.write_checkpoint(self._ranks, checkpoints, number, files)
 
     def _too_large(self, experience: Tensors) -> str:
         """Why all ranks' experience together is not saved, or ""."""
         size = sum(value.nbytes for value in experience.values())
         replies = self._ranks.gather_bytes(str(size).encode(), "the sizes of the replay")
-        total, limit = sum(map(int, replies)) / 1e6, self._config.checkpoint.max_replay_mb
+        total, limit = sum(map(int, replies)) / 1e6, self.config.checkpoint.max_replay_mb
         return f"the replay takes {total:.0f} MB, more than checkpoint.max_replay_mb {limit:g}" if total > limit else ""
 
     def _prune(self, checkpoints: Checkpoints, best: int | None = None) -> None:
@@ -196,12 +188,12 @@ class CheckpointManager:
             with file_errors(checkpoints.directory, "old checkpoints could not be removed: "):
                 checkpoints.prune(best)
         except UserError as error:
-            self._warn_once("prune", str(error))
+            self.warn_once("prune", str(error))
 
     def reload(self, payload: bytes, generation: int) -> list[Agent]:
         """The main process's agents on all ranks, from the `payload` that it has saved."""
         payload = self._ranks.broadcast_bytes(payload, "the evolved agents")
-        return decode_agents(payload, str(self._directory.checkpoints.path(generation) / AGENTS))
+        return decode_agents(payload, str(self.directory.checkpoints.path(generation) / AGENTS))
 
     def restore(self) -> tuple[Progress, list[Agent]] | None:
         """Restore the newest intact checkpoint; None if training starts from the beginning.
@@ -210,7 +202,7 @@ class CheckpointManager:
         unchanged until `roll_back`, except that a damaged checkpoint within a generation is renamed. Raises UserError
         if there are checkpoints but none is intact.
         """
-        ranks, checkpoints = self._ranks, self._directory.checkpoints
+        ranks, checkpoints = self._ranks, self.directory.checkpoints
         generations, self._number, within = json.loads(ranks.from_main(self._listed, "the checkpoints"))
         candidates = [(generation, False) for generation in generations]
         for generation, is_interim in sorted([*candidates, *([(within, True)] if within is not None else [])])[::-1]:
@@ -221,7 +213,7 @@ class CheckpointManager:
             problem = self._damage(checkpoints, generation)
             if problem:
                 if ranks.is_main:
-                    self._warn_once(problem, f"{problem}; looking at the checkpoint before it")
+                    self.warn_once(problem, f"{problem}; looking at the checkpoint before it")
                 continue
             progress, agents = self._load(checkpoints, generation)
             shortened = self._is_too_short(progress)
@@ -248,27 +240,25 @@ class CheckpointManager:
 
         A damaged one within a generation is set aside. Raises UserError.
         """
-        interim, within = self._directory.interim, None
+        interim, within = self.directory.interim, None
         number = max(interim.generations(), default=0)
-        if number and self._config.actors is None:
+        if number and self.config.actors is None:
             try:
                 within = self._state(interim, number).generation
             except UserError as error:
                 self._set_aside(str(error))
-        return json_bytes([self._directory.checkpoints.generations(), number, within])
+        return json_bytes([self.directory.checkpoints.generations(), number, within])
 
     def _restore_interim(self) -> tuple[Progress, list[Agent]] | None:
         """Restore the newest checkpoint within a generation; None if its generation starts over, with a warning."""
-        ranks, interim = self._ranks, self._directory.interim
+        ranks, interim = self._ranks, self.directory.interim
         problem = self._damage(interim, self._number)
         if not problem:
             progress, agents = self._load(interim, self._number)
-            if progress.moved(self._config, self._placement):
+            if progress.moved(self.config, self.placement):
                 if ranks.is_main:
-                    changes = ", ".join(progress.changes_of_setup(self._config, self._placement))
-                    self._warn_once(
-                        "interim", f"{interim.path(self._number)}: its generation starts over, as {changes}"
-                    )
+                    changes = ", ".join(progress.changes_of_setup(self.config, self.placement))
+                    self.warn_once("interim", f"{interim.path(self._number)}: its generation starts over, as {changes}")
                 return None
             problem = self._continue_within(progress)
         if problem:
@@ -279,9 +269,9 @@ class CheckpointManager:
 
     def _set_aside(self, problem: str) -> bytes:
         """Rename the newest checkpoint within a generation, on the main process, and say why. Raises UserError."""
-        self._warn_once(problem, f"{problem}; its generation starts over")
-        with file_errors(self._directory.interim.path(self._number), CANNOT_WRITE):
-            self._directory.interim.set_aside(self._number)
+        self.warn_once(problem, f"{problem}; its generation starts over")
+        with file_errors(self.directory.interim.path(self._number), CANNOT_WRITE):
+            self.directory.interim.set_aside(self._number)
         return b""
 
     def resume(self, progress: Progress, parts: Sequence[Part]) -> int:
@@ -290,13 +280,13 @@ class CheckpointManager:
         Raises UserError on all ranks.
         """
         assert progress.position is not None
-        problem, rank = "", self._ranks.rank
-        for name, part in zip(PARTS, parts, strict=True):
+        rank = self._ranks.rank
+        with self._ranks.together("the interim checkpoint"):
             try:
-                self._load_file(self._directory.interim, self._number, part_file(name, rank), part.load_state_dict)
+                for name, part in zip(PARTS, parts, strict=True):
+                    self._load_file(self.directory.interim, self._number, part_file(name, rank), part.load_state_dict)
             except UserError as error:
-                problem = problem or f"{error}; remove this directory to restart its generation"
-        self._ranks.raise_if_any_failed(problem, "the interim checkpoint")
+                raise UserError(f"{error}; remove this directory to restart its generation") from error
         steps = progress.position.steps[rank]
         progress.position = None
         return steps
@@ -307,19 +297,27 @@ class CheckpointManager:
         if self._again:
             why = "shortened"
             if self._ranks.is_main:
-                aside = self._directory.checkpoints.path(self._again).name
+                aside = self.directory.checkpoints.path(self._again).name
                 say(
                     f"generation {self._again} was cut short by training.max_steps and is trained again in full; its "
                     f"checkpoint is kept as checkpoints/shortened-{aside}"
                 )
-        self._directory.rollback(self._ranks, progress.generation, progress.elite.payload, why)
+
+        def cut_back() -> bytes:
+            with file_errors(self.directory.path, CANNOT_WRITE):
+                # An interruption in between is repaired: a checkpoint whose lines are missing is rolled back again.
+                self.directory.cut_back(progress.generation, progress.elite.payload)
+                self.directory.checkpoints.set_aside(progress.generation + 1, why)
+            return b""
+
+        self._ranks.from_main(cut_back, "the run directory")
         if self._ranks.is_main:
-            self._prune(self._directory.checkpoints, progress.elite.generation)
+            self._prune(self.directory.checkpoints, progress.elite.generation)
 
     def _is_too_short(self, progress: Progress) -> bool:
         """True if the last generation was cut short by a smaller `training.max_steps` than the current one."""
         limit = progress.shortened_by
-        return limit is not None and self._config.training.max_steps > limit and not progress.is_solved(self._config)
+        return limit is not None and self.config.training.max_steps > limit and not progress.is_solved(self.config)
 
     def _damage(self, checkpoints: Checkpoints, number: int) -> str:
         """The reason why the run cannot resume from a checkpoint, the same on all ranks, or ""."""
@@ -327,7 +325,7 @@ class CheckpointManager:
         def look() -> bytes:
             try:
                 files, needed = checkpoints.verify(number).keys(), {AGENTS, STATE}
-                if checkpoints is self._directory.interim:
+                if checkpoints is self.directory.interim:
                     ranks = range(self._state(checkpoints, number).ranks)
                     needed |= {part_file(name, rank) for rank in ranks for name in (ENVIRONMENTS, *PARTS)}
                 if missing := needed - files:
@@ -343,7 +341,7 @@ class CheckpointManager:
         ranks, where = self._ranks, checkpoints.path(number)
         read = partial(self._read_agents, checkpoints, number)
         state = ranks.from_main(lambda: json_bytes(asdict(self._state(checkpoints, number))), "the run's state")
-        progress, size = progress_of(state, str(where)), self._config.population.agents
+        progress, size = progress_of(state, str(where)), self.config.population.agents
         agents = ranks.from_main(lambda: read(AGENTS, size), "the checkpoint's agents")
         progress.elite.payload = ranks.from_main(
             lambda: read(ELITE, 1) if ELITE in checkpoints.files(number) else b"", "the checkpoint's elite"
@@ -368,7 +366,7 @@ class CheckpointManager:
         if len(agents) != count:
             raise UserError(f"{path}: holds {len(agents)} agents, not {count}")
         for agent in agents:  # One at a time: the archive may hold several versions of one agent, and so an id twice.
-            check_agents([agent], self._algorithm, path)
+            check_agents([agent], self.algorithm, path)
         return payload
 
     def _load_file(self, checkpoints: Checkpoints, number: int, file: str, load: Callable[[Tensors], Loaded]) -> Loaded:
@@ -381,47 +379,41 @@ class CheckpointManager:
 
     def _load_experience(self, progress: Progress) -> None:
         """Restore this rank's part of the replay, unless ranks have other parts now. Raises UserError."""
-        if not progress.replay or progress.regrouped(self._placement):
+        if not progress.replay or progress.regrouped(self.placement):
             return
-        file, problem = part_file(EXPERIENCE, self._ranks.rank), ""
-        try:
-            self._load_file(self._directory.checkpoints, progress.generation, file, self._experience.load_state_dict)
-        except UserError as error:
-            problem = str(error)
-        self._ranks.raise_if_any_failed(problem, "the replay")
+        file = part_file(EXPERIENCE, self._ranks.rank)
+        with self._ranks.together("the replay"):
+            self._load_file(self.directory.checkpoints, progress.generation, file, self.experience.load_state_dict)
 
     def _continue_episodes(self, progress: Progress) -> list[str]:
         """Continue the running episodes of every rank after a generation; describe those that cannot be."""
-        ranks, lost, problem = self._ranks, "", ""
-        if self._environments is None or not self._carries_over:
+        ranks = self._ranks
+        if self.environments is None or not self.carries_over:
             return []
-        if not self._environments.can_continue or progress.moved(self._config, self._placement):
+        if not self.environments.can_continue or progress.moved(self.config, self.placement):
             return ["running episodes begin anew"]
-        try:
-            lost = self._replay_episodes(self._environments, progress)
-        except UserError as error:
-            problem = str(error)
-        ranks.raise_if_any_failed(problem, OTHERS)
+        with ranks.together(OTHERS):
+            lost = self._replay_episodes(self.environments, progress)
         replies = ranks.gather_bytes(lost.encode(), OTHERS)
         return [f"{reply.decode()} on rank {rank}" for rank, reply in enumerate(replies) if reply]
 
     def _continue_within(self, progress: Progress) -> str:
         """Continue the running episodes of every rank within a generation; return why that is impossible, or ""."""
         problem = "episodes of actors are not saved"
-        if self._environments is not None:
+        if self.environments is not None:
             try:
-                problem = self._replay_episodes(self._environments, progress)
+                problem = self._replay_episodes(self.environments, progress)
             except UserError as error:
                 problem = str(error)
         return self._ranks.first_problem(problem, OTHERS)
 
     def _replay_episodes(self, environments: SteppedEnvironments, progress: Progress) -> str:
         """Continue the running episodes of this rank; return where that is impossible, or "". Raises UserError."""
-        checkpoints, number = self._directory.checkpoints, progress.generation
+        checkpoints, number = self.directory.checkpoints, progress.generation
         if progress.position is not None:
-            checkpoints, number = self._directory.interim, self._number
+            checkpoints, number = self.directory.interim, self._number
         rank, file = self._ranks.rank, part_file(ENVIRONMENTS, self._ranks.rank)
-        seed = derive_seed(self._config.seed, generation=progress.generation + 1, rank=rank, purpose="environments")
+        seed = derive_seed(self.config.seed, generation=progress.generation + 1, rank=rank, purpose="environments")
         lost = "any environment"
         if file in checkpoints.files(number):
             lost = self._load_file(checkpoints, number, file, partial(environments.load_state_dict, seed=seed))
@@ -429,15 +421,15 @@ class CheckpointManager:
         return f"{where}: the running episode cannot be replayed in {lost}" if lost else ""
 
     def _warn_where_inexact(self, progress: Progress, lost: Sequence[str]) -> None:
-        reasons = [*progress.changes_of_setup(self._config, self._placement), *lost]
-        if self._config.actors is not None and not self._config.actors.lockstep:
+        reasons = [*progress.changes_of_setup(self.config, self.placement), *lost]
+        if self.config.actors is not None and not self.config.actors.lockstep:
             reasons.append("actors run freely")
-        elif self._config.actors is not None and self._carries_over:
+        elif self.config.actors is not None and self.carries_over:
             reasons.append("actors begin new episodes")
-        if isinstance(self._experience, ReplayExperience):
-            if progress.regrouped(self._placement):
+        if isinstance(self.experience, ReplayExperience):
+            if progress.regrouped(self.placement):
                 reasons.append("the replay starts empty")
             elif not progress.replay:
                 reasons.append("the replay was too large to be kept")
         if reasons and self._ranks.is_main:
-            self._warn_once("exact", f"this resume is not bit-exact: {', '.join(reasons)}")
+            self.warn_once("exact", f"this resume is not bit-exact: {', '.join(reasons)}")

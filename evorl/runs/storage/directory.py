@@ -314,21 +314,6 @@ class RunDirectory:
                 checkpoints.discard()
         return problem
 
-    def rollback(self, ranks: Ranks, generation: int, elite: bytes, why: str = "damaged") -> None:
-        """Roll the directory back to the end of `generation`, collectively.
-
-        Newer checkpoints are set aside under names that begin with `why`. Raises UserError on all ranks.
-        """
-
-        def roll_back() -> bytes:
-            with file_errors(self.path, CANNOT_WRITE):
-                # An interruption in between is repaired: a checkpoint whose lines are missing is rolled back again.
-                self.cut_back(generation, elite)
-                self.checkpoints.set_aside(generation + 1, why)
-            return b""
-
-        ranks.from_main(roll_back, "the run directory")
-
     def cut_back(self, generation: int, elite: bytes) -> None:
         """Roll metrics, lineage and elite back to the end of `generation`; `elite` is empty if there was none."""
         self.metrics.cut_back(generation)
