@@ -292,14 +292,11 @@ class Lock:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
             self._file.close()
 
-    def let_go(self) -> None:
-        """Close this process's copy of the descriptor; the process that it was inherited from keeps the lock."""
-        self._file.close()
-
 
 def _close_copies() -> None:
+    """Close a forked child's copies of the descriptors; the process that it inherited them from keeps the locks."""
     for lock in _held:
-        lock.let_go()
+        lock._file.close()
 
 
 os.register_at_fork(after_in_child=_close_copies)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -173,7 +174,7 @@ def record_of(row: Mapping[str, Any], config: AnyConfig) -> Record:
     """Convert a line of `metrics.jsonl` to a tracker record with the hyperparameters that evolution can change."""
     agents = [_agent(row, index, config) for index in range(len(row["agents"]))]
     names = {name: None for agent in agents for name in agent.points}
-    means = {name: _mean(agent.points[name] for agent in agents if name in agent.points) for name in names}
+    means = {name: fmean(agent.points[name] for agent in agents if name in agent.points) for name in names}
     means.pop("fitness/agents", None)
     points = {
         **means,
@@ -221,11 +222,6 @@ def _agent(row: Mapping[str, Any], index: int, config: AnyConfig) -> AgentRecord
 
 def _finite(points: Mapping[str, float | None]) -> dict[str, float]:
     return {name: float(value) for name, value in points.items() if value is not None and math.isfinite(value)}
-
-
-def _mean(values: Iterable[float]) -> float:
-    names = list(values)
-    return sum(names) / len(names)
 
 
 INTERVAL = 10.0

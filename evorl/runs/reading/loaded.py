@@ -175,23 +175,17 @@ def load(
     if not isinstance(seed, int) or seed < 0:
         raise UserError(f"seed: {shown(seed)} does not fit; it must be a whole number, at least 0")
     with local_run(run) as path:
-        return _load(path, run, agent, generation, allow_code, seed)
-
-
-def _load(
-    path: Path, run: str | Path, agent: int | None, generation: int | None, allow_code: bool, seed: int
-) -> LoadedAgent:
-    if agent is None and generation is None:
-        data, member = load_elite(path)
-    else:
-        data, member = saved_settings(path), _saved(path, agent, generation)
-    config = saved_config(data)
-    interface, reader = _interface(path / INTERFACE, config)
-    if config.network.factory is not None:
-        refuse_code(config, allow_code)
-    algorithm = make_algorithm(config, interface)
-    check_agents([member], algorithm, str(path))
-    return LoadedAgent(member, config, algorithm, reader, seed, run)
+        if agent is None and generation is None:
+            data, member = load_elite(path)
+        else:
+            data, member = saved_settings(path), _saved(path, agent, generation)
+        config = saved_config(data)
+        interface, reader = _interface(path / INTERFACE, config)
+        if config.network.factory is not None:
+            refuse_code(config, allow_code)
+        algorithm = make_algorithm(config, interface)
+        check_agents([member], algorithm, str(path))
+        return LoadedAgent(member, config, algorithm, reader, seed, run)
 
 
 def _interface(file: Path, config: AnyConfig) -> tuple[EnvSpec, ObservationReader]:
