@@ -221,7 +221,7 @@ class Environments(SteppedEnvironments):
             self.reset(seed)
 
     def reset(self, seed: int | Sequence[int]) -> None:
-        self._copies.begin(slice(None))
+        self._copies.steps[:] = 0
         observation, info = self._vector.reset(seed if isinstance(seed, int) else list(seed) * self.agents)
         self._resets.restart(info)
         self._episodes.restart()
@@ -230,7 +230,7 @@ class Environments(SteppedEnvironments):
 
     def step(self, action: Tensor) -> Transition:
         """Step all environments with actions [P, E, ...]. Raises ValueError for an action outside the space."""
-        self._copies.tick()
+        self._copies.steps += 1
         chosen = action.numpy(force=True)
         actions = self._read_actions(chosen.reshape(-1, *chosen.shape[2:]))
         self._resets.serve(actions)
@@ -248,7 +248,7 @@ class Environments(SteppedEnvironments):
         ends = self._resets.step(terminated, truncated, self._vector.faulty(info), info, self._copies.steps)
         last = self._last(ends.ended, info)
         self._episodes.step(np.asarray(gained), ends.over, ends.dropped)
-        self._copies.begin(ends.started)
+        self._copies.steps[ends.started] = 0
         observation, info = self._vector.begin(ends.started) or (observation, info)
         parts = self._read(observation, info, self._resets.resetting)
         seen = self._tensors(parts)
@@ -330,7 +330,7 @@ class Environments(SteppedEnvironments):
         self._episodes.load_state_dict({name: arrays[f"{COUNTED}{name}"] for name in self._episodes.state_dict()})
         if continuation.journal is not None:
             continuation.journal.load_state_dict(arrays)
-        self._copies.steps = arrays["steps"]
+        self._copies.steps = arrays["steps"].copy()
         parts = {name: arrays[f"{SEEN}{name}"] for name in self.observation}
         parts = {name: array.reshape(-1, *array.shape[2:]) for name, array in parts.items()}
         failed = self._play(continuation, starts, parts)

@@ -43,23 +43,8 @@ class Copies:
         self.id = id
         self.count = copies
         self._num_envs = num_envs
-        self._clock = 0
-        self._began = np.zeros(copies, dtype=np.int64)
-
-    def tick(self) -> None:
-        self._clock += 1
-
-    def begin(self, copies: NDArray[np.bool_] | slice) -> None:
-        self._began[copies] = self._clock
-
-    @property
-    def steps(self) -> NDArray[np.int64]:
+        self.steps = np.zeros(copies, dtype=np.int64)
         """The step [N] that each running episode is at."""
-        return self._clock - self._began
-
-    @steps.setter
-    def steps(self, steps: NDArray[np.int64]) -> None:
-        self._began = self._clock - steps
 
     def source(self, copy: int) -> str:
         """The beginning of an error about what a copy gave."""
@@ -68,8 +53,8 @@ class Copies:
     def names(self, copies: NDArray[np.int64]) -> str:
         """Describe these environments by their number and the first one's agent, index and step of the episode."""
         agent, index = divmod(int(copies[0]), self._num_envs)
-        step = self._clock - self._began[copies[0]]
         others = f" and {len(copies) - 1} more" if len(copies) > 1 else ""
+        step = self.steps[copies[0]]
         return f"environment {index} of agent {agent}{others} ({self.id}, step {step} of the episode)"
 
 
