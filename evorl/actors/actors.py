@@ -187,7 +187,7 @@ class Actors(Closeable):
                 opened.callback(self._memories[-1].close)
             descriptors = [memory.descriptor for memory in self._memories]
             self._supervisor = Supervisor(self._settings, context, self._board, descriptors, self._first)
-            opened.pop_all()
+            self._opened = opened.pop_all()
         self._messages: dict[int, Any] = {}
         self._generation, self._published, self._turn = 0, 0, 0
         self._left = 0
@@ -196,9 +196,7 @@ class Actors(Closeable):
 
     def close(self) -> None:
         self._supervisor.close()
-        self._board.close()
-        for memory in self._memories:
-            memory.close()
+        self._opened.close()
 
     def begin(self, policy: Policy, generation: int, carries_over: bool, steps: int) -> None:
         """Start a generation: publish its agents, for which actors make `steps` steps of this rank's environments.

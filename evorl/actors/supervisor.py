@@ -52,12 +52,13 @@ class ActorProcess:
 
     It started at time `began` and was last handed a message at time `asked`. `attempt` counts the processes that it
     replaces, `failures` those of them that have ended since the last message. `hung` says why it was killed, if it was;
-    `late_beat` is its last heartbeat if it was late when last looked at.
+    `late_beat` is its last heartbeat if it was late when last looked at. `pipes` closes `writer` and `reader`.
     """
 
     index: int
     process: int
-    pipes: tuple[int, ...]
+    writer: int
+    reader: int
     messages: set[int]
     attempt: int = 0
     failures: int = 0
@@ -65,19 +66,7 @@ class ActorProcess:
     asked: float = 0.0
     late_beat: float | None = None
     hung: str = ""
-
-    def close(self) -> None:
-        for descriptor in self.pipes:
-            os.close(descriptor)
-        self.pipes = ()
-
-    @property
-    def writer(self) -> int:
-        return self.pipes[0]
-
-    @property
-    def reader(self) -> int:
-        return self.pipes[1]
+    pipes: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     @property
     def is_gone(self) -> bool:
@@ -143,7 +132,7 @@ class Supervisor:
 
     def close(self) -> None:
         for actor in self._actors:
-            actor.close()
+            actor.pipes.close()
         self._actors = []
         self._selector.close()
         self._server.close()
@@ -233,7 +222,7 @@ class Supervisor:
     def _replace(self, actor: ActorProcess) -> None:
         """Replace an actor that has ended. Raises RunFailed if several did without a message in between."""
         self._selector.unregister(actor.reader)
-        actor.close()
+        actor.pipes.close()
         self._end(actor)
         if actor.failures >= RESTARTS:
             raise RunFailed(
@@ -266,9 +255,9 @@ class Supervisor:
                     process = self._server.start(index, attempt, (*shared, theirs_in, theirs_out))
                 except OSError as error:
                     raise self._lost() from error
-            actor = ActorProcess(index, process, (writer, reader), set(messages), attempt, failures)
+            actor = ActorProcess(index, process, writer, reader, set(messages), attempt, failures)
             self._selector.register(reader, selectors.EVENT_READ, actor)
-            ours.pop_all()
+            actor.pipes = ours.pop_all()
         for number in sorted(actor.messages):
             _tell(actor, number)
         return actor
