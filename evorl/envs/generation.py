@@ -9,7 +9,7 @@ import gymnasium as gym
 
 from evorl.config import AnyConfig, Environment
 from evorl.envs.games import is_game
-from evorl.envs.tensor.sources import is_tensor, longest, saves
+from evorl.envs.tensor.sources import is_tensor, simulator_of
 
 EPISODES_IN_A_GENERATION = 2
 """With `environment.carry_over: auto`, each generation starts new episodes if it is at least this many times as long as
@@ -94,7 +94,7 @@ def generation_plan(config: AnyConfig, copies: int, period: int) -> GenerationPl
     if (
         is_game(environment.id)
         or (actors is not None and actors.lockstep and environment.carry_over == "auto")
-        or (is_tensor(environment.id) and not saves(environment))
+        or (is_tensor(environment.id) and not simulator_of(environment).can_save)
     ):
         carries_over = False
     elif environment.carry_over == "auto":
@@ -109,7 +109,7 @@ def longest_episode(settings: Environment) -> int | None:
     if is_game(settings.id):
         return None
     if is_tensor(settings.id):
-        return longest(settings)
+        return simulator_of(settings).limit
     spec = gym.spec(settings.id.rpartition(":")[2])
     options = {**spec.kwargs, **settings.kwargs}
     limit = options.get("max_episode_steps")

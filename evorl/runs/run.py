@@ -22,7 +22,7 @@ from evorl.distributed.pauses import SAVE
 from evorl.envs import SteppedEnvironments
 from evorl.envs.games import is_game
 from evorl.envs.generation import GenerationPlan, generation_plan
-from evorl.envs.tensor.sources import is_tensor, saves
+from evorl.envs.tensor.sources import is_tensor, simulator_of
 from evorl.evolution.mutation import Context
 from evorl.evolution.selection import begins, evolve, rank_correlation, selects
 from evorl.league.league import League
@@ -515,7 +515,7 @@ class Run:
             lines.append(f"layers for small images: {setting}")
         if config.run.verbose:
             lines += details(config, placement, interface, self.algorithm.pace(placement.copies), self._whole_plan)
-        if is_tensor(config.environment.id) and not saves(config.environment):
+        if is_tensor(config.environment.id) and not simulator_of(config.environment).can_save:
             lines.append(
                 f"{config.environment.id}: its state cannot be saved, so each generation begins new episodes, and a "
                 "resumed run repeats the generation that was broken off"

@@ -24,7 +24,7 @@ from evorl.envs.faults.restarting import PASSED_ON
 from evorl.envs.games.game import Game, Spaces, Turn
 from evorl.envs.spaces import MASK
 from evorl.seeding import seed_global_generators
-from evorl.system.extras import install_command
+from evorl.system.extras import require
 from evorl.system.plugins import described, import_from_here, place, without_place
 from evorl.types.outcomes import UserError
 
@@ -234,8 +234,7 @@ def _without_mask(space: gym.Space[Any], id: str) -> gym.Space[Any]:
 @cache
 def _entry(name: str) -> Callable[..., Any]:
     """PettingZoo's game of this name. Raises UserError if there is none, or if a package that it needs is missing."""
-    if find_spec(PETTINGZOO) is None:
-        raise UserError(f"environment.id: {name!r} needs the PettingZoo extra: {install_command('games')}")
+    require("games", f"environment.id: {PETTINGZOO}:{name}")
     module = _module(name)
     made: Callable[..., Any] = next(getattr(module, entry) for entry in ENTRIES if hasattr(module, entry))
     return made

@@ -91,18 +91,8 @@ def width(settings: Environment, agents: int, num_envs: int, device: torch.devic
     return num_envs if shared is None else max(1, min(num_envs, shared.simulator.copies // agents))
 
 
-def longest(settings: Environment) -> int | None:
-    """The most steps of an episode of a simulator that is open."""
-    return _any(settings).limit
-
-
-def saves(settings: Environment) -> bool:
-    """True if the running episodes of a simulator go on in another process."""
-    return _any(settings).can_save
-
-
-def _any(settings: Environment) -> Simulator:
-    """A simulator of these settings, on any device."""
+def simulator_of(settings: Environment) -> Simulator:
+    """The simulator of these settings that is open, on any device; else one on the CPU is made."""
     name = _key(settings, torch.device("cpu")).partition(" ")[2]
     opened = (shared for key, shared in _open.items() if key.partition(" ")[2] == name)
     return (next(opened, None) or shared_simulator(settings, 1, torch.device("cpu"))).simulator
