@@ -365,9 +365,13 @@ def _own_gpu(local: int) -> str:
     return str(torch.cuda.get_device_properties(local % count).uuid) if count else ""
 
 
+def is_initialized() -> bool:
+    return dist.is_initialized()
+
+
 def shutdown() -> None:
     """Destroy the process group; no collective is possible afterwards."""
-    if dist.is_initialized():
+    if is_initialized():
         dist.destroy_process_group()
 
 
@@ -377,7 +381,7 @@ def own_world() -> Iterator[None]:
 
     Raises UserError if the process has already joined a process group.
     """
-    if dist.is_initialized():
+    if is_initialized():
         raise UserError(
             "torch.distributed: this process has already joined a process group; call evorl before creating an "
             "Accelerator or calling init_process_group"

@@ -48,8 +48,8 @@ class Parser(argparse.ArgumentParser):
 
 def is_initialized() -> bool:
     """True if this process has joined a process group; False if the module that joins one is not imported."""
-    distributed = sys.modules.get("torch.distributed")
-    return distributed is not None and distributed.is_available() and distributed.is_initialized()
+    ranks = sys.modules.get("evorl.distributed.ranks")
+    return ranks is not None and bool(ranks.is_initialized())
 
 
 def run_program(main: Callable[[Sequence[str]], object], arguments: Sequence[str]) -> int:
