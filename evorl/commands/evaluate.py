@@ -100,7 +100,7 @@ def _played(
             environments.set_opponents(benchmark.seat(environments.num_envs))
         algorithm = make_algorithm(config, environments.interface)
         check_agents([agent], algorithm, str(run / "elite"))
-        use_threads(config, environments.interface.parts, ranks=1)
+        use_threads(config, environments.interface.parts, 1, device)
         policy = Policy([agent], algorithm, torch_generator(seed, generation=0, rank=0, purpose=PURPOSE, device=device))
         keys = reported_keys(config.evolution.fitness)
         return evaluate(policy, environments, seeds_of(seed, episodes), config.evaluation.max_steps, keys)

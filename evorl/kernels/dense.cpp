@@ -24,6 +24,7 @@
 #include <functional>
 #include <mutex>
 #include <new>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -307,7 +308,7 @@ struct Network {
     return layer && layers[layer - 1].branches > 1 ? branch : 0;
   }
   // Floats of a block's trace: of each layer and branch [z or normalised, output] and with layer norm the reciprocals
-  // of the standard deviations. The sources are read again, which halves the traffic of wide ones.
+  // of the standard deviations. The backward pass reads the sources from the caller.
   long block_size() const {
     long units = 0;
     for (const Layer& layer : layers) units += layer.branches * (2 * layer.units + 1);
@@ -655,7 +656,7 @@ void run(const Network& network, long agent) {
 // ---------------------------------------------------------------------------------------------------- threads
 
 // Threads that stay between calls, since to start one takes as long as a call. Each takes one item after another, so
-// that one whose core is busy with another program delays a call by no more than the item that it has taken.
+// that one whose core another program occupies delays a call only if it holds an item then.
 class Crew {
  public:
   // The crew of this process, since a fork has none of its parent's threads. Never freed, for its threads never end.
@@ -673,7 +674,7 @@ class Crew {
       for (long i = 0; i < count; i++) item(i);
       return;
     }
-    for (; size < helpers; size++) add_helper();
+    while (size < helpers && add_helper()) size++;
     work = &item;
     unfinished = count;
     {
@@ -694,13 +695,20 @@ class Crew {
   const std::function<void(long)>* work;
   long size = 0;
 
-  // Signals are for the program's own threads, which may block them.
-  void add_helper() {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    std::thread([this] { help_forever(); }).detach();
+  // False if the system gives no more threads. Signals are for the program's own, which may block them; crashes are not.
+  bool add_helper() {
+    sigset_t others, before;
+    sigfillset(&others);
+    for (const int crash : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) sigdelset(&others, crash);
+    pthread_sigmask(SIG_SETMASK, &others, &before);
+    bool added = true;
+    try {
+      std::thread([this] { help_forever(); }).detach();
+    } catch (const std::system_error&) {
+      added = false;
+    }
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    return added;
   }
 
   // Taking an item keeps the call from ending, so `work` is that of the item's call.

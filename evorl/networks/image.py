@@ -135,7 +135,7 @@ class ImageEncoder:
             x = functional.pad(x, (0, layer.padding, 0, layer.padding)) if layer.padding else x
             x = self._convolve(p, name, x, layer.kernel, layer.stride, 0, 1.0 if index else scale)
             if index == len(architecture.convolutions) - 1:
-                # In the layout of the features already, since a gradient in another layout than its values is slow:
+                # Already in the layout of the features, since a gradient in another layout than its values is slow:
                 # 1,024 images of MinAtar take 5.6 ms, not 8.8, and 128 of Atari by A3C's network 14.3, not 15.8.
                 x = x.contiguous()
             x = _activated(x, spans)

@@ -51,9 +51,14 @@ class Transitions(NamedTuple):
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, *, device: torch.device) -> Tensor:
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    # Pages that nothing writes stay the system's: torch.zeros would write all, and numpy.zeros take them by 2 MB.
+    # Pages that nothing writes take no memory: torch.zeros would write all, and pages of 2 MB hold some rows each.
     size = math.prod(shape) * dtype.itemsize
-    memory = mmap.mmap(-1, max(1, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory = mmap.mmap(-1, max(1, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError:
+        return torch.zeros(shape, dtype=dtype)  # Whose error names the settings that take less.
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8)[:size].view(dtype).view(shape)
 
 

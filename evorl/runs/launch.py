@@ -79,7 +79,7 @@ A second thread makes an update 1.0 to 1.2 times as fast at 64 x 64 on idle core
 """
 
 
-def use_threads(config: AnyConfig, parts: ObservationSpecs, ranks: int) -> int:
+def use_threads(config: AnyConfig, parts: ObservationSpecs, ranks: int, device: torch.device | None = None) -> int:
     """Set and return the number of threads: `run.threads`, else OMP_NUM_THREADS, else a share of the cores.
 
     Either torch has them or the kernel of dense layers, since torch's idle threads keep cores busy. Torch's default is
@@ -87,14 +87,21 @@ def use_threads(config: AnyConfig, parts: ObservationSpecs, ranks: int) -> int:
     if another program occupies its core.
     """
     images = [math.prod(part.image_size) for part in parts.values() if part.kind == "image"]
-    network, kernel = config.network, usable_kernel(config.run.kernel)
+    network, kernel = (
+        config.network,
+        usable_kernel(config.run.kernel) if device is None or device.type == "cpu" else None,
+    )
     by_kernel = kernel is not None and not (images or network.recurrent or network.bf16 or network.name == "module")
-    processes = ranks * (1 + (config.actors.count if config.actors else 0))
-    splits = by_kernel or max(images, default=0) > SMALL_IMAGE
-    count = config.run.threads or _set_by_user() or (max(1, usable_cores() // processes) if splits else 1)
+    share = 1
+    if by_kernel:
+        actors = config.actors.count if config.actors else 0
+        share = min(usable_cores() // (ranks * (1 + actors)), config.population.agents)
+    elif max(images, default=0) > SMALL_IMAGE:
+        share = usable_cores() // ranks
+    count = config.run.threads or _set_by_user() or max(1, share)
     torch.set_num_threads(1 if by_kernel else count)
     if kernel is not None:
-        kernel.threads = count if by_kernel else 1
+        kernel.threads = count
     return count
 
 

@@ -103,7 +103,7 @@ class Run:
         """
         self.config, self.placement, self.ranks = config, placement, placement.ranks
         self.algorithm, self.stopwatch, self._callbacks = algorithm, stopwatch, callbacks
-        self._threads = use_threads(config, algorithm.interface.parts, self.ranks.on_host)
+        self._threads = use_threads(config, algorithm.interface.parts, self.ranks.on_host, self.ranks.device)
         self._whole_plan = self.generation_plan = replace(
             generation_plan(config, placement.copies, experience.period),
             continued=environments is not None and environments.can_continue,

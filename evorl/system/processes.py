@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import math
 import os
 import platform
 import signal
@@ -37,9 +38,17 @@ def namespace() -> str:
         return uuid.uuid4().hex
 
 
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+
 def usable_cores() -> int:
-    """The number of cores this process may use: its CPU affinity, or all of the machine's."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """The cores this process may use: its CPU affinity, or all of the machine's, within a container's quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = map(int, CPU_QUOTA.read_text(encoding="ascii").split())
+    except (OSError, ValueError):  # No control group of version 2, or "max".
+        return cores
+    return max(1, min(cores, math.ceil(quota / period)))
 
 
 def started_at(pid: int) -> float:
@@ -150,7 +159,7 @@ def _versions() -> dict[str, str]:
 
 
 def made_with(device: torch.device) -> dict[str, str]:
-    """The package versions, device, CPU type and thread count of this process."""
+    """The package versions, device, CPU type and number of torch's threads of this process."""
     import torch
 
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

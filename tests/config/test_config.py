@@ -29,7 +29,7 @@ ADAM_1E_5 = {"adam_epsilon": 1e-5, "max_grad_norm": 0.5}
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("rainbow_atari", {"adam_epsilon": 1e-6, "max_grad_norm": None}),  # docs/results/tasks.md; 1.5e-4 learned nothing
+        ("rainbow_atari", {"adam_epsilon": 1e-6, "max_grad_norm": None}),  # docs/results/tasks.md
         ("dqn_minatar", {"adam_epsilon": 3.125e-4, "learning_rate": 2.5e-4}),  # dqn_breakout.gin of arXiv 2011.14826
         ("ppo_minatar", {"learning_rate": 5e-3, **ADAM_1E_5}),  # PureJaxRL
         ("ppo_mujoco", {"learning_rate": 3e-4, **ADAM_1E_5}),  # CleanRL

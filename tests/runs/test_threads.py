@@ -43,12 +43,11 @@ def kernel():
 )
 def test_large_images_and_the_kernel_take_a_share_of_the_cores(wanted, cores, ranks, count, monkeypatch, kernel):
     monkeypatch.setattr("evorl.runs.launch.usable_cores", lambda: cores)
-    given = config(f"run.threads={wanted}")
+    given = config(f"run.threads={wanted}", "population.size=64")
     assert use_threads(given, VECTOR, ranks) == count == kernel.threads
     assert torch.get_num_threads() == 1, "idle threads of torch keep cores busy"
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
-    assert use_threads(given, IMAGES, ranks) == count
-    assert kernel.threads == 1
+    assert use_threads(given, IMAGES, ranks) == count == kernel.threads
     one = 1 if wanted == "null" else count
     assert use_threads(given, SMALL_IMAGES, ranks) == one, "threads of small images wait for each other"
     for by_torch in (BY_TORCH, "network.bf16=true", "network.recurrent=gru"):
@@ -57,8 +56,22 @@ def test_large_images_and_the_kernel_take_a_share_of_the_cores(wanted, cores, ra
 
 def test_actors_have_their_share_of_the_cores(monkeypatch, kernel):
     monkeypatch.setattr("evorl.runs.launch.usable_cores", lambda: 16)
-    given = config("algorithm={name: impala}", "actors.count=3").resolved()
+    given = config("algorithm={name: impala}", "actors.count=3", "population.size=4").resolved()
     assert use_threads(given, VECTOR, 2) == 2 == kernel.threads
+    assert use_threads(given, VECTOR, 1) == 4, "an agent is not divided"
+    assert use_threads(given, VECTOR, 1, torch.device("cuda")) == 1 == torch.get_num_threads()
+
+
+@pytest.mark.parametrize(
+    ("written", "cores"), [("150000 100000", 2), ("50000 100000", 1), ("max 100000", 8), (None, 8)]
+)
+def test_a_containers_quota_limits_the_cores(written, cores, tmp_path, monkeypatch):
+    quota = tmp_path / "cpu.max"
+    monkeypatch.setattr("evorl.system.processes.CPU_QUOTA", quota)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
+    if written is not None:
+        quota.write_text(written + "\n")
+    assert usable_cores() == cores
 
 
 @pytest.mark.parametrize(("value", "expected"), [("3,1", 3), ("many", 1)])
