@@ -109,6 +109,8 @@ def _why_unknown(id: str, error: Exception) -> str:
         return f"Atari's old names are gone; did you mean 'ALE/{old[1]}-v5'?"
     if needed := extra_needed(error):
         return needed
+    if isinstance(error.__cause__, ImportError) and not isinstance(error.__cause__, ModuleNotFoundError):
+        return message_of(error.__cause__)  # Of a package that is there; Gymnasium says that it is not installed.
     if path in sys.modules and isinstance(error, gym.error.UnregisteredEnv):
         module = sys.modules[path]
         if hasattr(module, name):

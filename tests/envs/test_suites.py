@@ -2,6 +2,7 @@
 
 import sys
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -26,6 +27,15 @@ def test_a_missing_package_is_named_by_its_extra(id, module, extra, monkeypatch)
     told = rf"environment.id: '{id}' needs {module}; install it with `pip install -e '\.\[{extra}\]'`"
     with pytest.raises(UserError, match=f"^{told}$"):
         Environments(Environment(id=id), 1, 1)
+
+
+def test_a_package_that_cannot_be_imported_is_not_said_to_be_missing(monkeypatch):
+    def make(*args, **kwargs):
+        raise gym.error.DependencyNotInstalled("MuJoCo is not installed") from ImportError("libGL.so.1: cannot open")
+
+    monkeypatch.setattr(gym, "make", make)
+    with pytest.raises(UserError, match=r"^environment.id: cannot make 'Hopper-v5': libGL\.so\.1: cannot open"):
+        Environments(Environment(id="Hopper-v5"), 1, 1)
 
 
 @pytest.mark.parametrize(

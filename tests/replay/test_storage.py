@@ -141,6 +141,15 @@ def test_a_host_gives_memory_only_where_something_is_written():
     assert memory().rss - before < 1.3 * store.size * 84 * 84
 
 
+def test_memory_that_the_system_refuses_is_an_error_of_torch(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr("evorl.replay.storage.mmap.mmap", refuse)
+    columns = storage(7, 3, 0).columns.values()
+    assert not any(column.any() for column in columns), "torch has some, or names the settings that take less"
+
+
 def test_frames_are_kept_once():
     """With what belongs to the observations before the oldest row, and 21 bytes for each step."""
     fields = {"action": ((), torch.int64), "reward": ((), torch.float32), "terminated": ((), torch.bool)}
