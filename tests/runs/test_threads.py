@@ -56,9 +56,9 @@ def test_large_images_and_the_kernel_take_a_share_of_the_cores(wanted, cores, ra
 
 def test_actors_have_their_share_of_the_cores(monkeypatch, kernel):
     monkeypatch.setattr("evorl.runs.launch.usable_cores", lambda: 16)
-    given = config("algorithm={name: impala}", "actors.count=3", "population.size=4").resolved()
+    given = config("algorithm={name: impala}", "actors.count=3", "population.size=3").resolved()
     assert use_threads(given, VECTOR, 2) == 2 == kernel.threads
-    assert use_threads(given, VECTOR, 1) == 4, "an agent is not divided"
+    assert use_threads(given, VECTOR, 1) == 3, "an agent is not divided"
     assert use_threads(given, VECTOR, 1, torch.device("cuda")) == 1 == torch.get_num_threads()
 
 
