@@ -50,7 +50,7 @@ def require(extra: str, what: str) -> None:
 
 
 def extra_needed(error: BaseException) -> str:
-    """How to install the extra whose module was missing where this error, or its cause, was raised; else ""."""
+    """The install hint for the optional dependency that an import error, or its chain of causes, names; else ""."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ModuleNotFoundError):
