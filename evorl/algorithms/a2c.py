@@ -12,6 +12,7 @@ import gymnasium as gym
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch.nn import functional
 
 from evorl.algorithms.base import ActInput, ActOutput, Algorithm
 from evorl.algorithms.functional import (
@@ -231,7 +232,7 @@ class A2C(Algorithm):
         value = outputs["value"].squeeze(-1)
         batch = self.with_targets(stack, batch, likelihood, value)
         policy_loss = self.policy_loss(stack, batch, likelihood)
-        value_loss = 0.5 * (value - batch.columns["return"]).square()
+        value_loss = 0.5 * functional.mse_loss(value, batch.columns["return"], reduction="none")
         c_value = stack.hyperparameters["value_coefficient"].unsqueeze(-1)
         c_entropy = self.entropy_coefficient(stack, batch)
         per_sample = policy_loss + c_value * value_loss - c_entropy * likelihood.entropy

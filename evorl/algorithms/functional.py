@@ -67,8 +67,9 @@ def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: Tensor) -> Ten
     """
     _same_shape("clipped_surrogate", log_ratio=log_ratio, advantage=advantage)
     # Beyond float32's range the clipped ratio has no gradient, and 0 * inf would be NaN.
-    ratio, clip = log_ratio.clamp(max=LARGEST_LOG_RATIO).exp(), clip.unsqueeze(-1)
-    return -torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
+    ratio = log_ratio.clamp(max=LARGEST_LOG_RATIO).exp()
+    # The equal min(r A, A + clip |A|) has a gradient in one place alone, which takes 40 us instead of 60.
+    return -torch.minimum(ratio * advantage, torch.addcmul(advantage, clip.unsqueeze(-1), advantage.abs()))
 
 
 def impact_log_ratio(log_prob: Tensor, worker_log_prob: Tensor, target_log_ratio: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
@@ -29,11 +30,11 @@ from evorl.types.batches import Loss
 
 Columns = Mapping[str, Tensor]
 Atoms = Annotated[int, Field(ge=2, le=1024)]
-REGRESSION_LOSSES: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "mse": torch.square,
-    "huber": lambda error: functional.huber_loss(error, torch.zeros_like(error), reduction="none"),
+REGRESSION_LOSSES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "mse": partial(functional.mse_loss, reduction="none"),
+    "huber": partial(functional.huber_loss, reduction="none"),
 }
-"""Losses [P, B] of a td_error [P, B]."""
+"""Losses [P, B] of values [P, B] and their targets [P, B]."""
 TOLERANCE = 1e-4
 """Share of the support's width by which a return may lie outside of it without a warning; rounding errors are less."""
 
@@ -139,9 +140,9 @@ class MeanValues(Values):
     def loss(self, atoms: Tensor, next_atoms: Tensor, columns: Columns, discount: Tensor) -> Loss:
         q_of_action = atoms.squeeze(-1)
         target = bootstrapped_return(columns, discount, next_atoms.squeeze(-1))
-        td_error = q_of_action - target
-        errors = td_error.detach()
-        return Loss(self._loss(td_error), lambda: {"td_error": errors.abs(), "q_values": q_of_action}, errors)
+        errors = q_of_action.detach() - target
+        per_sample = self._loss(q_of_action, target)
+        return Loss(per_sample, lambda: {"td_error": errors.abs(), "q_values": q_of_action}, errors)
 
 
 class CategoricalValues(Values):

