@@ -224,6 +224,8 @@ class RolloutExperience(Experience):
         if transition.any_truncated or step == self.period - 1:
             state = output.next_state if recurrent else None
             columns["next_value"] = self._policy.value(transition.next_observation, state)
+        if step == 0:
+            self._statistics.begin_rollout(transition.started)
         if step == 0 or self._resumed is not None:
             self._all_valid = step == 0
             self._allocate({"next_value": columns["reward"]} | columns)
@@ -282,15 +284,17 @@ class RolloutExperience(Experience):
             self._statistics.end(agents)
 
     def state_dict(self) -> Tensors:
-        """Within a generation: the rollout so far, the reward statistics and the generator of the minibatches."""
+        """Running sums of rewards; within a generation, also the rollout so far, other statistics and the generator."""
+        sums = self._statistics.sums()
         if not self._has_begun:
-            return {}
+            return sums
         stored = self._resumed or {name: values[: self._step] for name, values in self._rollout.items()}
         state = with_prefix(STORED, stored if self._step else {}) | with_prefix(REWARDS, self._statistics.state_dict())
-        return state | {GENERATOR: self._generator.get_state()} | numbers_to_tensors(step=self._step)
+        return state | sums | {GENERATOR: self._generator.get_state()} | numbers_to_tensors(step=self._step)
 
     def load_state_dict(self, state: Tensors) -> None:
         """Load the output of `state_dict` for the same agents. Raises UserError for another one, here or in `add`."""
+        self._statistics.load_sums(state, self._device)
         if not self._has_begun:
             return
         tensors = {GENERATOR: self._generator.get_state()} | numbers_to_tensors(step=0)
@@ -299,7 +303,7 @@ class RolloutExperience(Experience):
         if not 0 <= step < self.period or bool(step) != bool(stored):
             raise UserError(f"{WHERE}: its {step} stored steps do not fit a rollout of {self.period} steps")
         self._generator.set_state(tensors[GENERATOR])
-        self._statistics.load_state_dict(part_of(REWARDS, state), self._num_envs, self._device)
+        self._statistics.load_state_dict(part_of(REWARDS, state))
         # The shapes of a step are not known before the next `add`.
         self._step, self._resumed = step, stored or None
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evorl.system.devices import is_host
-from evorl.system.formats import load_like
+from evorl.system.formats import check_tensors, load_like
 from evorl.system.stopwatch import Stopwatch
 from evorl.types.agents import Agent, RewardStats
 from evorl.types.outcomes import UserError
@@ -108,7 +108,7 @@ def _inverse_deviation(variance: Tensor) -> Tensor:
     return torch.rsqrt(variance + 1e-8).add(variance, alpha=0.0)
 
 
-WHERE = "the rollout"
+WHERE, SUMS = "the rollout", "reward_sums"
 MAX_REWARD = 10.0
 """Clip scaled rewards to this many standard deviations; while returns barely vary, one could reach thousands."""
 
@@ -123,14 +123,19 @@ class RolloutStatistics:
         self._sums: Tensor | None = None
 
     def begin(self, agents: Sequence[Agent]) -> None:
-        """Start a generation with the agents' own reward statistics."""
+        """Start a generation with the agents' own reward statistics; the sums of running episodes go on."""
         stats = [agent.state.rewards for agent in agents]
-        self._sums = None
         self._rewards = Moments(
             np.array([rewards.count for rewards in stats]),
             np.array([[rewards.mean] for rewards in stats]),
             np.array([[rewards.variance] for rewards in stats]),
         )
+
+    def begin_rollout(self, started: Tensor) -> None:
+        """Restart the sums of episodes that have `started` [P, E]. Raises UserError if loaded ones do not fit."""
+        if self._sums is not None:
+            check_tensors(self.sums(), {SUMS: (tuple(started.shape), torch.float32)}, WHERE)
+            self._sums = self._sums.masked_fill(started.to(self._sums.device), 0.0)
 
     def end(self, agents: Sequence[Agent]) -> None:
         """Write the reward statistics back to the agents."""
@@ -138,20 +143,24 @@ class RolloutStatistics:
             agent.state.rewards = RewardStats(*(float(values[index].item()) for values in self._rewards))
 
     def state_dict(self) -> Tensors:
-        """Moments of discounted reward sums, and the running sums [P, E] once there are any."""
-        moments = {name: torch.from_numpy(values) for name, values in self._rewards._asdict().items()}
-        return moments | ({} if self._sums is None else {"sums": self._sums})
+        """The moments of discounted reward sums, which agents hold between generations."""
+        return {name: torch.from_numpy(values) for name, values in self._rewards._asdict().items()}
 
-    def load_state_dict(self, tensors: Tensors, num_envs: int, device: torch.device) -> None:
+    def load_state_dict(self, tensors: Tensors) -> None:
         """Load the output of `state_dict`. Raises UserError for an invalid one."""
         rewards_state = {name: torch.from_numpy(values.copy()) for name, values in self._rewards._asdict().items()}
-        if "sums" in tensors:
-            rewards_state["sums"] = torch.zeros(len(rewards_state["number"]), num_envs, device=device)
         load_like(tensors, rewards_state, WHERE)
-        if not all(values.isfinite().all() for values in rewards_state.values()):
-            raise UserError(f"{WHERE}: its reward statistics are not finite")
-        self._sums = rewards_state.pop("sums", None)
+        _check_finite(rewards_state)
         self._rewards = Moments(**{name: values.numpy() for name, values in rewards_state.items()})
+
+    def sums(self) -> Tensors:
+        """The running discounted sums [P, E] of rewards, once there are any; episodes may go on over generations."""
+        return {} if self._sums is None else {SUMS: self._sums}
+
+    def load_sums(self, state: Tensors, device: torch.device) -> None:
+        """Load the output of `sums` from a state that includes it. Raises UserError if they are not finite."""
+        self._sums = state[SUMS].to(device) if SUMS in state else None
+        _check_finite(self.sums())
 
     def moments(self, samples: Tensor, valid: Tensor) -> Moments:
         """Moments of samples [T, P, E, D] over the `valid` [T, P, E] steps of all ranks."""
@@ -181,3 +190,9 @@ class RolloutStatistics:
         union = self.moments(samples.unsqueeze(-1), counts)
         number, mean, variance = (torch.from_numpy(x).view(*advantage.shape[:2], 1).to(advantage) for x in union)
         return counted * (copies / number.clamp(min=1)), mean, _inverse_deviation(variance)
+
+
+def _check_finite(statistics: Tensors) -> None:
+    """Raise UserError unless all loaded statistics are finite."""
+    if not all(values.isfinite().all() for values in statistics.values()):
+        raise UserError(f"{WHERE}: its reward statistics are not finite")

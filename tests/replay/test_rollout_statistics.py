@@ -66,7 +66,24 @@ def test_rewards_are_divided_by_the_spread_of_all_running_sums_on_all_ranks(clip
             )
 
 
-def test_statistics_of_rewards_go_on_with_the_agent_and_sums_begin_anew():
+@pytest.mark.parametrize("resumed", [False, True])
+def test_sums_of_rewards_go_on_over_generations_with_their_episodes(resumed):
+    """A generation that ends in the middle of an episode changes nothing, nor does another process that goes on."""
+    world, group = World(seed=3, ends=0.1), Group(members())
+    experience = rollout_experience(normalize_rewards=True)
+    for generation in range(2):
+        if generation and resumed:
+            state, experience = experience.state_dict(), rollout_experience(normalize_rewards=True)
+            experience.load_state_dict(state)
+        experience.begin(group, generation)
+        play(experience, world, first=generation * T, last=(generation + 1) * T)
+        experience.end(group.agents)
+    for p, agent in enumerate(group.agents):
+        sums = running_sums(world, p, 2 * T)
+        assert agent.state.rewards.variance == pytest.approx(np.var(sums), rel=1e-5)
+
+
+def test_statistics_of_rewards_go_on_with_the_agent_and_sums_begin_anew_with_their_episodes():
     world, agents = World(seed=3, ends=0.1), members()
     for generation in range(2):
         experience = rollout_experience(normalize_rewards=True)
