@@ -166,6 +166,18 @@ class Elite:
         """The score over its measurement episodes; None if there is no elite yet."""
         return Score.of(self.returns) if self.returns else None
 
+    def has_reached(self, config: AnyConfig) -> bool:
+        """True if the target is reached: by the lower bound on the mean, or by the mean if no fresh episodes are played.
+
+        The bound holds for all targets at once, also for one that has been lowered since.
+        """
+        # Beside twins the target is not tested.
+        target = None if config.population.control else config.training.target_fitness
+        reached = self.lower_bound
+        if not config.evaluation.confirmation_episodes and self.score:
+            reached = self.score.mean
+        return target is not None and reached is not None and reached >= target
+
     def forget(self) -> None:
         """Discard its returns, since the limit on episodes, or the opponent, has changed; it stays the elite."""
         self.returns, self.is_tested, self.lower_bound = (), False, None
@@ -218,7 +230,7 @@ class Elite:
         self,
         target: float,
         seems_reached: bool,
-        play: Play | None,
+        play: Play,
         episodes: int,
         played: int = 0,
         agents: int = 1,
@@ -240,7 +252,7 @@ class Elite:
         part, is_first = max(1, episodes // 2), True
         while True:
             bound = lower_bound(self.returns, self._floor, share)
-            if bound >= target or play is None or played + part > most or len(self.returns) >= MOST_EPISODES:
+            if bound >= target or played + part > most or len(self.returns) >= MOST_EPISODES:
                 break
             if not self._has_hope(target, share, 0 if is_first else most - played):
                 break
@@ -373,8 +385,8 @@ class Elite:
             # These episodes were the first to show it.
             self.forget()
             count = self.measure(play, wanted, confirms)
-        if target is None or (play is None and evaluator.repeats):
-            return False
+        if target is None or play is None:
+            return self.has_reached(config)
         return self.reaches(target, seems_reached, play, confirms, count, len(population))
 
     def _play(self, evaluator: Evaluator, agents: Sequence[Agent], generation: int, purpose: Purpose) -> Play:

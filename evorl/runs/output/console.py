@@ -181,7 +181,8 @@ def closing_lines(summary: Row, config: AnyConfig, directory: Path, *, has_elite
         how = f"{_broken_off(summary)} after generation {summary['generations']}"
         next_steps.append(f"`evorl resume {where}` to go on")
     elif summary["solved"]:
-        how = f"solved: the mean {_measure(config)} is above {target:g} (with {CONFIDENCE})"
+        sure = f" (with {CONFIDENCE})" if config.evaluation.confirmation_episodes else ""
+        how = f"solved: the mean {_measure(config)} is above {target:g}{sure}"
     else:
         done = summary["agent_steps"]
         how = f"trained for {done:,} steps" + ("" if target is None else f"; {_missed(summary, config, target)}")

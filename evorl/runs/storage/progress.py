@@ -130,9 +130,8 @@ class Progress:
         self.made_with = _made_with(config, placement)
 
     def is_solved(self, config: AnyConfig) -> bool:
-        """True if the configuration's target is reached; it may have been raised since the checkpoint."""
-        target, bound = config.training.target_fitness, self.elite.lower_bound
-        return self.solved and target is not None and bound is not None and bound >= target
+        """True if the configuration's target, which may have changed since the checkpoint, is reached."""
+        return (self.solved or not self.measured_otherwise(config)) and self.elite.has_reached(config)
 
     def measured_otherwise(self, config: AnyConfig) -> bool:
         """True if the elite's returns are of other episodes than the configuration's: see `_episodes_of_elite`."""
