@@ -171,7 +171,10 @@ def compared(groups: Sequence[Group]) -> list[dict[str, Any]]:
         best = [run.generations[-1].elite_fitness for run in group.runs]
         scores = [value for value in best if value is not None]
         mean = interval(scores) if scores else None
-        aims = any(run.setting("training.target_fitness") is not None for run in group.runs)
+        aims = any(
+            run.setting("training.target_fitness") is not None and not run.setting("population.control")
+            for run in group.runs
+        )
         solved = sum(run.summary.get("solved") is True for run in group.runs)
         rows.append(
             {

@@ -562,7 +562,7 @@ def summary_of(progress: Progress, config: AnyConfig, ranks: int, ended: str, be
     """
     score = progress.elite.score
     return {
-        "solved": None if config.training.target_fitness is None else progress.solved,
+        "solved": None if config.training.target_fitness is None or config.population.control else progress.solved,
         "best_fitness": score.mean if score else None,
         "best_fitness_std": score.std if score else None,
         "best_fitness_episodes": score.episodes if score else 0,
