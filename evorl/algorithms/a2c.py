@@ -212,9 +212,8 @@ class A2C(Algorithm):
         return estimates(segment, self.discount(hyperparameters["gamma"]), hyperparameters["gae_lambda"])
 
     def adopt(self, agent: Agent, origin: Any) -> Agent:
-        """Restart the annealing schedule, which spans one run."""
-        if self.settings.annealing:
-            agent.state.acting["steps"] = 0.0
+        """Restart the count of steps, since an annealing schedule spans one run and a branch may begin one."""
+        agent.state.acting["steps"] = 0.0
         return super().adopt(agent, origin)
 
     def learning_rate(self, stack: Stack) -> Tensor:

@@ -131,12 +131,13 @@ def test_what_is_no_run_or_damaged_is_refused(source, capsys):
         taken(source, "population.from_agents=population")
 
 
-@pytest.mark.parametrize(("annealing", "steps"), [(True, 0), (False, 1000)])
-def test_annealing_begins_anew_since_it_ends_with_a_run(annealing, steps):
+@pytest.mark.parametrize("annealing", [True, False])
+def test_annealing_begins_anew_since_it_ends_with_a_run(annealing):
+    """Also without it, since a branch may begin it."""
     a2c = algorithm(f"algorithm={{name: a2c, annealing: {str(annealing).lower()}}}")
     before = new_agent(dqn=a2c)
     before.state.acting["steps"] = 1000.0
-    assert a2c.adopt(before, a2c.settings).state.acting["steps"] == steps
+    assert a2c.adopt(before, a2c.settings).state.acting["steps"] == 0
 
 
 BOX = {"observations": gym.spaces.Box(-1.0, 1.0, (3,)), "actions": gym.spaces.Box(-1.0, 1.0, (2,))}
