@@ -282,7 +282,8 @@ def clip_fraction(log_ratio: Tensor, clip: Tensor) -> Tensor:
 def explained_variance(prediction: Tensor, target: Tensor, weight: Tensor) -> Tensor:
     """Explained variance [P] of targets [P, B] by predictions [P, B] under the weights [P, B].
 
-    It is 1 for a perfect prediction, 0 for a constant one, and negative for worse ones.
+    It is 1 for a perfect prediction, 0 for a constant one, and negative for worse ones. For constant targets, of which
+    no share can be explained, it is 0.
     """
     _same_shape("explained_variance", prediction=prediction, target=target, weight=weight)
     share = weight / weight.sum(-1, keepdim=True).clamp(min=1e-12)
@@ -291,7 +292,8 @@ def explained_variance(prediction: Tensor, target: Tensor, weight: Tensor) -> Te
         mean = (values * share).sum(-1, keepdim=True)
         return ((values - mean).square() * share).sum(-1)
 
-    return 1 - variance(target - prediction) / variance(target).clamp(min=1e-12)
+    of_target = variance(target)
+    return (1 - variance(target - prediction) / of_target).where(of_target > 1e-12, 0.0)
 
 
 def _same_shape(function: str, **tensors: Tensor) -> None:

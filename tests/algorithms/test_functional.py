@@ -155,6 +155,7 @@ def test_explained_variance():
     expected = torch.tensor([1 - (2 / 9) / (2 / 3), 0.0])
     torch.testing.assert_close(explained_variance(prediction, target, weight), expected)
     torch.testing.assert_close(explained_variance(target, target, weight), torch.ones(2))
+    assert explained_variance(prediction, torch.ones(2, 4), weight).tolist() == [0, 0], "nothing to explain"
 
 
 def test_the_cross_entropy_is_least_at_the_target_where_its_gradient_is_zero():
