@@ -180,9 +180,10 @@ def test_episodes_that_selected_the_best_agent_do_not_count_as_fresh_in_a_branch
     assert lines(Path("runs/b/metrics.jsonl"))[2]["elite_episodes"] == 5
 
 
+@pytest.mark.parametrize("key", ["evolution.steps", "algorithm.rollout_steps"])
 @pytest.mark.parametrize(("settings", "may_change"), [([], True), (["replay.prioritised={}"], False)])
-def test_prioritised_agents_keep_the_length_by_which_past_generations_count(settings, may_change):
-    assert may_change_in_branch("evolution.steps", config(*settings)) is may_change
+def test_prioritised_agents_keep_the_length_by_which_past_generations_count(key, settings, may_change):
+    assert may_change_in_branch(key, config(*settings)) is may_change
 
 
 def test_another_burn_in_decides_anew_when_selection_begins(copied_run, branch):

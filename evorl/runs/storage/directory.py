@@ -374,8 +374,9 @@ def check_same_run(path: Path, config: AnyConfig) -> None:
 def may_change_in_branch(key: str, config: AnyConfig) -> bool:
     """True if the agents of a checkpoint can go on with another value of this setting."""
     is_hyperparameter = key.removeprefix("algorithm.") in config.algorithm.hyperparameters
-    if key == "evolution.steps" and config.replay.prioritised is not None:
-        return False  # The importance exponent counts the steps of past generations by the length of this one.
+    # The importance exponent counts the steps of past generations by the length of this one, in whole messages.
+    if key in ("evolution.steps", "algorithm.rollout_steps") and config.replay.prioritised is not None:
+        return False
     return not key.startswith(FIXED_IN_A_BRANCH) and (is_hyperparameter or key.startswith(FREE_IN_A_BRANCH))
 
 
