@@ -101,8 +101,7 @@ class Categorical(Distribution):
 
     def log_prob(self, outputs: Tensors, mask: Tensor | None, unclipped_action: Tensor) -> Tensor:
         parts = [
-            _of_choice(_log_probs(logits), chosen)
-            for logits, chosen in self._choices(outputs, mask, unclipped_action)
+            _of_choice(_log_probs(logits), chosen) for logits, chosen in self._choices(outputs, mask, unclipped_action)
         ]
         return reduce(torch.add, parts)
 

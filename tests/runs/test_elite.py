@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from helpers.support import ROOT, agent, config, context, lines, train
 
+from evorl.distributed import Placement
+from evorl.distributed.ranks import Ranks
 from evorl.evolution.selection import SELECTIONS, evolve
 from evorl.runs.agents.elite import Elite, Score, error_of_test, lower_bound, play_until_clear
 from evorl.runs.storage.progress import PROGRESS, Progress, progress_of
@@ -232,6 +234,28 @@ def test_target_test_ends_in_every_generation(confirmation):
 
     assert not elite.reaches(220, True, play, confirmation)
     assert sum(count for _, count in asked) <= 8 * confirmation
+
+
+NO_FRESH = "evaluation.confirmation_episodes=0"
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "reached"),
+    [
+        ([], ["training.target_fitness=4"], True),
+        ([], ["training.target_fitness=6"], False),
+        ([], [], False),
+        ([], ["training.target_fitness=4", "population.control=true"], False),
+        ([], ["training.target_fitness=4", "evaluation.max_steps=7"], False),
+        ([NO_FRESH], [NO_FRESH, "training.target_fitness=6"], True),
+        ([NO_FRESH], [NO_FRESH, "training.target_fitness=8"], False),
+    ],
+)
+def test_a_target_is_reached_by_what_was_certain_before_it_was_lowered(before, now, reached):
+    progress = Progress.of_new_run(config(*before))
+    progress.note_setup(config(*before), Placement(Ranks(), "replicated", 4))
+    progress.elite = Elite(returns=(7.0, 7.0), lower_bound=5.0)
+    assert progress.is_solved(config(*now)) is reached
 
 
 def test_an_unseen_return_of_nought_counts_where_no_agent_has_failed_yet():

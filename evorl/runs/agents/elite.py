@@ -167,7 +167,7 @@ class Elite:
         return Score.of(self.returns) if self.returns else None
 
     def has_reached(self, config: AnyConfig) -> bool:
-        """True if the target is reached: by the lower bound on the mean, or by the mean if no fresh episodes are played.
+        """True if the target is reached: by the mean's lower bound, or by the mean where no fresh episodes are played.
 
         The bound holds for all targets at once, also for one that has been lowered since.
         """
