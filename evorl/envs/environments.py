@@ -247,7 +247,7 @@ class Environments(SteppedEnvironments):
         check_finite(self._copies.source, reward, "as its reward")
         ends = self._resets.step(terminated, truncated, self._vector.faulty(info), info, self._copies.steps)
         last = self._last(ends.ended, info)
-        self._episodes.step(np.asarray(gained), ends.over, ends.dropped)
+        self._episodes.step(np.asarray(gained), self._copies.steps, ends.over, ends.dropped)
         self._copies.steps[ends.started] = 0
         observation, info = self._vector.begin(ends.started) or (observation, info)
         parts = self._read(observation, info, self._resets.resetting)

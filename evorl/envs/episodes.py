@@ -17,8 +17,7 @@ Floats = NDArray[np.float64]
 class Collected(NamedTuple):
     """Counters of collected experience, each [P]: valid transitions, and sums over episodes.
 
-    `returns` and `lengths` are sums over the `episodes` that count, `ended` is the number of all that ended. Lengths
-    include the step that a native environment spends on a reset.
+    `returns` and `lengths` are sums over the `episodes` that count, `ended` is the number of all that ended.
     """
 
     steps: Floats
@@ -68,8 +67,10 @@ class Episodes:
         self._return = np.zeros(copies)
         self._longest = np.zeros(self._agents, dtype=np.int64)
         self._ended = np.zeros(self._agents)
-        # For each step in which episodes ended: time, copies, start times, whether owned by an agent, returns.
-        self._recent: list[tuple[int, Places, NDArray[np.int64], NDArray[np.bool_], NDArray[np.float64]]] = []
+        # For each step in which episodes ended: time, copies, start times, whether owned by an agent, lengths, returns.
+        self._recent: list[
+            tuple[int, Places, NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64], NDArray[np.float64]]
+        ] = []
         # Owned episodes that ended but do not count yet: agent, start time, length, return.
         self._waiting: tuple[Places, NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]] = (
             np.zeros(0, dtype=np.intp),
@@ -94,14 +95,25 @@ class Episodes:
             stays = ~changed[agent]
             self._waiting = agent[stays], began[stays], length[stays], total[stays]
 
-    def step(self, reward: NDArray[Any], ended: NDArray[np.bool_], dropped: NDArray[np.bool_] | None) -> None:
-        """Record the rewards [N] of one step, and the copies whose episode ended or was dropped (never counted)."""
+    def step(
+        self,
+        reward: NDArray[Any],
+        steps: NDArray[np.int64],
+        ended: NDArray[np.bool_],
+        dropped: NDArray[np.bool_] | None,
+    ) -> None:
+        """Record the rewards [N] of one step, and the copies whose episode ended or was dropped (never counted).
+
+        `steps` [N] are those of each running episode, without the one that a native environment spends on a reset.
+        """
         self._clock += 1
         self._return += reward
         copies = ended.nonzero()[0]
         if len(copies):
             # Ended episodes are sorted in on request only: short episodes end at almost every step.
-            self._recent.append((self._clock, copies, self._began[copies], self._owned[copies], self._return[copies]))
+            self._recent.append(
+                (self._clock, copies, self._began[copies], self._owned[copies], steps[copies], self._return[copies])
+            )
             self._begin(copies)
         if dropped is not None:
             self._begin(dropped)
@@ -164,13 +176,13 @@ class Episodes:
         if not self._recent:
             return
         clocks, *columns = zip(*self._recent, strict=True)
-        copies, began, owned, total = (np.concatenate(column) for column in columns)
+        copies, began, owned, length, total = (np.concatenate(column) for column in columns)
         end = np.repeat(clocks, [len(copies) for copies in columns[0]])
         agent = copies // self._num_envs
         self._ended += np.bincount(agent, minlength=self._agents)
         np.maximum.at(self._longest, agent[owned], (end - began)[owned])
-        self._lately += len(total), total.sum(), (end - began).sum()
-        new = agent[owned], began[owned], (end - began)[owned], total[owned]
+        self._lately += len(total), total.sum(), length.sum()
+        new = agent[owned], began[owned], length[owned], total[owned]
         agent, began, length, total = (np.concatenate(pair) for pair in zip(self._waiting, new, strict=True))
         self._waiting = agent, began, length, total
         self._recent = []

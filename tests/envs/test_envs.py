@@ -105,6 +105,7 @@ def test_all_vectorizations_of_cartpole_agree_on_the_length_of_episodes():
         environments, _ = transitions(Environment(id="CartPole-v1", vectorization=vectorization), 300, action=1)
         collected = environments.pop_collected()
         returns[vectorization] = collected.returns.sum() / collected.episodes.sum()
+        assert collected.lengths.tolist() == collected.returns.tolist(), "each step gives a reward of 1"
     assert returns["native"] == pytest.approx(returns["sync"], abs=0.4)
 
 

@@ -14,7 +14,7 @@ def popped(episodes):
 def played(draw, generations, steps, num_envs, owners=None, carries=True):
     """What `pop` gives after each generation [G] of one agent whose episodes `draw` gives as (length, return)."""
     episodes, given = Episodes(1, num_envs), []
-    left, value = np.zeros(num_envs, dtype=int), np.zeros(num_envs)
+    left, age, value = np.zeros(num_envs, dtype=int), np.zeros(num_envs, dtype=int), np.zeros(num_envs)
     for generation in range(generations):
         episodes.hand_over([owners[generation] if owners else 0])
         if not carries:
@@ -22,9 +22,9 @@ def played(draw, generations, steps, num_envs, owners=None, carries=True):
             left[:] = 0
         for _ in range(steps):
             for copy in np.flatnonzero(left == 0):
-                left[copy], value[copy] = draw()
-            left -= 1
-            episodes.step(np.where(left == 0, value, 0.0), left == 0, None)
+                (left[copy], value[copy]), age[copy] = draw(), 0
+            left, age = left - 1, age + 1
+            episodes.step(np.where(left == 0, value, 0.0), age, left == 0, None)
         given.append(popped(episodes))
     return given
 
@@ -52,7 +52,7 @@ def test_short_episodes_do_not_count_while_a_long_one_that_began_with_them_is_ru
     episodes = Episodes(1, 2)
     for step in range(1, 1001):
         over = np.array([step == 20, step == 1000])
-        episodes.step(np.array([0.0, float(step == 1000)]), over, None)
+        episodes.step(np.array([0.0, float(step == 1000)]), np.array([step, step]), over, None)
         if step in (300, 999):
             assert popped(episodes).episodes == 0
     collected = popped(episodes)
@@ -89,11 +89,11 @@ def test_what_waits_to_be_counted_goes_with_its_agent():
         episodes.hand_over([owners[0]])
         for length in (5, 3):
             for step in range(length):
-                episodes.step(np.ones(1), np.array([step == length - 1]), None)
+                episodes.step(np.ones(1), np.array([step + 1]), np.array([step == length - 1]), None)
         assert popped(episodes).returns == 5.0
         episodes.hand_over([owners[1]])
-        for _ in range(2):
-            episodes.step(np.ones(1), np.array([False]), None)
+        for step in range(2):
+            episodes.step(np.ones(1), np.array([step + 1]), np.array([False]), None)
         assert popped(episodes).episodes == later / 2
 
 
@@ -101,9 +101,9 @@ def test_what_ended_before_an_agent_took_over_is_not_its_own():
     """Two agents, one environment each; the second agent is replaced after episodes of 1 step that return 1 and 10."""
     episodes, over = Episodes(2, 1), np.array([True, True])
     episodes.hand_over([0, 1])
-    episodes.step(np.array([1.0, 10.0]), over, None)
+    episodes.step(np.array([1.0, 10.0]), np.array([1, 1]), over, None)
     episodes.hand_over([0, 2])
-    episodes.step(np.array([2.0, 20.0]), over, None)
+    episodes.step(np.array([2.0, 20.0]), np.array([1, 1]), over, None)
     collected = popped(episodes)
     assert collected.returns.tolist() == [3.0, 20.0]
     assert collected.episodes.tolist() == [2.0, 1.0]
@@ -116,7 +116,7 @@ def test_recent_episodes_are_those_since_the_last_question():
     for step in range(4):
         ended = np.array([True, step % 2 == 1])
         for episodes in (asked, silent):
-            episodes.step(np.array([1.0, 2.0]), ended, None)
+            episodes.step(np.array([1.0, 2.0]), np.array([1, 1 + step % 2]), ended, None)
         if step == 1:
             assert asked.recent() == (2.0, 4 / 3)
     assert asked.recent() == (2.0, 4 / 3)

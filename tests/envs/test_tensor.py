@@ -122,9 +122,12 @@ def test_episodes_are_counted_as_on_the_host():
     host, device = Episodes(2, 3), TensorEpisodes(2, 3, torch.device("cpu"))
     host.hand_over([0, 1])
     device.hand_over([0, 1])
+    age = np.zeros(6, dtype=np.int64)
     for step in range(1, 1_200):
         reward, ended = rng.normal(size=6), rng.random(6) < rng.choice([0.01, 0.2])
-        host.step(reward, ended, None)
+        age += 1
+        host.step(reward, age, ended, None)
+        age[ended] = 0
         device.step(torch.from_numpy(reward).view(2, 3), torch.from_numpy(ended).view(2, 3))
         if step % 170 == 0:
             for one, two in zip(host.pop(), device.pop(), strict=True):

@@ -142,4 +142,4 @@ def test_constant_hyperparameters_have_no_curves(trained_run):
         assert ended or row["generation"] > 1, "the last generation may be too short for an episode"
         lengths, returns = (record.points.get(f"charts/episodic_{name}") for name in ("length", "return"))
         assert (lengths is not None) == ended
-        assert lengths == pytest.approx(returns, abs=1)
+        assert lengths == pytest.approx(returns)
