@@ -87,8 +87,9 @@ def of_game(settings: Environment) -> Step:
 def of_vector(settings: Environment, copies: int) -> Step:
     """Steps of all copies, with random moves in either seat."""
     vector = GameVector(settings, copies)
-    counted = Counted(RandomPlayers(vector.single_action_space, np.random.default_rng(1)))
-    learner = RandomPlayers(vector.single_action_space, np.random.default_rng(2))
+    counted = Counted(RandomPlayers(vector.single_action_space))
+    learner = RandomPlayers(vector.single_action_space)
+    learner.begin([1])
     _, info = vector.reset(seed=0)
     vector.opponents = counted
     masks, everyone = info[MASK], np.arange(copies)
@@ -108,7 +109,7 @@ def of_training(config: AnyConfig, opponents: int) -> Step:
     environments: Environments = trainer.environments
     copies = environments.agents * environments.num_envs
     algorithm = trainer.policy.algorithm
-    others: Opponents = RandomPlayers(environments.interface.action, np.random.default_rng(0))
+    others: Opponents = RandomPlayers(environments.interface.action)
     if opponents:
         agents = [initial_population(config, algorithm)[0] for _ in range(opponents)]
         generator = torch_generator(0, generation=1, rank=0, purpose="opponents", device=trainer.ranks.device)

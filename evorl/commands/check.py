@@ -30,7 +30,7 @@ from evorl.config.yaml import assignment, configuration_file, override, read_yam
 from evorl.envs import SteppedEnvironments, make_environments
 from evorl.envs.faults.closing import close_vector
 from evorl.envs.games import is_game
-from evorl.envs.games.players import MoveRequest, RandomPlayers
+from evorl.envs.games.players import random_moves
 from evorl.envs.generation import longest_episode
 from evorl.envs.spaces import MASK, EnvSpec, choices, to_zero, wide_bounds
 from evorl.envs.suites import SeededGame
@@ -264,7 +264,7 @@ def _random_step(environments: SteppedEnvironments, rng: np.random.Generator) ->
 def _actions(interface: EnvSpec, mask: Tensor | None, copies: int, rng: np.random.Generator) -> Tensor:
     """Random actions [1, E, ...] in an algorithm's format; with a mask [1, E, A], only allowed ones."""
     space, allowed = interface.action, None if mask is None else mask[0].numpy(force=True)
-    moves = RandomPlayers(space, rng)(MoveRequest(None, allowed, np.arange(copies), np.ones(copies, dtype=bool)))
+    moves = random_moves(space, allowed, [rng] * copies)
     return torch.from_numpy(to_zero(moves, space) if choices(space) else moves.astype(np.float32))[None]
 
 

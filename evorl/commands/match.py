@@ -57,7 +57,7 @@ def match_of(run: Path, opponent: str, games: int, seed: int, allow_code: bool =
     def fill(seats: int) -> SeatPlayers:
         players = [side.seat(seats) for side in sides]
         for number, each in enumerate(players):
-            reseed(each, derive_seed(seed, generation=0, rank=number, purpose=PURPOSE))
+            reseed(each, [derive_seed(seed, generation=0, rank=number, purpose=PURPOSE)])
         return Sides(players, seats)
 
     rng = numpy_generator(seed, generation=0, rank=0, purpose=PURPOSE)

@@ -65,7 +65,7 @@ def play_game(game: Game, interface: EnvSpec, agent: Opponents, person: int, see
         seen = game.seen[person].observation
         print(f"\n{game.text(person) or board(seen, space) or f'you see {seen}'}")
 
-    reseed(agent, seed)
+    reseed(agent, [seed])
     game.reset(seed % 2**31)
     while game.acting:
         moves: dict[int, Any] = {}

@@ -113,7 +113,7 @@ def test_others_act_in_the_space(name, monkeypatch):
     typed = " ".join(map(str, np.ravel(space.sample()).astype(int if choices(space) else float)))
     monkeypatch.setattr("builtins.input", lambda prompt: typed)
     for moves in (
-        RandomPlayers(space, rng)(asked),
+        RandomPlayers(space)(asked),
         Players(policy, settings(name), interface, [0] * 5)(asked),
         checked,
         [ask(space, None)],

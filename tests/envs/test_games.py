@@ -375,7 +375,7 @@ def test_what_cannot_play_games_is_named(settings, told, monkeypatch):
 @pytest.mark.parametrize(("low", "high", "kind"), [(-2, 2, np.int64), (0, 1, bool), (250, 255, np.uint8)])
 def test_random_players_draw_whole_numbers_uniformly(low, high, kind):
     space = gym.spaces.Box(low, high, (2,), kind)
-    players = RandomPlayers(space, np.random.default_rng(0))
+    players = RandomPlayers(space)
     drawn = players(MoveRequest(None, None, np.arange(4000), None))
     assert drawn.dtype == space.dtype
     assert np.unique(drawn, return_counts=True)[1] == pytest.approx(8000 / (high - low + 1), rel=0.1)
@@ -386,3 +386,18 @@ def test_a_users_player_sees_single_observations_of_categories(space):
     batch = np.array([0, 3]) if isinstance(space, gym.spaces.Discrete) else {"hand": np.array([0, 3])}
     players = FunctionPlayers("helpers.games:by_category", space, gym.spaces.Discrete(4))
     assert players(MoveRequest(batch, None, np.arange(2), np.ones(2, bool))).tolist() == [0, 3]
+
+
+def test_an_episode_against_random_moves_depends_on_its_seed_and_not_on_other_copies():
+    """All agents of a generation play the same episodes, however many there are."""
+
+    def rewards(seeds):
+        made = make_vector(Environment(id=f"{HERE}RockPaperScissors"), len(seeds))
+        made.reset(seed=seeds)
+        gained = [made.step(np.zeros(len(seeds), dtype=np.int64))[1] for _ in range(20)]
+        made.close()
+        return np.stack(gained, axis=1).tolist()
+
+    first, second = rewards([3, 8])
+    assert rewards([8, 3, 8, 3, 3]) == [second, first, second, first, first]
+    assert first != second

@@ -448,7 +448,14 @@ def test_a_seat_that_waits_has_what_its_last_move_gave(moves, result):
 
 def sides(interface):
     """Random moves on both sides."""
-    return lambda seats: Sides([RandomPlayers(interface.action, np.random.default_rng(side)) for side in (0, 1)], seats)
+
+    def fill(seats):
+        players = [RandomPlayers(interface.action) for _ in range(2)]
+        for side, each in enumerate(players):
+            each.begin([side])
+        return Sides(players, seats)
+
+    return fill
 
 
 def test_a_game_that_raises_in_a_match_is_named():

@@ -5,7 +5,7 @@ Axes: N' copies in which a seat is to move, A actions of all choices concatenate
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -39,36 +39,51 @@ OpponentFactory = Callable[[int], Opponents]
 """Makes opponents that fill this many seats."""
 
 
-def reseed(opponents: object, seed: int) -> None:
-    """Seed the random generator of opponents that have one of their own, by their method `begin`."""
+def reseed(opponents: object, seeds: Sequence[int]) -> None:
+    """Seed opponents that move at random, by their method `begin`, with a seed for each copy, or one for all."""
     begin = getattr(opponents, "begin", None)
     if begin is not None:
-        begin(seed)
+        begin(seeds)
 
 
 class RandomPlayers:
-    """Opponents that draw each move uniformly from the allowed ones."""
+    """Opponents that draw each move uniformly from the allowed ones.
 
-    def __init__(self, space: gym.Space[Any], rng: np.random.Generator) -> None:
-        self._space, self._rng = space, rng
+    Each copy of the game has a generator, so that its episodes depend on its seed and not on the other copies.
+    """
 
-    def begin(self, seed: int) -> None:
-        self._rng = np.random.default_rng(seed)
+    def __init__(self, space: gym.Space[Any]) -> None:
+        self._space = space
+        self.begin([0])
+
+    def begin(self, seeds: Sequence[int]) -> None:
+        self._seeds, self._generators = seeds, dict[int, np.random.Generator]()
 
     def __call__(self, request: MoveRequest) -> NDArray[Any]:
-        space, count = self._space, len(request.copies)
-        if isinstance(space, gym.spaces.Box) and space.dtype.kind in "iub":
-            size = (count, *space.shape)
-            return self._rng.integers(space.low, space.high, size, dtype=space.dtype.type, endpoint=True)
-        if isinstance(space, gym.spaces.Box):
-            return self._rng.uniform(*finite_bounds(space), (count, *space.shape)).astype(space.dtype)
-        sizes = choices(space)
-        drawn = self._rng.random((count, sum(sizes)))
-        if request.mask is not None:
-            drawn *= request.mask
-        parts = np.split(drawn, np.cumsum(sizes)[:-1], axis=1)
-        moves = np.stack([part.argmax(1) for part in parts], axis=-1).reshape(count, *(space.shape or ()))
-        return from_zero(moves, space)
+        return random_moves(self._space, request.mask, list(map(self._generator, request.copies.tolist())))
+
+    def _generator(self, copy: int) -> np.random.Generator:
+        if copy not in self._generators:
+            again, place = divmod(copy, len(self._seeds))
+            self._generators[copy] = np.random.default_rng((self._seeds[place], again))
+        return self._generators[copy]
+
+
+def random_moves(space: gym.Space[Any], mask: Flags | None, generators: Sequence[np.random.Generator]) -> NDArray[Any]:
+    """Moves [N', ...], each drawn uniformly from those that `mask` [N', A] allows, by a generator for each."""
+    if isinstance(space, gym.spaces.Box) and space.dtype.kind in "iub":
+        low, high, kind = space.low, space.high, space.dtype.type
+        return np.stack([rng.integers(low, high, space.shape, dtype=kind, endpoint=True) for rng in generators])
+    if isinstance(space, gym.spaces.Box):
+        bounds = finite_bounds(space)
+        return np.stack([rng.uniform(*bounds, space.shape) for rng in generators]).astype(space.dtype)
+    sizes = choices(space)
+    drawn = np.stack([rng.random(sum(sizes)) for rng in generators])
+    if mask is not None:
+        drawn *= mask
+    parts = np.split(drawn, np.cumsum(sizes)[:-1], axis=1)
+    moves = np.stack([part.argmax(1) for part in parts], axis=-1).reshape(len(drawn), *(space.shape or ()))
+    return from_zero(moves, space)
 
 
 class FunctionPlayers:

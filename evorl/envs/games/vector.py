@@ -64,7 +64,7 @@ class GameVector(VectorEnv[Any, Any, Any]):
         self.action_space = batch_space(self.single_action_space, copies)
         self.seats = np.zeros(copies, dtype=np.int64)
         self._seeds = [np.random.default_rng(copy) for copy in range(copies)]
-        self.opponents: Opponents = RandomPlayers(self.single_action_space, np.random.default_rng(0))
+        self.opponents: Opponents = RandomPlayers(self.single_action_space)
         self._is_checked = self._is_masked = False
         self._has_moved = np.zeros((2, copies), dtype=bool)
         """The copies in which the learner, and the other seat, have moved in the running episode."""
@@ -86,7 +86,7 @@ class GameVector(VectorEnv[Any, Any, Any]):
         """Begin an episode in every copy: copy i with `seed` + i, or with seeds [N]."""
         first = [(seed or 0) + copy for copy in range(self.num_envs)] if not isinstance(seed, Sequence) else list(seed)
         self._seeds = [np.random.default_rng(first_seed) for first_seed in first]
-        reseed(self.opponents, another_seed(first[0]))
+        reseed(self.opponents, [another_seed(first_seed) for first_seed in first])
         # `_begin` takes the other seat.
         self.seats = np.array([1 - first_seed % 2 for first_seed in first], dtype=np.int64)
         for copy, first_seed in enumerate(first):

@@ -6,6 +6,7 @@ A name is `random`, a function `package.module:player`, or the directory of a ru
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -47,10 +48,10 @@ class Opponent(NamedTuple):
 
 
 class SeededPlayers(Players):
-    """An agent that samples its moves with a generator that each reset of the games seeds anew."""
+    """An agent that samples its moves with one generator for all copies, which each reset of the games seeds anew."""
 
-    def begin(self, seed: int) -> None:
-        self.policy.generator.manual_seed(seed)
+    def begin(self, seeds: Sequence[int]) -> None:
+        self.policy.generator.manual_seed(seeds[0])
 
 
 def is_run(name: str) -> bool:
@@ -65,7 +66,7 @@ def opponent_of(name: str, key: str, task: Task, allow_code: bool = False) -> Op
     """
     interface = task.interface
     if name == RANDOM:
-        return Opponent(name, lambda seats: RandomPlayers(interface.action, np.random.default_rng(0)))
+        return Opponent(name, lambda seats: RandomPlayers(interface.action))
     if not is_run(name):
         players = FunctionPlayers(name, interface.observation, interface.action, key)
         return Opponent(name, lambda seats: players)
