@@ -84,7 +84,7 @@ def test_what_has_grown_learns(cell):
     after = group.to_agents()[0].tensors["policy"]["parameters"]
     assert after["encoder.camera.0.weight"][:, 4].any(), "the kernel's new row is read"
     assert after["encoder.camera.0.residual.0.scale"].any(), "so is the new layer"
-    assert after["hidden.0.weight.camera"][:, 8:].any(), "so are the new channels"
+    assert after["hidden.0.weight.camera"][..., 8:, :].any(), "so are the new channels"
     assert after["action.weight"][12:].any(), "so are the new recurrent units"
     assert after["recurrent.weight"][:, 12:].any()
 
@@ -189,8 +189,8 @@ def test_units_that_nothing_reads_go_first_from_a_cell_and_an_encoder(cell, crit
     for head in ("action", "value"):
         tensors[f"{head}.weight"][[2, 9]] = 0
     tensors["recurrent.weight"][..., [2, 9], :, :] = 0
-    # Copies, channels, places, units.
-    tensors["hidden.0.weight.camera"][..., [1, 4], :, :] = 0
+    # Copies, places, channels, units.
+    tensors["hidden.0.weight.camera"][..., [1, 4], :] = 0
     before = answers(algorithm, member)
     operations.reduce(member, algorithm.networks, "policy", "recurrent", 10)
     operations.reduce(member, algorithm.networks, "policy", "channels.1", 6)

@@ -68,7 +68,7 @@ def by_torch(member, algorithm, seen, started, cell):
         elif part.kind == "categories":
             columns = x.view(len(x), -1).T
             x = torch.cat([torch.eye(size)[column] for size, column in zip(part.sizes, columns, strict=True)], -1)
-        x = x.flatten(1)
+        x = x.movedim(1, -1).flatten(1)
         if f"normal.{name}.mean" in normal:
             spread = normal[f"normal.{name}.variance"].sqrt()
             x = ((x - normal[f"normal.{name}.mean"]) / spread).clamp(-10, 10)
@@ -305,7 +305,7 @@ def test_a_grouped_convolution_has_the_gradients_of_one_for_each_agent(one_stack
     joined = encoder._layers(
         module.layout.architecture, mine, module.layout.spans, images.transpose(0, 1).flatten(1, 2), 1 / 255
     )
-    joined = joined.view(7, 4, -1).transpose(0, 1)
+    joined = joined.unflatten(1, (4, -1)).permute(1, 0, 3, 4, 2).flatten(2)
     torch.testing.assert_close(joined, one_by_one, rtol=1e-4, atol=1e-5)
     factors = torch.randn_like(one_by_one)
     gradients = [
