@@ -17,10 +17,10 @@ processes that act with all of its agents, each in its own environments, while t
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from evorl.actors.actors import Actors
 from evorl.algorithms import make_algorithm
+from evorl.config.yaml import TRAINING
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
 from evorl.population import Learner, Policy
@@ -34,7 +34,7 @@ from evorl.runs.run import Run
 from evorl.seeding import seed_process
 from evorl.system.stopwatch import Stopwatch
 
-DEFAULT_CONFIG = Path(__file__).parent.parent / "configs" / "training" / "impala.yaml"
+DEFAULT_CONFIG = TRAINING / "impala.yaml"
 
 
 def main(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Run:

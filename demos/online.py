@@ -15,9 +15,9 @@ This is the complete training loop, written to be copied and changed. In each ge
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from evorl.algorithms import make_algorithm
+from evorl.config.yaml import TRAINING
 from evorl.distributed import Placement, Ranks
 from evorl.envs import make_environments
 from evorl.population import Learner, Policy
@@ -31,7 +31,7 @@ from evorl.runs.run import Run
 from evorl.seeding import seed_process
 from evorl.system.stopwatch import Stopwatch
 
-DEFAULT_CONFIG = Path(__file__).parent.parent / "configs" / "training" / "dqn.yaml"
+DEFAULT_CONFIG = TRAINING / "dqn.yaml"
 
 
 def main(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Run:

@@ -88,7 +88,8 @@ def new_directory(run: Path, name: str) -> Path:
     new = Path(name).absolute() if "/" in name else run.resolve().parent / name
     with file_errors(new):
         if os.path.lexists(new):
-            raise UserError(f"NEW: {from_here(new)} exists already; choose another name")
+            going_on = f", or go on with it by `evorl resume {from_here(new)}`" if (new / CONFIG).is_file() else ""
+            raise UserError(f"NEW: {from_here(new)} exists already; choose another name{going_on}")
         for outer in new.parents:
             if (outer / CONFIG).is_file() and (outer / LOCK).is_file():
                 raise UserError(f"NEW: {from_here(new)} would lie in the directory of the run {from_here(outer)}")

@@ -26,6 +26,31 @@ KINDS: Mapping[str, str] = {
 }
 """Valid values by the type of an error of pydantic."""
 LISTS = ("tuple_type", "list_type")
+ELSEWHERE: Mapping[str, str] = {
+    "batch": "algorithm.batch_size",
+    "buffer_size": "replay.capacity",
+    "clip_range": "algorithm.clip",
+    "ent_coef": "algorithm.entropy_coefficient",
+    "env": "environment.id",
+    "env_id": "environment.id",
+    "environment.name": "environment.id",
+    "epsilon": "algorithm.exploration",
+    "generations": "training.max_steps",
+    "lr": "algorithm.learning_rate",
+    "lstm": "network.recurrent",
+    "n_envs": "environment.num_envs",
+    "n_epochs": "algorithm.epochs",
+    "n_steps": "algorithm.rollout_steps",
+    "net_arch": "network.hidden_sizes",
+    "population.n": "population.size",
+    "steps": "training.max_steps",
+    "timesteps": "training.max_steps",
+    "total_timesteps": "training.max_steps",
+    "train_freq": "algorithm.learn_step",
+    "vf_coef": "algorithm.value_coefficient",
+    "wandb": "tracking.backends",
+}
+"""Settings by their names in Stable-Baselines3, CleanRL and other libraries, or by the first guess."""
 
 
 def nearest(name: str, names: Mapping[str, Any] | Sequence[str]) -> str:
@@ -90,7 +115,9 @@ def _alone(model: type[BaseModel], problem: ErrorDetails) -> str:
     if kind == "missing":
         return f"{path}: this key is required"
     if kind in ("model_type", "dict_type"):
-        return f"{path}: {shown(value)} does not fit: this is a section, with keys of its own"
+        section = _section_at(model, location)
+        keys = ": " + ", ".join(_names(section)) if section is not None and section is not model else ""
+        return f"{path}: {shown(value)} does not fit: this is a section, with keys of its own{keys}"
     if kind in KINDS:
         return f"{path}: {shown(value)} does not fit: it must be {KINDS[kind]}"
     if kind in LISTS:
@@ -103,16 +130,26 @@ def _alone(model: type[BaseModel], problem: ErrorDetails) -> str:
 
 
 def _nearest_path(model: type[BaseModel], location: tuple[str, ...]) -> str:
+    """Return the end of an error message: the settings most like an unknown one, or all of its section."""
     section = _section_at(model, location[:-1])
     if section is None:
         return ""
     keys = {key.lower(): key for key in keys_of(model)}
     path = ".".join(location).lower()[:MAX_LETTERS]
-    name = path.rpartition(".")[2]
-    similar = [key for key in keys if key.rpartition(".")[2] == name] or difflib.get_close_matches(path, keys, n=1)
+    above, _, name = path.rpartition(".")
+    beside = {key.rpartition(".")[2]: key for key in keys if key.rpartition(".")[0] == above}
+    similar = (
+        [key for key in (ELSEWHERE.get(path), ELSEWHERE.get(name)) if key in keys][:1]
+        or [key for key in keys if key.rpartition(".")[2] == name]
+        or [beside[match] for match in difflib.get_close_matches(name, beside, n=1)]
+    )
     if similar:
         return f"; did you mean {' or '.join(repr(keys[key]) for key in similar)}?"
-    return f"; known here: {', '.join(field.alias or name for name, field in section.model_fields.items())}"
+    return f"; known here: {', '.join(_names(section))}"
+
+
+def _names(section: type[BaseModel]) -> list[str]:
+    return [field.alias or name for name, field in section.model_fields.items()]
 
 
 def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[str]:

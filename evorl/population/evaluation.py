@@ -37,7 +37,7 @@ MAX_COPIES = 32
 """Maximum number of environments per agent that an evaluation steps in parallel."""
 ENOUGH_ALIKE = 8
 """Identical episodes, begun together with different seeds, from which episodes are taken to repeat each other."""
-ENDLESS = 100_000
+ENDLESS = 30_000
 """Steps after which a warning names an episode without a limit."""
 READ_EVERY = 16
 """Steps after which a GPU is asked whether any evaluation episode goes on."""

@@ -18,7 +18,15 @@ from evorl.algorithms import SETTINGS, Algorithm, make_algorithm
 from evorl.config import AnyConfig, check_name, validate
 from evorl.config.fields import BENCHMARK, RATING, RETURN, leaves
 from evorl.config.run import LeagueSettings
-from evorl.config.yaml import VERBOSE, is_for_another_task, override, plain_assignments, read_settings, source
+from evorl.config.yaml import (
+    VERBOSE,
+    configuration_file,
+    is_for_another_task,
+    override,
+    plain_assignments,
+    read_settings,
+    source,
+)
 from evorl.envs import make_environments
 from evorl.envs.games import is_game
 from evorl.envs.spaces import EnvSpec, ObservationSpecs, wide_bounds
@@ -133,19 +141,25 @@ def load_config(arguments: Sequence[str], default: Path, asynchronous: bool | No
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--config", type=Path, default=default, metavar="FILE", help=f"YAML file (default: {default})")
+    parser.add_argument(
+        "--config",
+        default=str(default),
+        metavar="FILE",
+        help=f"YAML file, or a shipped one's name (default: {default})",
+    )
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings that replace the file's")
     parser.add_argument(
         "--verbose", "-v", action="store_true", help="print more at the start; short for run.verbose=true"
     )
     parsed = parser.parse_intermixed_args(plain_assignments(arguments, "seed"))
-    settings = read_config(parsed.config, [*parsed.overrides, *([VERBOSE] if parsed.verbose else [])])
+    file = configuration_file(parsed.config, parsed.overrides)
+    settings = read_config(file, [*parsed.overrides, *([VERBOSE] if parsed.verbose else [])])
     config = check(launched(_with_named(settings, parsed.overrides)))
     if asynchronous not in (None, config.actors is not None):
         other = "demos/asynchronous.py" if config.actors else "demos/online.py"
         raise UserError(f"algorithm.name: {config.algorithm.name} is trained by {other}")
     if is_first_rank():
-        say(f"settings: {source(parsed.config, parsed.overrides)}")
+        say(f"settings: {source(file, parsed.overrides)}")
         for warning in _doubts(config):
             warnings.warn(warning, EvorlWarning, stacklevel=2)
     return config

@@ -93,6 +93,14 @@ evolution: {selection: {size: 0}}
         ("learning_rate=1e-3", "learning_rate: unknown key; did you mean 'algorithm.learning_rate'?"),
         ("max_steps=9", "max_steps: unknown key; did you mean 'evaluation.max_steps' or 'training.max_steps'?"),
         ("populaton.size=3", "populaton: unknown key; did you mean 'population'?"),
+        ("lr=1e-3", "lr: unknown key; did you mean 'algorithm.learning_rate'?"),
+        ("algorithm.lr=1e-3", "algorithm.lr: unknown key; did you mean 'algorithm.learning_rate'?"),
+        ("total_timesteps=9", "total_timesteps: unknown key; did you mean 'training.max_steps'?"),
+        ("algorithm.buffer_size=9", "algorithm.buffer_size: unknown key; did you mean 'replay.capacity'?"),
+        ("environment.name=a", "environment.name: unknown key; did you mean 'environment.id'?"),
+        ("algoritm.learning_rat=1e-3", "algoritm: unknown key; did you mean 'algorithm'?"),
+        ("checkpoint.zzz=1", "checkpoint.zzz: unknown key; known here: "),
+        ("population=8", "population: 8 does not fit: this is a section, with keys of its own: size, islands, "),
     ],
 )
 def test_an_unknown_key_names_the_nearest(word, message):
