@@ -288,12 +288,14 @@ def explained_variance(prediction: Tensor, target: Tensor, weight: Tensor) -> Te
     _same_shape("explained_variance", prediction=prediction, target=target, weight=weight)
     share = weight / weight.sum(-1, keepdim=True).clamp(min=1e-12)
 
-    def variance(values: Tensor) -> Tensor:
+    def moments(values: Tensor) -> tuple[Tensor, Tensor]:
         mean = (values * share).sum(-1, keepdim=True)
-        return ((values - mean).square() * share).sum(-1)
+        return mean.squeeze(-1), ((values - mean).square() * share).sum(-1)
 
-    of_target = variance(target)
-    return (1 - variance(target - prediction) / of_target).where(of_target > 1e-12, 0.0)
+    (mean, variance), (_, residual) = moments(target), moments(target - prediction)
+    # The mean of equal numbers is off by some units in the last place.
+    constant = variance <= 1e-12 + 1e-10 * mean.square()
+    return (1 - residual / variance).masked_fill(constant, 0.0)
 
 
 def _same_shape(function: str, **tensors: Tensor) -> None:

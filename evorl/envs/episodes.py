@@ -104,7 +104,7 @@ class Episodes:
     ) -> None:
         """Record the rewards [N] of one step, and the copies whose episode ended or was dropped (never counted).
 
-        `steps` [N] are those of each running episode, without the one that a native environment spends on a reset.
+        `steps` [N] is the length so far of each running episode, without a native environment's reset step.
         """
         self._clock += 1
         self._return += reward

@@ -304,6 +304,7 @@ class RolloutExperience(Experience):
             raise UserError(f"{WHERE}: its {step} stored steps do not fit a rollout of {self.period} steps")
         self._generator.set_state(tensors[GENERATOR])
         self._statistics.load_state_dict(part_of(REWARDS, state))
+        self._statistics.check_sums((len(self._hparams["gamma"]), self._num_envs))
         # The shapes of a step are not known before the next `add`.
         self._step, self._resumed = step, stored or None
 

@@ -133,8 +133,8 @@ class RolloutStatistics:
 
     def begin_rollout(self, started: Tensor) -> None:
         """Restart the sums of episodes that have `started` [P, E]. Raises UserError if loaded ones do not fit."""
+        self.check_sums(tuple(started.shape))
         if self._sums is not None:
-            check_tensors(self.sums(), {SUMS: (tuple(started.shape), torch.float32)}, WHERE)
             self._sums = self._sums.masked_fill(started.to(self._sums.device), 0.0)
 
     def end(self, agents: Sequence[Agent]) -> None:
@@ -158,9 +158,14 @@ class RolloutStatistics:
         return {} if self._sums is None else {SUMS: self._sums}
 
     def load_sums(self, state: Tensors, device: torch.device) -> None:
-        """Load the output of `sums` from a state that includes it. Raises UserError if they are not finite."""
+        """Load the sums in `state`, if it has any. Raises UserError unless they are finite."""
         self._sums = state[SUMS].to(device) if SUMS in state else None
         _check_finite(self.sums())
+
+    def check_sums(self, environments: tuple[int, ...]) -> None:
+        """Raise UserError if there are sums of other environments than those of the shape (P, E)."""
+        if self._sums is not None:
+            check_tensors(self.sums(), {SUMS: (environments, torch.float32)}, WHERE)
 
     def moments(self, samples: Tensor, valid: Tensor) -> Moments:
         """Moments of samples [T, P, E, D] over the `valid` [T, P, E] steps of all ranks."""

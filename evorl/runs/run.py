@@ -148,7 +148,9 @@ class Run:
             if self.league is not None and self.progress.league is not None:
                 archive = decode_agents(self.progress.archive, "the archive") if self.progress.archive else []
                 self.league.restore(self.progress.league, archive)
-            self.progress.solved = self.progress.is_solved(config)
+            # What was certain against another benchmark says nothing of a target that was lowered since.
+            if self.progress.solved or not self._has_other_benchmark:
+                self.progress.solved = self.progress.is_solved(config)
         self._checkpoints.roll_back(self.progress)
         self._within = self._unsaved = self._stopped = ""
         self._signals = contextlib.ExitStack()
@@ -156,7 +158,7 @@ class Run:
         self.generation = self.progress.generation + 1
         measured_otherwise = self.progress.measured_otherwise(config)
         if self._benchmark is not None:
-            if restored is not None and not self.finished and self.progress.benchmark != self._benchmark.digest:
+            if restored is not None and not self.finished and self._has_other_benchmark:
                 measured_otherwise = True
                 self._warn_once(
                     BENCHMARK,
@@ -184,6 +186,11 @@ class Run:
         """True if the target is reached, the steps are used up, or a callback stopped the run; same on all ranks."""
         spent = self.progress.generation > 0 and self._whole_plan.is_spent(self._steps_left)
         return self.progress.solved or spent or bool(self._stopped)
+
+    @property
+    def _has_other_benchmark(self) -> bool:
+        """True if the best agent of the run that is the benchmark is another than at the checkpoint."""
+        return self._benchmark is not None and self.progress.benchmark != self._benchmark.digest
 
     @property
     def _islands(self) -> list[tuple[Island, slice]]:

@@ -118,11 +118,13 @@ SCRIPT = "__main__:"
 
 def is_installed(module: str) -> bool:
     """True if the package of a module lies in site-packages; it is not imported. False for `__main__`, the program."""
+    if module == "__main__":
+        return False
     try:
         spec = find_spec(module.partition(".")[0])
-    except ValueError:  # No package, or a script.
+    except ValueError:
         return False
-    files = [] if spec is None or module == "__main__" else spec.submodule_search_locations or [spec.origin or ""]
+    files = [] if spec is None else spec.submodule_search_locations or [spec.origin or ""]
     return bool(files) and all(map(_is_installed, files))
 
 

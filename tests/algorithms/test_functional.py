@@ -155,7 +155,14 @@ def test_explained_variance():
     expected = torch.tensor([1 - (2 / 9) / (2 / 3), 0.0])
     torch.testing.assert_close(explained_variance(prediction, target, weight), expected)
     torch.testing.assert_close(explained_variance(target, target, weight), torch.ones(2))
-    assert explained_variance(prediction, torch.ones(2, 4), weight).tolist() == [0, 0], "nothing to explain"
+
+
+@pytest.mark.parametrize("target", [0.0, 1.0, 99.9, -200.7])
+def test_nothing_of_constant_targets_is_explained(target):
+    weight = torch.full((1, 341), 1 / 341)
+    prediction = torch.randn(1, 341, generator=torch.Generator().manual_seed(0))
+    assert explained_variance(prediction, torch.full((1, 341), target), weight).item() == 0
+    assert explained_variance(prediction, torch.full((1, 341), math.nan), weight).isnan()
 
 
 def test_the_cross_entropy_is_least_at_the_target_where_its_gradient_is_zero():

@@ -392,12 +392,23 @@ def test_an_episode_against_random_moves_depends_on_its_seed_and_not_on_other_co
     """All agents of a generation play the same episodes, however many there are."""
 
     def rewards(seeds):
-        made = make_vector(Environment(id=f"{HERE}RockPaperScissors"), len(seeds))
+        copies = 1 if isinstance(seeds, int) else len(seeds)
+        made = make_vector(Environment(id=f"{HERE}RockPaperScissors"), copies)
         made.reset(seed=seeds)
-        gained = [made.step(np.zeros(len(seeds), dtype=np.int64))[1] for _ in range(20)]
+        gained = [made.step(np.zeros(copies, dtype=np.int64))[1] for _ in range(20)]
         made.close()
         return np.stack(gained, axis=1).tolist()
 
+    assert rewards(3) == rewards([3])
     first, second = rewards([3, 8])
     assert rewards([8, 3, 8, 3, 3]) == [second, first, second, first, first]
     assert first != second
+
+
+def test_copies_beyond_the_seeds_move_each_on_its_own():
+    players, asked = RandomPlayers(gym.spaces.Discrete(1000)), MoveRequest(None, None, np.arange(5), None)
+    players.begin([3])
+    moves = players(asked)
+    assert len(set(moves.tolist())) == 5
+    players.begin([3])
+    assert (players(asked) == moves).all()

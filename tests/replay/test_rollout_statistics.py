@@ -85,8 +85,8 @@ def test_sums_of_rewards_go_on_over_generations_with_their_episodes(resumed):
 
 def test_statistics_of_rewards_go_on_with_the_agent_and_sums_begin_anew_with_their_episodes():
     world, agents = World(seed=3, ends=0.1), members()
-    for generation in range(2):
-        experience = rollout_experience(normalize_rewards=True)
+    experience = rollout_experience(normalize_rewards=True)
+    for generation in range(2):  # The world begins anew, with new episodes.
         experience.begin(Group(agents), generation)
         (batches,) = play(experience, world, last=T)
         experience.end(agents)

@@ -64,8 +64,8 @@ class RandomPlayers:
 
     def _generator(self, copy: int) -> np.random.Generator:
         if copy not in self._generators:
-            again, place = divmod(copy, len(self._seeds))
-            self._generators[copy] = np.random.default_rng((self._seeds[place], again))
+            rounds, index = divmod(copy, len(self._seeds))
+            self._generators[copy] = np.random.default_rng((self._seeds[index], rounds))
         return self._generators[copy]
 
 

@@ -176,7 +176,9 @@ class CheckpointManager:
         return self.directory.write_checkpoint(self._ranks, checkpoints, number, files)
 
     def _too_large(self, experience: Tensors) -> str:
-        """Why all ranks' experience together is not saved, or ""."""
+        """Why all ranks' replay together is not saved, or ""; rollouts always are."""
+        if not isinstance(self.experience, ReplayExperience):
+            return ""
         size = sum(value.nbytes for value in experience.values())
         replies = self._ranks.gather_bytes(str(size).encode(), "the sizes of the replay")
         total, limit = sum(map(int, replies)) / 1e6, self.config.checkpoint.max_replay_mb
