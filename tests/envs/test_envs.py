@@ -221,6 +221,7 @@ def test_carry_over_keeps_episodes_running():
     ("settings", "message"),
     [
         ({"id": "LunarLandr-v3"}, "environment.id: cannot make 'LunarLandr-v3'"),
+        ({"id": "CartPole"}, "cannot make 'CartPole': an id has its version; did you mean 'CartPole-v1'"),
         ({"id": "PongNoFrameskip-v4"}, "did you mean 'ALE/Pong-v5'"),
         ({"id": "nowhere:Some-v0"}, "environment.id: cannot make"),
         ({"id": "LunarLander-v3", "kwargs": {"moon": 1}}, "environment.kwargs: .*moon"),
