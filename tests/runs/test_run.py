@@ -365,3 +365,9 @@ def test_resume_prunes_old_checkpoints(in_directory):
     left = checkpoints.generations()
     assert left[-1] == there[-1]
     assert len(left) <= 2 < len(there)
+
+
+def test_the_limit_on_replays_does_not_count_rollouts(in_directory, capsys):
+    settings = ("algorithm={name: a2c, normalize_rewards: true}", "checkpoint.max_replay_mb=0")
+    assert train("run.name=a", *settings) == 0
+    assert "bit-exact" not in capsys.readouterr().err
