@@ -79,6 +79,10 @@ class Hidden(Good):
 
 
 class Unactable(Good):
+    action_space = gym.spaces.MultiBinary(2)
+
+
+class Limbs(Good):
     action_space = gym.spaces.Dict(limbs=gym.spaces.MultiBinary(2))
 
     def step(self, action):
@@ -178,7 +182,8 @@ def test_a_mistake_is_told_where_it_shows_and_nowhere_else(name, expected):
         ("Nothing", "interface", "neither defines nor registers 'Nothing'"),
         ("OldStep", "interface", "returns (ndarray, float, bool, dict); it must return 5 values"),
         ("ManyActions", "spaces", "4 agents for its spaces, with the layers of network.hidden_sizes: "),
-        ("Unactable", "spaces", "no algorithm takes it: algorithm.name: a2c cannot act in Dict('limbs': MultiBin"),
+        ("Unactable", "spaces", "no algorithm takes it: algorithm.name: a2c cannot act in MultiBinary(2)"),
+        ("Limbs", "spaces", "no algorithm takes it: algorithm.name: a2c cannot act in Dict('limbs': MultiBinary(2))"),
     ],
 )
 def test_checks_that_make_no_sense_are_left_out(name, last, text):
