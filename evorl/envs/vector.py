@@ -36,7 +36,7 @@ from evorl.system.extras import extra_needed
 from evorl.system.files import reason as reason_of
 from evorl.system.plugins import SCRIPT, defined_in, described, import_from_here, place
 from evorl.system.processes import die_with_parent, usable_cores
-from evorl.system.signals import raise_if_signalled, signals_deferred
+from evorl.system.signals import Interrupted, raise_if_signalled, signals_deferred
 from evorl.types.outcomes import UserError, message_of
 
 
@@ -246,8 +246,10 @@ def _restarting(
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    """Exit this process through SystemExit, so that Gymnasium closes its environment."""
-    raise SystemExit(128 + number)
+    """Exit this worker through an exception, so that Gymnasium closes its environment; later signals change nothing."""
+    for later in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(later, signal.SIG_IGN)
+    raise Interrupted(number)
 
 
 def for_evaluation(settings: Environment) -> Environment:

@@ -43,6 +43,7 @@ def test_an_environment_that_hangs_ends_with_its_rank():
 
 STRANGE = """
 import os
+import signal
 import gymnasium as gym
 import numpy as np
 
@@ -65,6 +66,10 @@ class Strange(gym.Env):
             raise BaseException("the end")
         size = 3 if self.steps == 4 and self.how == "shape" else 2
         return np.zeros(size, np.float32), 0.0, False, False, {}
+
+    def close(self):
+        if os.getpid() != MAIN:
+            os.kill(os.getpid(), signal.SIGTERM)  # A parent that exits terminates the workers while they close.
 """
 
 
@@ -85,7 +90,7 @@ def trained_in_processes(directory, *settings, limit="true"):
 @pytest.mark.parametrize(
     ("how", "told"),
     [
-        ("constructor", "a process of `async` raised ValueError: the port is taken (strange.py:14 in __init__"),
+        ("constructor", "a process of `async` raised ValueError: the port is taken (strange.py:15 in __init__"),
         ("shape", "the step of strange:Strange returns the observation of shape [3]"),
     ],
 )
