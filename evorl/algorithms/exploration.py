@@ -36,7 +36,7 @@ class EpsilonGreedy(Section):
     def after(self, epsilon: Tensor, steps: Tensor | float) -> Tensor:
         """Epsilon [P] after `steps` ([P] or one number) further steps, not below `end`."""
         if self.schedule == "linear":
-            return (epsilon - (self.start - self.end) / (self.steps or 1) * steps).clamp(min=self.end)
+            return (epsilon - max(0.0, self.start - self.end) / (self.steps or 1) * steps).clamp(min=self.end)
         return (epsilon * self.decay**steps).clamp(min=self.end)
 
 

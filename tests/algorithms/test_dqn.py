@@ -126,6 +126,15 @@ def test_a_linear_schedule_is_at_its_end_after_its_steps():
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize("schedule", ["{schedule: linear, steps: 40, start: 0.02}", "{start: 0.02}"])
+def test_a_schedule_that_starts_below_its_end_stays_at_its_end(schedule):
+    dqn = algorithm(f"algorithm.exploration={schedule}")
+    group = population([agent(dqn=dqn)], dqn)
+    for _ in range(5):
+        group.policy.acted(np.array([400.0]))
+        assert group.to_agents()[0].state.acting["epsilon"] == pytest.approx(0.05)
+
+
 def test_exploration_falls_by_transitions_and_not_by_resets(in_directory):
     """Native CartPole spends a step on each reset."""
     explores = "algorithm.exploration={start: 1.0, end: 0.0, decay: 0.99}"
