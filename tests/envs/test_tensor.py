@@ -99,6 +99,19 @@ def test_a_step_that_only_resets_is_no_transition():
     assert over.any()
 
 
+@pytest.mark.parametrize("mode", ["SameStep", "NextStep"])
+def test_steps_that_only_reset_are_not_in_the_length_of_an_episode(mode):
+    rng, tensors = np.random.default_rng(0), environments(mode=mode)
+    tensors.begin(3, [agent(id=0), agent(id=1)], carry_over=False)
+    for _ in range(700):
+        tensors.step(actions(tensors, rng))
+    recent = tensors.recent()
+    assert recent.episodic_length == recent.episodic_return
+    collected = tensors.pop_collected()
+    assert collected.episodes.min() > 20
+    assert collected.lengths.tolist() == collected.returns.tolist(), "each step gives a reward of 1"
+
+
 @pytest.mark.filterwarnings("ignore::evorl.types.outcomes.EvorlWarning")
 def test_without_last_observations_truncated_steps_bootstrap_from_the_one_before():
     rng, tensors = np.random.default_rng(0), environments(final="", limit=12)

@@ -59,7 +59,7 @@ class TensorEnvironments(SteppedEnvironments):
         spaces = simulator.action_space, simulator.observation_space
         self.interface = EnvSpec(settings.id, self._reader.parts, spaces[0], False, spaces[1])
         self.always_valid = simulator.in_step
-        self._episodes = TensorEpisodes(agents, num_envs, self.device)
+        self._episodes = TensorEpisodes(agents, num_envs, self.device, int(not simulator.in_step))
         self._may_be_endless = simulator.limit is None
         self._has_begun = False
         self._begin_counting()

@@ -22,8 +22,9 @@ class TensorEpisodes:
     decides when they count.
     """
 
-    def __init__(self, agents: int, num_envs: int, device: torch.device) -> None:
-        self._shape, self._device = (agents, num_envs), device
+    def __init__(self, agents: int, num_envs: int, device: torch.device, resets: int = 0) -> None:
+        """Each episode but the first begins `resets` steps after the end of the one before."""
+        self._shape, self._device, self._resets = (agents, num_envs), device, resets
         self._owners = torch.full((agents,), -1, dtype=torch.int64)
         self.restart()
 
@@ -53,7 +54,7 @@ class TensorEpisodes:
 
     def step(self, reward: Tensor, ended: Tensor) -> None:
         """Record the rewards [P, E] of one step, and where an episode ended."""
-        if self._clock - self._oldest == self._waiting.shape[2]:
+        if self._clock - self._oldest + self._resets >= self._waiting.shape[2]:
             self._waiting = torch.cat((self._waiting, torch.zeros_like(self._waiting)), 2)
         self._clock += 1
         self._return += reward
@@ -65,7 +66,7 @@ class TensorEpisodes:
         self._longest = torch.maximum(self._longest, length.where(counted, 0).amax(1))
         self._ended += ended.sum(1)
         self._lately += numbers.where(ended, 0.0).sum((1, 2))
-        self._began.masked_fill_(ended, self._clock)
+        self._began.masked_fill_(ended, self._clock + self._resets)
         self._return.masked_fill_(ended, 0.0)
         self._owned |= ended
 
