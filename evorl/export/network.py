@@ -121,7 +121,7 @@ def unpadded(agent: Agent, algorithm: Algorithm) -> Stack:
     """Return a stack of one agent, with its networks allocated at their own sizes."""
     networks = {}
     for name, spec in algorithm.networks.items():
-        layout = Layout(agent.architectures[name], ((agent.architectures[name].activation or "", 0, 1),))
+        layout = Layout(agent.architectures[name], agents=1)
         shapes = Shapes.of(spec.network, layout)
         memory = torch.zeros(shapes.numel(1))
         network = StackedNetwork.allocate(spec.network, layout, shapes, 1, memory)

@@ -260,9 +260,9 @@ struct Source {
 struct Network {
   long agents, rows, branches, width;  // Width is that of all sources together.
   bool backward, to_parameters;
-  const int64_t* activations;  // Of each agent.
-  float* trace;                // What a forward pass keeps for the backward pass, or null.
-  Tensor features;             // The input of the first head [P, rows, units], or null.
+  Activation kind;
+  float* trace;     // What a forward pass keeps for the backward pass, or null.
+  Tensor features;  // The input of the first head [P, rows, units], or null.
   std::vector<Source> sources;
   std::vector<Layer> layers;
   std::vector<Head> heads;
@@ -284,7 +284,7 @@ struct Network {
     agents = number(), branches = number();
     sources.resize(number()), layers.resize(number()), heads.resize(number());
     const bool gives_features = number();
-    activations = (const int64_t*)number();
+    kind = (Activation)number();
     for (Source& source : sources) {
       source.width = number(), source.tensor = tensor();
       width += source.width;
@@ -425,7 +425,6 @@ void forward(const Network& network, long agent, long first, long count, Block& 
       std::fill(input + unit * stride + count, input + unit * stride + padded, 0.f);
     input += width * stride;
   }
-  const Activation kind = (Activation)network.activations[agent];
   for (size_t l = 0; l < network.layers.size(); l++) {
     const Layer& layer = network.layers[l];
     const long units = layer.units, read = network.below(l);
@@ -440,7 +439,7 @@ void forward(const Network& network, long agent, long first, long count, Block& 
                  padded, width, i ? Start::add : Start::bias, of.bias.values);
         part += width * stride;
       }
-      with_activation(kind, [&](auto constant) {
+      with_activation(network.kind, [&](auto constant) {
         constexpr Activation KIND = decltype(constant)::value;
         long b = 0;
         for (; b + 4 * LANES <= padded; b += 4 * LANES)
@@ -577,7 +576,6 @@ void backward(const Network& network, long agent, long first, long count, Block&
     for (long i = 0; i < read * stride; i++) gradient[i] += scratch.product[i];
   }
 
-  const Activation kind = (Activation)network.activations[agent];
   for (long l = top - 1; l >= 0; l--) {
     const Layer& layer = network.layers[l];
     const long units = layer.units, below = network.below(l), branches_below = l ? network.layers[l - 1].branches : 1;
@@ -588,7 +586,7 @@ void backward(const Network& network, long agent, long first, long count, Block&
       float* to = gradient_below + network.branch_below(l, branch) * below * stride;
       const bool first_writer = branches_below > 1 || branch == 0;
       const Member of(layer, member);
-      with_activation(kind, [&](auto constant) {
+      with_activation(network.kind, [&](auto constant) {
         activation_gradient<decltype(constant)::value>(of, add, out, from, z_gradient, to, first_writer);
       });
       if (of.gain.values) {

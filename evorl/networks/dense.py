@@ -25,21 +25,10 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 """All have f(0) = 0."""
 
-Span = tuple[str, int, int]
-"""Name of an activation, and the range [start, stop) of agents that use it."""
-
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Apply one linear layer per agent: [P, B, in], [P, in, out], [P, 1, out] -> [P, B, out]."""
     return torch.baddbmm(bias, x, weight)
-
-
-def activate(x: Tensor, spans: Sequence[Span]) -> Tensor:
-    """Apply each agent's activation to [P * branches, ...]."""
-    if len(spans) == 1:
-        return ACTIVATIONS[spans[0][0]](x)
-    branches = x.shape[0] // spans[-1][2]
-    return torch.cat([ACTIVATIONS[name](x[start * branches : stop * branches]) for name, start, stop in spans])
 
 
 def repeated(x: Tensor, branches: int) -> Tensor:
@@ -107,7 +96,7 @@ class DensePlan:
     layers: tuple[DenseLayer, ...]
     heads: tuple[str, ...]
     branches: int
-    spans: tuple[Span, ...]
+    activation: str
     layer_norm: bool
     bf16: bool = False
     features: bool = False
@@ -154,7 +143,7 @@ def _hidden(plan: DensePlan, layer: DenseLayer, p: Mapping[str, Tensor], sources
     if plan.layer_norm:
         gain, shift = p[f"{layer.name}.gain"], p[f"{layer.name}.shift"]
         x = layer_norm(plan.to_float32(x), gain, shift, p.get(f"{layer.name}.active_units"))
-    x = activate(x, plan.spans)
+    x = ACTIVATIONS[plan.activation](x)
     if not layer.residual:
         return x
     return torch.addcmul(plan.to_float32(sources[0]), p[f"{layer.name}.scale"], plan.to_float32(x))

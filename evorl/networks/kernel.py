@@ -31,15 +31,14 @@ def fits(plan: DensePlan, sources: Sequence[Tensor]) -> bool:
 class KernelPlan:
     """A plan as the kernel reads it: `words` of sizes and of places in the flat buffer of parameters, -1 for none."""
 
-    def __init__(self, plan: DensePlan, weights: Weights) -> None:
+    def __init__(self, plan: DensePlan, weights: Weights, agents: int) -> None:
         shapes = weights.shapes
         *starts, end = accumulate((math.prod(shape) for shape in shapes.values()), initial=0)
         offsets = dict(zip(shapes, starts, strict=True))
-        self._activations = array("q", [ACTIVATIONS.index(name) for name, *ends in plan.spans for _ in range(*ends)])
-        agents, first = len(self._activations), plan.layers[0]
+        first = plan.layers[0]
         widths = [shapes[f"{first.name}.weight{suffix}"][1] for suffix in first.suffixes]
         words = [agents, plan.branches, len(widths), len(plan.layers), len(plan.heads), int(plan.features)]
-        words += [self._activations.buffer_info()[0], *widths]
+        words += [ACTIVATIONS.index(plan.activation), *widths]
         for layer in plan.layers:
             vectors = [f"{layer.name}.{part}" for part in ("bias", "gain", "shift", "scale")]
             matrices = [f"{layer.name}.weight{suffix}" for suffix in layer.suffixes]

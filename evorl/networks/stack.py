@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from evorl.kernels.library import Kernel
-from evorl.networks.dense import Span, shares
+from evorl.networks.dense import shares
 from evorl.networks.flat import FlatTensors, Weights
 from evorl.networks.parameters import Specs, fresh_roles, initialise
 from evorl.system.formats import check_tensors
@@ -42,10 +42,10 @@ SIGMA = "sigma."
 
 @dataclass(frozen=True)
 class Layout:
-    """Padded architecture of one network of a stack, large enough for all its agents, and their activations."""
+    """Padded architecture of one network of a stack, large enough for all its `agents`."""
 
     architecture: Architecture
-    spans: tuple[Span, ...]
+    agents: int
     first_head: bool = False
     """Only the first head is needed, so the branches of the others may be left out."""
 
@@ -221,24 +221,9 @@ def _joint(agents: Sequence[Architectures]) -> dict[str, Architecture]:
 
 
 def _laid_out(members: list[int], agents: Sequence[Architectures]) -> tuple[list[int], dict[str, Layout]]:
-    """Sort the members so that equal activations are adjacent, and lay out each of their networks."""
-    activations = {i: [architecture.activation or "" for architecture in agents[i].values()] for i in members}
-    members = sorted(members, key=lambda i: (*activations[i], i))
+    """Sort the members, and lay out each of their networks."""
     architectures = _joint([agents[i] for i in members])
-    columns = zip(*(activations[i] for i in members), strict=True)
-    return members, {
-        name: Layout(architecture, _spans(column))
-        for (name, architecture), column in zip(architectures.items(), columns, strict=True)
-    }
-
-
-def _spans(activations: Sequence[str]) -> tuple[Span, ...]:
-    """Find the runs of equal activation names."""
-    spans: list[Span] = []
-    for name, run in groupby(activations):
-        start = spans[-1][2] if spans else 0
-        spans.append((name, start, start + len(list(run))))
-    return tuple(spans)
+    return sorted(members), {name: Layout(architecture, len(members)) for name, architecture in architectures.items()}
 
 
 def _widths(architecture: Architecture) -> tuple[int, ...]:
@@ -249,8 +234,8 @@ def _widths(architecture: Architecture) -> tuple[int, ...]:
 def _structure(architecture: Architecture) -> tuple[object, ...]:
     """The attributes that agents of a stack share; kernel sizes too, since a kernel's padding would be trained."""
     kernels = tuple((layer.kernel, layer.stride, layer.padding) for layer in architecture.convolutions)
-    flags = len(architecture.hidden_sizes), architecture.layer_norm, architecture.branches, architecture.recurrent or ""
-    return *flags, kernels
+    names = architecture.activation or "", architecture.branches, architecture.recurrent or ""
+    return *names, len(architecture.hidden_sizes), architecture.layer_norm, kernels
 
 
 class WeightNoise:

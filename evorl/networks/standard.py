@@ -130,7 +130,7 @@ class StandardNetwork(Network):
         if self._unread:
             p = self._with_hidden_parts(p)
         if layout.first_head:
-            p = FirstBranches(p, layout.spans[-1][2])
+            p = FirstBranches(p, layout.agents)
         sources = [self._encoded(layout, p, name, x[name]) for name in self.parts]
         if recurrent is not None and cell:
             (hidden,) = dense(before, p, sources)
@@ -140,7 +140,7 @@ class StandardNetwork(Network):
         if self.kernel is not None and fits(plan, sources):
             prepared = self._kernel_plans.get(layout)
             if prepared is None:
-                prepared = self._kernel_plans[layout] = KernelPlan(plan, p)
+                prepared = self._kernel_plans[layout] = KernelPlan(plan, p, layout.agents)
             outputs = kernel_dense(self.kernel, prepared, p, sources)
         else:
             outputs = dense(plan, p, sources)
@@ -236,7 +236,7 @@ class StandardNetwork(Network):
             heads = tuple(head.name for head in self.computed_heads[: 1 if layout.first_head else None])
             branches = 1 if layout.first_head else self._branches(architecture) or 1
             flags = architecture.layer_norm, self.bf16, self._gives_features
-            plan = DensePlan(tuple(layers), heads, branches, layout.spans, *flags)
+            plan = DensePlan(tuple(layers), heads, branches, architecture.activation or "", *flags)
             after = replace(plan, layers=()) if architecture.recurrent else plan
             self._plans[layout] = replace(plan, heads=()), after
         return self._plans[layout]

@@ -43,8 +43,7 @@ def networks(draw):
     heads = draw(st.lists(st.sampled_from([1, 4, 7, 16]), min_size=1, max_size=3))
     normed, masked, residual = draw(st.booleans()), draw(st.booleans()), draw(st.booleans())
     branching = draw(st.sampled_from(["shared", "last", "all"]))
-    first, second = draw(st.sampled_from(list(ACTIVATIONS))), draw(st.sampled_from(list(ACTIVATIONS)))
-    spans = ((first, 0, agents),) if agents == 1 else ((first, 0, 1), (second, 1, agents))
+    activation = draw(st.sampled_from(list(ACTIVATIONS)))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
     p, layers, reads = {}, [], widths
 
@@ -81,7 +80,7 @@ def networks(draw):
     names = tuple(f"head{index}" for index in range(len(heads)))
     if first_head := draw(st.booleans()):
         layers, names, branches = [replace(layer, branches=1) for layer in layers], names[:1], 1
-    plan = DensePlan(tuple(layers), names, branches, spans, normed, features=draw(st.booleans()))
+    plan = DensePlan(tuple(layers), names, branches, activation, normed, features=draw(st.booleans()))
     return plan, p, [normal(agents, rows, width) for width in widths], agents if first_head else None
 
 
@@ -114,7 +113,7 @@ def test_outputs_and_gradients_equal_torchs(kernel, network):
     p32, sources32 = dict(zip(p, single(p.values()), strict=True)), single(sources)
     weights, weights32 = weights_of(p, first_branches_of), weights_of(p32, first_branches_of)
     reference = gradients(dense(plan, weights, sources), [weights.flat, *sources])
-    leaves32, prepared = [weights32.flat, *sources32], KernelPlan(plan, weights32)
+    leaves32, prepared = [weights32.flat, *sources32], KernelPlan(plan, weights32, len(sources[0]))
     outputs = kernel_dense(kernel, prepared, weights32, sources32)
     largest = max(float(g.abs().max()) for g in reference if g.numel())
     torchs = gradients(dense(plan, weights32, sources32), leaves32)
@@ -136,7 +135,7 @@ def small_network(units=16, rows=200, agents=4, activation="tanh"):
         "value.weight": torch.randn(agents, units, 1, generator=generator),
         "value.bias": torch.randn(agents, 1, 1, generator=generator),
     }
-    plan = DensePlan((DenseLayer("hidden.0"),), ("value",), 1, ((activation, 0, agents),), layer_norm=False)
+    plan = DensePlan((DenseLayer("hidden.0"),), ("value",), 1, activation, layer_norm=False)
     return plan, weights_of(p), torch.randn(agents, rows, 5, generator=generator)
 
 
@@ -144,7 +143,7 @@ def small_network(units=16, rows=200, agents=4, activation="tanh"):
 def shared_kernel(kernel):
     """The kernel with more threads than the three agents, and a pass through it that is long enough to be shared."""
     plan, weights, source = small_network(units=1000, rows=400, agents=3)
-    words = KernelPlan(plan, weights)
+    words = KernelPlan(plan, weights, len(source))
 
     def results():
         outputs = kernel_dense(kernel, words, weights, [source])
@@ -187,7 +186,7 @@ def test_numbers_that_are_not_finite_are_not_hidden(kernel, activation, value):
     plan, weights, source = small_network(activation=activation)
     source[1, 150, 2] = value
     (expected,) = dense(plan, weights, [source])
-    (output,) = kernel_dense(kernel, KernelPlan(plan, weights), weights, [source])
+    (output,) = kernel_dense(kernel, KernelPlan(plan, weights, len(source)), weights, [source])
     assert torch.isfinite(output).equal(torch.isfinite(expected))
     assert torch.isfinite(output[[0, 2, 3]]).all()
 
@@ -196,8 +195,8 @@ def test_torch_computes_what_does_not_fit():
     plan, _, source = small_network()
     assert fits(plan, [source])
     assert not fits(plan, [source.double()])
-    assert not fits(DensePlan((), ("value",), 1, plan.spans, layer_norm=False), [source])
-    assert not fits(DensePlan(plan.layers, ("value",), 1, plan.spans, layer_norm=False, bf16=True), [source])
+    assert not fits(DensePlan((), ("value",), 1, plan.activation, layer_norm=False), [source])
+    assert not fits(DensePlan(plan.layers, ("value",), 1, plan.activation, layer_norm=False, bf16=True), [source])
 
 
 def test_adam_clips_and_steps_and_targets_follow_as_by_torch(kernel):

@@ -31,8 +31,8 @@ CASES = {
 def family(algorithm):
     """Agents of one population after some mutations, with numbers of their own."""
     rng, members = np.random.default_rng(0), []
-    for index, activation in enumerate(("tanh", "relu", "tanh", "gelu")):
-        member = agent(replace(first_architecture(algorithm), activation=activation), id=index, dqn=algorithm)
+    for index in range(4):
+        member = agent(replace(first_architecture(algorithm), activation="gelu"), id=index, dqn=algorithm)
         member.hyperparameters |= {"learning_rate": 1e-3 * (index + 1), "entropy_coefficient": 0.01 * index}
         if "clip" in member.hyperparameters:
             member.hyperparameters["clip"] = 0.1 * (index + 1)

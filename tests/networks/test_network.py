@@ -7,7 +7,7 @@ from evorl.networks.parameters import ParameterSpec
 from evorl.networks.stack import Layout, Network
 from evorl.types.agents import Architecture
 
-LAYOUT = Layout(Architecture(), ())
+LAYOUT = Layout(Architecture(), 1)
 
 
 class Linear(Network):

@@ -15,12 +15,12 @@ from evorl.networks.stack import joint, padded, plan_stacks
 from evorl.types.agents import Architecture, Convolution
 
 MIXED = [
-    Architecture((16, 16), (0, 0), "relu"),
-    Architecture((48, 20), (1, 0), "relu"),
-    Architecture((64, 33), (0, 2), "tanh"),
-    Architecture((5, 64), (0, 0), "gelu"),
+    Architecture((16, 16), (0, 0), "silu"),
+    Architecture((48, 20), (1, 0), "silu"),
+    Architecture((64, 33), (0, 2), "silu"),
+    Architecture((5, 64), (0, 0), "silu"),
     Architecture((16, 16), (1, 1), "silu"),
-    Architecture((40, 40), (0, 0), "elu"),
+    Architecture((40, 40), (0, 0), "silu"),
 ]
 
 
@@ -174,7 +174,7 @@ def plan(architectures, device="cpu"):
 
 def test_small_agents_share_a_stack_and_a_wide_one_does_not_slow_many():
     small = [Architecture((32, 32), (0, 0), "relu")] * 5
-    assert len(plan([*small, Architecture((48, 64), (0, 0), "tanh")])) == 1
+    assert len(plan([*small, Architecture((48, 64), (0, 0), "relu")])) == 1
     stacks = plan([*small, Architecture((512, 512), (0, 0), "relu")])
     assert sorted(len(members) for members, _ in stacks) == [1, 5]
     shallow = [Architecture((32,), (0,), "relu")] * 5
@@ -197,6 +197,7 @@ CONVOLVED = Architecture((16, 16), (0, 0), "relu", convolutions=(Convolution(8, 
 @pytest.mark.parametrize(
     ("one", "other"),
     [
+        (MIXED[0], replace(MIXED[0], activation="tanh")),
         (MIXED[0], replace(MIXED[0], layer_norm=True)),
         (MIXED[0], replace(MIXED[0], branches="last")),
         (MIXED[0], replace(MIXED[0], hidden_sizes=(16,), residual_layers=(0,))),
@@ -205,7 +206,7 @@ CONVOLVED = Architecture((16, 16), (0, 0), "relu", convolutions=(Convolution(8, 
         (CONVOLVED, replace(CONVOLVED, convolutions=(Convolution(8, 3, 2),))),
         (CONVOLVED, replace(CONVOLVED, convolutions=(Convolution(8, 4, 1),))),
     ],
-    ids=["norm", "branches", "depth", "memory", "cell", "kernel", "stride"],
+    ids=["activation", "norm", "branches", "depth", "memory", "cell", "kernel", "stride"],
 )
 def test_agents_of_different_kinds_do_not_share_a_stack(one, other):
     stacks = plan_stacks([{"q": each} for each in (one, other, one, other)], lambda own: 1.0, CPU)
@@ -247,9 +248,8 @@ def test_a_plan_places_every_agent_once_and_gives_it_room():
     assert sorted(index for members, _ in stacks for index in members) == list(range(len(architectures)))
     for members, layout in stacks:
         assert layout.architecture == joint([architectures[i] for i in members])
-        for name, start, stop in layout.spans:
-            assert {architectures[i].activation for i in members[start:stop]} == {name}
-        assert layout.spans[-1][2] == len(members)
+        assert {architectures[i].activation for i in members} == {layout.architecture.activation}
+        assert layout.agents == len(members)
         for index in members:
             assert all(
                 a <= b for a, b in zip(architectures[index].hidden_sizes, layout.architecture.hidden_sizes, strict=True)
