@@ -65,7 +65,7 @@ class Mutation(Section):
     none: Weight = 0.4
     """The child is an exact copy of its parent."""
     architecture: Weight = 0.2
-    """Units, channels, kernels or layers are added or removed."""
+    """Units, channels or layers are added or removed."""
     parameters: Weight = 0.2
     """Noise is added to the weights."""
     activation: Weight = 0.0

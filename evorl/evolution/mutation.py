@@ -39,8 +39,6 @@ MIN_CHANNELS, MAX_CHANNELS = 8, 128
 """The range of the channels of a convolution that mutations change."""
 MAX_CONVOLUTIONS = 6
 """The maximum number of convolutional layers that mutations may reach."""
-MAX_KERNEL = 9
-"""The width to which mutations let kernels grow."""
 DEPTH = ".residual_layers"
 """Ends the target of a mutation that adds or removes a residual layer after a layer."""
 MERGED = "merged into the next"
@@ -71,13 +69,12 @@ def mutate_layers(
 def mutate_units(
     agent: Agent, networks: Networks, limits: ArchitectureLimits, rng: np.random.Generator
 ) -> Mutation | None:
-    """Resize a layer, a recurrent cell or a kernel of one network; return None if the limits allow nothing."""
+    """Resize a layer or a recurrent cell of one network; return None if the limits allow nothing."""
     choices: list[Callable[[], Mutation]] = []
     units, channels = int(rng.choice(UNIT_STEPS)), int(rng.choice(CHANNEL_STEPS))
-    steps = {"hidden": units, "recurrent": units, "channels": channels, "kernel": 1}
     groups = [(name, *group) for name in networks for group in agent.architectures[name].sizes().items()]
     for name, group, size in groups:
-        step, (least, most) = steps[_kind(group)], _bounds(group, limits)
+        step, (least, most) = channels if _of_channels(group) else units, _bounds(group, limits)
         more, fewer = min(size + step, most), max(size - step, least)
         if more > size:
             choices.append(partial(enlarge, agent, networks, name, group, more, rng))
@@ -87,7 +84,7 @@ def mutate_units(
 
 
 def enlarge(agent: Agent, networks: Networks, name: str, group: str, size: int, rng: np.random.Generator) -> Mutation:
-    """Widen a layer or a kernel of network `name`. Nothing reads the new units yet, so the function is preserved."""
+    """Widen a layer of network `name`. Nothing reads the new units yet, so the function is preserved."""
     old = agent.architectures[name]
     new = agent.architectures[name] = old.resized(group, size)
     specs = networks[name].network.specs(new)
@@ -96,14 +93,11 @@ def enlarge(agent: Agent, networks: Networks, name: str, group: str, size: int, 
 
 
 def reduce(agent: Agent, networks: Networks, name: str, group: str, size: int) -> Mutation:
-    """Narrow a layer, dropping the units with the smallest outgoing weights, or a kernel, its last rows and columns."""
+    """Narrow a layer, dropping the units with the smallest outgoing weights."""
     old = agent.architectures[name]
     specs = networks[name].network.specs(old)
-    if group.startswith("kernel."):
-        units = torch.arange(size)
-    else:
-        read = importance(specs, agent.tensors[name]["parameters"], group)
-        units = read.argsort(descending=True, stable=True)[:size].sort().values
+    read = importance(specs, agent.tensors[name]["parameters"], group)
+    units = read.argsort(descending=True, stable=True)[:size].sort().values
     agent.tensors[name] = shrink(specs, agent.tensors[name], group, units)
     agent.architectures[name] = old.resized(group, size)
     return Mutation("architecture", f"{_of(name, networks)}{group}", old.sizes()[group], size)
@@ -181,21 +175,19 @@ def sample_hyperparameters(ranges: Mapping[str, HyperparameterRange], rng: np.ra
 def sample_sizes(shape: Architecture, limits: ArchitectureLimits, rng: np.random.Generator) -> Architecture:
     """Draw units and channels log-uniformly within the limits, for the same number of layers."""
     for group in shape.sizes():
-        if _kind(group) != "kernel":
-            low, high = _bounds(group, limits)
-            size = round(low * (high / low) ** rng.random())
-            shape = shape.resized(group, min(max(size, low), high))
+        low, high = _bounds(group, limits)
+        size = round(low * (high / low) ** rng.random())
+        shape = shape.resized(group, min(max(size, low), high))
     return shape
 
 
-def _kind(group: str) -> str:
-    return group.partition(".")[0]
+def _of_channels(group: str) -> bool:
+    return group.startswith("channels.")
 
 
 def _bounds(group: str, limits: ArchitectureLimits) -> tuple[int, int]:
-    """The least and the largest size of a group of units or channels, or of a kernel."""
-    bounds = {"channels": (MIN_CHANNELS, MAX_CHANNELS), "kernel": (1, MAX_KERNEL)}
-    return bounds.get(_kind(group), (limits.min_units, limits.max_units))
+    """The least and the largest size of a group of units or channels."""
+    return (MIN_CHANNELS, MAX_CHANNELS) if _of_channels(group) else (limits.min_units, limits.max_units)
 
 
 @dataclass(frozen=True)

@@ -40,15 +40,14 @@ class ImageEncoder:
         sizes: list[tuple[int, int]] = []
         size = self.part.image_size
         for index, layer in enumerate(architecture.convolutions):
-            kernel = layer.kernel - layer.padding
-            if kernel > min(size):
+            if layer.kernel > min(size):
                 raise UserError(
-                    f"network.convolutions.{index}.kernel: {kernel} is more than the {size[0]}x{size[1]} that this "
-                    f"layer reads of the {self.part.image_size[0]}x{self.part.image_size[1]} image "
+                    f"network.convolutions.{index}.kernel: {layer.kernel} is more than the {size[0]}x{size[1]} that "
+                    f"this layer reads of the {self.part.image_size[0]}x{self.part.image_size[1]} image "
                     f"{self.name.removeprefix('encoder.')!r}; use at most {min(size)}, smaller strides before it, or "
                     "leave network.convolutions out"
                 )
-            size = (size[0] - kernel) // layer.stride + 1, (size[1] - kernel) // layer.stride + 1
+            size = (size[0] - layer.kernel) // layer.stride + 1, (size[1] - layer.kernel) // layer.stride + 1
             sizes.append(size)
         return sizes
 
@@ -58,7 +57,7 @@ class ImageEncoder:
         fill, gain = self.initialisation, HIDDEN_GAIN[self.initialisation]
         source: str | int = self.part.channels
         for index in range(len(architecture.convolutions)):
-            group, kernel = f"channels.{index}", f"kernel.{index}"
+            group, kernel = f"channels.{index}", architecture.convolutions[index].kernel
             layer = f"{self.name}.{index}"
             specs[f"{layer}.weight"] = ParameterSpec((source, kernel, kernel), (group,), fill, gain=gain)
             specs[f"{layer}.bias"] = ParameterSpec((1,), (group,), "zeros")
@@ -131,7 +130,6 @@ class ImageEncoder:
         x = x.to(self.precision)
         for index, layer in enumerate(architecture.convolutions):
             name = f"{self.name}.{index}"
-            x = functional.pad(x, (0, layer.padding, 0, layer.padding)) if layer.padding else x
             x = self._convolve(p, name, x, layer.kernel, layer.stride, 0, 1.0 if index else scale)
             x = activate(x)
             for depth in range(layer.residual_layers):

@@ -232,8 +232,8 @@ def _widths(architecture: Architecture) -> tuple[int, ...]:
 
 
 def _structure(architecture: Architecture) -> tuple[object, ...]:
-    """The attributes that agents of a stack share; kernel sizes too, since a kernel's padding would be trained."""
-    kernels = tuple((layer.kernel, layer.stride, layer.padding) for layer in architecture.convolutions)
+    """The attributes that agents of a stack share."""
+    kernels = tuple((layer.kernel, layer.stride) for layer in architecture.convolutions)
     names = architecture.activation or "", architecture.branches, architecture.recurrent or ""
     return *names, len(architecture.hidden_sizes), architecture.layer_norm, kernels
 

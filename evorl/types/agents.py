@@ -103,18 +103,13 @@ Total = Annotated[float, Field(ge=0, le=1e15)]
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolutional layer, padded with `padding` zeros at the bottom and right only.
-
-    A kernel grows to the bottom right and its padding with it, so the output keeps its size. `residual_layers` 3x3
-    layers follow, as in `Architecture`.
-    """
+    """A convolutional layer, followed by `residual_layers` 3x3 layers as in `Architecture`."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     channels: Width
     kernel: Width
     stride: Width
-    padding: Annotated[int, Field(ge=-1_000, le=1_000)] = 0
     residual_layers: Depth = 0
 
 
@@ -144,25 +139,20 @@ class Architecture:
         return len(self.hidden_sizes) + sum(self.residual_layers)
 
     def sizes(self) -> dict[str, int]:
-        """Width of each group of units and size of each kernel, by group: `hidden.0`, `kernel.0`, `recurrent`, ..."""
+        """The width of each group of units: `hidden.0`, `channels.0`, `recurrent`, ..."""
         sizes = {f"hidden.{index}": width for index, width in enumerate(self.hidden_sizes)}
         sizes |= {f"channels.{index}": layer.channels for index, layer in enumerate(self.convolutions)}
-        sizes |= {f"kernel.{index}": layer.kernel for index, layer in enumerate(self.convolutions)}
         return sizes | ({"recurrent": self.recurrent_size} if self.recurrent else {})
 
     def resized(self, group: str, size: int) -> Architecture:
-        """Give one group another size; a kernel keeps its output's size by padding."""
+        """Give one group of units another width."""
         kind, _, number = group.partition(".")
         if kind == "recurrent":
             return replace(self, recurrent_size=size)
         index = int(number)
         if kind == "hidden":
             return replace(self, hidden_sizes=_put(self.hidden_sizes, index, size))
-        layer = self.convolutions[index]
-        if kind == "kernel":
-            layer = replace(layer, kernel=size, padding=layer.padding + size - layer.kernel)
-        else:
-            layer = replace(layer, channels=size)
+        layer = replace(self.convolutions[index], channels=size)
         return replace(self, convolutions=_put(self.convolutions, index, layer))
 
     def deepened(self, group: str, change: int) -> Architecture:

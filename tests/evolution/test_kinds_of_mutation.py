@@ -55,8 +55,6 @@ def test_growth_preserves_what_an_agent_does_over_time(cell, critic, norm):
     for grow in (
         lambda: operations.enlarge(member, networks, "policy", "channels.0", 11, rng),
         lambda: operations.enlarge(member, networks, "policy", "channels.1", 20, rng),
-        lambda: operations.enlarge(member, networks, "policy", "kernel.0", 5, rng),
-        lambda: operations.enlarge(member, networks, "policy", "kernel.1", 4, rng),
         lambda: operations.add_layer(member, networks, "policy", "channels.0", rng),
         lambda: operations.enlarge(member, networks, "policy", "channels.0", 13, rng),
         lambda: operations.enlarge(member, networks, "policy", "hidden.1", 30, rng),
@@ -66,7 +64,6 @@ def test_growth_preserves_what_an_agent_does_over_time(cell, critic, norm):
         grow()
         torch.testing.assert_close(answers(algorithm, member), before, rtol=1e-4, atol=1e-5)
     shape = member.architectures["policy"]
-    assert [(layer.kernel, layer.padding) for layer in shape.convolutions] == [(5, 1), (4, 1)]
     assert shape.recurrent_size == (0 if cell == "null" else 40)
 
 
@@ -75,14 +72,12 @@ def test_what_has_grown_learns(cell):
     algorithm, member = trained(f"network.recurrent={cell}")
     rng, networks = np.random.default_rng(3), algorithm.networks
     operations.enlarge(member, networks, "policy", "channels.1", 12, rng)
-    operations.enlarge(member, networks, "policy", "kernel.0", 5, rng)
     operations.add_layer(member, networks, "policy", "channels.0", rng)
     operations.enlarge(member, networks, "policy", "recurrent", 20, rng)
     group = population([member], algorithm)
     for seed in range(4):
         group.update(rollout_batch(algorithm, group.policy.agents, length=4, seed=seed))
     after = group.to_agents()[0].tensors["policy"]["parameters"]
-    assert after["encoder.camera.0.weight"][:, 4].any(), "the kernel's new row is read"
     assert after["encoder.camera.0.residual.0.scale"].any(), "so is the new layer"
     assert after["hidden.0.weight.camera"][..., 8:, :].any(), "so are the new channels"
     assert after["action.weight"][12:].any(), "so are the new recurrent units"
@@ -93,7 +88,7 @@ def test_moments_of_what_stays_survive_growing_and_shrinking():
     algorithm, member = trained("network.recurrent=gru")
     before = {role: dict(member.tensors["policy"][role]) for role in (*MOMENTS, "parameters")}
     rng = np.random.default_rng(0)
-    for group, size in (("recurrent", 30), ("kernel.0", 6), ("channels.1", 16)):
+    for group, size in (("recurrent", 30), ("channels.1", 16)):
         small = member.architectures["policy"].sizes()[group]
         operations.enlarge(member, algorithm.networks, "policy", group, size, rng)
         operations.reduce(member, algorithm.networks, "policy", group, small)
@@ -105,7 +100,6 @@ def test_moments_of_what_stays_survive_growing_and_shrinking():
 @CRITICS
 def test_a_long_chain_of_mutations_stays_inside_the_limits_and_consistent(critic, monkeypatch):
     monkeypatch.setattr(operations, "MAX_CONVOLUTIONS", 4)
-    monkeypatch.setattr(operations, "MAX_KERNEL", 6)
     monkeypatch.setattr(operations, "UNIT_STEPS", (1, 9))
     monkeypatch.setattr(operations, "CHANNEL_STEPS", (1, 5))
     monkeypatch.setattr(operations, "MIN_CHANNELS", 2)
@@ -123,7 +117,7 @@ def test_a_long_chain_of_mutations_stays_inside_the_limits_and_consistent(critic
         assert 1 <= shape.layers <= 3
         assert 2 <= len(shape.convolutions) + sum(layer.residual_layers for layer in shape.convolutions) <= 4
         assert all(3 <= width <= 80 for width in (*shape.hidden_sizes, shape.recurrent_size))
-        assert all(2 <= layer.channels <= 20 and 1 <= layer.kernel <= 6 for layer in shape.convolutions)
+        assert all(2 <= layer.channels <= 20 for layer in shape.convolutions)
         check_tensors(member, algorithm)
         if step % 30 == 0:
             group = population([member], algorithm)
@@ -131,7 +125,7 @@ def test_a_long_chain_of_mutations_stays_inside_the_limits_and_consistent(critic
             assert all(
                 value.isfinite().all() for value in group.to_agents()[0].tensors["policy"]["parameters"].values()
             )
-    assert {"hidden", "channels", "kernel", "recurrent", "hidden layer", "channels layer"} <= seen
+    assert {"hidden", "channels", "recurrent", "hidden layer", "channels layer"} <= seen
 
 
 @CRITICS
@@ -197,17 +191,3 @@ def test_units_that_nothing_reads_go_first_from_a_cell_and_an_encoder(cell, crit
     torch.testing.assert_close(answers(algorithm, member), before)
     operations.reduce(member, algorithm.networks, "policy", "recurrent", 9)
     assert not torch.allclose(answers(algorithm, member), before)
-
-
-def test_a_kernel_loses_its_last_rows_and_columns_and_regains_them_as_zeros():
-    algorithm, member = trained(observations=OBSERVATIONS["image"])
-    name, features = "encoder.observation.0.weight", heads(algorithm, member)
-    whole = member.tensors["policy"]["parameters"][name].clone()
-    operations.reduce(member, algorithm.networks, "policy", "kernel.0", 3)
-    assert [(layer.kernel, layer.padding) for layer in member.architectures["policy"].convolutions] == [(3, -1), (3, 0)]
-    smaller = heads(algorithm, member)
-    operations.enlarge(member, algorithm.networks, "policy", "kernel.0", 4, np.random.default_rng(0))
-    whole[:, 3], whole[:, :, 3] = 0, 0
-    assert torch.equal(member.tensors["policy"]["parameters"][name], whole)
-    torch.testing.assert_close(heads(algorithm, member), smaller)
-    assert not torch.allclose(features["value"], smaller["value"])

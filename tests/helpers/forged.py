@@ -8,7 +8,7 @@ from evorl.runs.storage.checkpoint_files import Checkpoints
 from evorl.system.formats import decode_agents, encode_agents
 from helpers.support import agent
 
-CONVOLUTION = {"channels": 65536, "kernel": 65536, "stride": 1, "padding": 0, "residual_layers": 0}
+CONVOLUTION = {"channels": 65536, "kernel": 65536, "stride": 1, "residual_layers": 0}
 DESCRIBED = {
     "a huge layer": {"architectures__q__hidden_sizes": [10**12, 16]},
     "a large layer": {"architectures__q__hidden_sizes": [65536, 65536]},

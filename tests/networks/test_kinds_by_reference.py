@@ -23,8 +23,8 @@ def one_stack(monkeypatch):
     monkeypatch.setattr("evorl.networks.stack.STACK_OVERHEAD", 10**9)
 
 
-def varied(algorithm, kernels=True):
-    """Three agents that share a stack if they may, and one whose kernel and padding are others."""
+def varied(algorithm):
+    """Agents that differ in all widths and depths."""
     first, members = first_architecture(algorithm), []
     for index, (sizes, depths) in enumerate(
         (((16, 12), (0, 0)), ((20, 40), (1, 0)), ((33, 9), (0, 2)), ((5, 16), (1, 1)))
@@ -35,7 +35,6 @@ def varied(algorithm, kernels=True):
         if first.convolutions:
             shape = shape.resized("channels.0", 3 + 3 * index).resized("channels.1", 9 - 2 * index)
             shape = shape if index in (0, 3) else shape.deepened(f"channels.{index - 1}", 1)
-            shape = shape.resized("kernel.0", 5).resized("kernel.1", 2) if kernels and index == 3 else shape
         members.append(agent(shape, id=index, dqn=algorithm, learning_rate=1e-3 * (index + 1)))
     return members
 
@@ -60,7 +59,6 @@ def by_torch(member, algorithm, seen, started, cell):
                     )
 
                 key = f"encoder.{name}.{index}"
-                x = functional.pad(x, (0, layer.padding, 0, layer.padding))
                 x = convolved(x, key, stride=layer.stride)
                 for depth in range(layer.residual_layers):
                     scale = p[f"{key}.residual.{depth}.scale"].view(1, -1, 1, 1)
@@ -127,7 +125,7 @@ def test_a_stack_computes_what_torchs_own_layers_compute(cell, critic, seen, one
     # Some sequences begin with an episode and some do not, but their state is zero.
     state = together.policy.initial_state(sequences)
     assert started[:, 1:].any()
-    assert len(together.policy.stacks) == 2
+    assert len(together.policy.stacks) == 1
     for stack in together.policy.stacks:
         recurrent = RecurrentInput(state, started).part(stack.members, stack.recurrent_units) if cell else None
         part = {name: value[stack.members] for name, value in looks.items()}
@@ -249,7 +247,7 @@ def test_stacks_of_dqn_agents_with_images_and_masks_learn_as_they_do_alone(seen,
     algorithm = made("dqn", f"algorithm.dueling={dueling}", observations=OBSERVATIONS[seen], masked=True)
     agents = varied(algorithm)
     together = population(agents, algorithm)
-    assert len(together.policy.stacks) == (2 if overhead else 4)
+    assert len(together.policy.stacks) == (1 if overhead else 4)
     batches = [replay_batch(algorithm, agents, seed) for seed in range(3)]
     looks = shown(algorithm.interface, 4, 64, torch.Generator().manual_seed(5))
     best, _ = greedy(together, looks)
@@ -294,7 +292,7 @@ def test_a_dqn_target_is_of_an_action_that_is_allowed_next():
 def test_a_grouped_convolution_has_the_gradients_of_one_for_each_agent(one_stack):
     """A GPU takes all agents of a stack in one call."""
     algorithm = made("ppo", observations=OBSERVATIONS["image"])
-    together = population(varied(algorithm, kernels=False), algorithm)
+    together = population(varied(algorithm), algorithm)
     (stack,) = together.policy.stacks
     module = stack.networks["policy"]
     assert module.layout.agents == 4

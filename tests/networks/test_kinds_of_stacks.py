@@ -10,7 +10,6 @@ from helpers.support import agent, first_architecture, population
 
 from evorl.evolution.mutation import add_layer, enlarge, reduce
 from evorl.networks.recurrent import CELLS, unroll
-from evorl.networks.stack import plan_stacks
 
 CASES = {
     **{f"seen: {name}": ((), {"observations": space}) for name, space in OBSERVATIONS.items()},
@@ -45,7 +44,7 @@ def family(algorithm):
     if "channels.0" in groups:
         enlarge(members[1], algorithm.networks, "policy", "channels.1", 13, rng)
         add_layer(members[2], algorithm.networks, "policy", "channels.0", rng)
-        reduce(members[3], algorithm.networks, "policy", "kernel.0", 3)
+        reduce(members[3], algorithm.networks, "policy", "channels.0", groups["channels.0"] - 1)
     for member in members:
         generator = torch.Generator().manual_seed(member.id)
         for name, value in member.tensors["policy"]["parameters"].items():
@@ -139,10 +138,3 @@ def test_a_sequence_is_the_same_step_by_step_and_resets_where_an_episode_begins(
     fresh, _ = unroll(cell, given[:, 4:], weight, torch.zeros_like(first), never)
     torch.testing.assert_close(outputs[:, 4:], fresh)
     assert not torch.allclose(outputs[:, :1], unroll(cell, given[:, :1], weight, first * 0, never[:, :1])[0])
-
-
-def test_agents_with_other_kernels_do_not_share_a_stack():
-    algorithm = made("ppo", observations=OBSERVATIONS["image"])
-    shapes = [member.architectures for member in family(algorithm)]
-    stacks = plan_stacks(shapes, lambda shapes: 1.0, torch.device("cpu"))
-    assert sorted(sorted(members) for members, _ in stacks) == [[0, 1, 2], [3]]
