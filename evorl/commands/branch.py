@@ -19,7 +19,7 @@ from evorl.config.yaml import assignment
 from evorl.envs.generation import MIN_SHARE
 from evorl.runs.launch import check, read_config
 from evorl.runs.reading.trust import refuse_code
-from evorl.runs.storage.checkpoint_files import AGENTS, ELITE, ISLANDS, STATE, Checkpoints
+from evorl.runs.storage.checkpoint_files import AGENTS, ARCHIVE, ELITE, ISLANDS, STATE, Checkpoints
 from evorl.runs.storage.directory import (
     CONFIG,
     LINEAGE,
@@ -51,6 +51,8 @@ from evorl.system.formats import decode_agents, encode_agents
 from evorl.types.agents import Agent
 from evorl.types.outcomes import EvorlWarning, UserError
 
+OF_AGENTS = (AGENTS, ELITE, ISLANDS, ARCHIVE)
+"""The files of a checkpoint that hold agents."""
 LOCATION = ("run", "run.name", "run.directory", "run.resume", "run.branch_of")
 """Settings that say where a run is and where it began."""
 
@@ -148,7 +150,7 @@ def checkpoint_of(run: Path, wanted: int | None, begun: AnyConfig, config: AnyCo
             listed = checkpoints.verify(number).keys()
             if missing := {AGENTS, STATE} - listed:
                 raise UserError(f"{checkpoints.path(number)}: lacks {min(missing)}")
-            files = {name: checkpoints.read(number, name) for name in listed & {AGENTS, ELITE, ISLANDS, STATE}}
+            files = {name: checkpoints.read(number, name) for name in listed & {*OF_AGENTS, STATE}}
             progress = progress_of(files[STATE], str(checkpoints.path(number) / STATE))
         except UserError as error:
             if wanted is not None:
@@ -185,7 +187,8 @@ def _refuse_an_end(where: str, progress: Progress, config: AnyConfig) -> None:
 def with_hyperparameters(files: Mapping[str, bytes], names: Sequence[str], config: AnyConfig) -> dict[str, bytes]:
     """The files of agents, in which the hyperparameters of these names have the configured values.
 
-    Those of elites have them, too: they may become parents.
+    Those of elites have them, too: they may become parents. Those of a league's archive have them, since a checkpoint's
+    agents all have values for the same ones.
     """
     values = config.algorithm.first_hyperparameters()
 
@@ -195,7 +198,7 @@ def with_hyperparameters(files: Mapping[str, bytes], names: Sequence[str], confi
             agent, hyperparameters={name: each for name, each in hyperparameters.items() if each is not None}
         )
 
-    agents = {file: decode_agents(files[file], file) for file in (AGENTS, ELITE, ISLANDS) if file in files and names}
+    agents = {file: decode_agents(files[file], file) for file in OF_AGENTS if file in files and names}
     return {file: encode_agents([changed(agent) for agent in members]) for file, members in agents.items()}
 
 

@@ -19,7 +19,7 @@ from evorl.report import data
 from evorl.report.page import compared, run_facts
 from evorl.report.statistics import groups
 from evorl.runs.program import run_program
-from evorl.runs.storage.checkpoint_files import AGENTS, ELITE, Checkpoints
+from evorl.runs.storage.checkpoint_files import AGENTS, ARCHIVE, ELITE, Checkpoints
 from evorl.runs.storage.directory import may_change_in_branch
 from evorl.system.files import LOCK, Lock
 from evorl.system.formats import encode_agents
@@ -95,7 +95,7 @@ def test_a_named_hyperparameter_is_set_in_every_agent_also_where_evolution_chang
     files = {name: checkpoints.read(2, name) for name in checkpoints.files(2)}
     evolved = agents(copied_run, 2)
     evolved[1].hyperparameters["gamma"] = 0.9
-    files[AGENTS] = encode_agents(evolved)
+    files[AGENTS] = files[ARCHIVE] = encode_agents(evolved)
     checkpoints.complete(2, {name: checkpoints.write(2, name, payload) for name, payload in files.items()})
     words = ("--generation", "2", "algorithm.learning_rate=1e-4", "algorithm.gamma=0.99", "algorithm.max_grad_norm=5")
     assert branch("b", *words, "evolution.selection.name=none", "training.max_steps=160", trains=False) == 0
@@ -109,7 +109,7 @@ def test_a_named_hyperparameter_is_set_in_every_agent_also_where_evolution_chang
         "algorithm.max_grad_norm: is now 5 in every agent, and was null",
     ]
     values = {"learning_rate": 1e-4, "gamma": 0.99, "max_grad_norm": 5.0}
-    for file in (AGENTS, ELITE):
+    for file in (AGENTS, ELITE, ARCHIVE):
         for before, after in zip(agents(copied_run, 2, file), agents(Path("runs/b"), 2, file), strict=True):
             assert after.hyperparameters == before.hyperparameters | values
             before.hyperparameters, after.hyperparameters = {}, {}
