@@ -37,8 +37,9 @@ class ObservationSpec:
     - `categories`: integers, each below its entry in `sizes`, one-hot encoded;
     - `image`: rows, columns and channels; channels are the last axis if `channels_last`, else the first.
 
-    uint8 values from `low` to `high` are scaled to [0, 1]. If `frames` is above 0, the first axis is a stack of that
-    many successive frames, newest last, and zero frames pad the start of an episode.
+    Networks read numbers from `low` to `high` as [0, 1]: bytes, and images within bounds (`MOST` at most) that are not
+    within -1 and 1 already. If `frames` is above 0, the first axis is a stack of that many successive frames, newest
+    last, and zero frames pad the start of an episode.
     """
 
     kind: Literal["vector", "categories", "image"]
@@ -47,8 +48,8 @@ class ObservationSpec:
     sizes: tuple[int, ...] = ()
     channels_last: bool = False
     frames: int = 0
-    low: int = 0
-    high: int = 255
+    low: float = 0.0
+    high: float = 1.0
 
     @property
     def width(self) -> int:
@@ -73,13 +74,11 @@ ObservationSpecs = Mapping[str, ObservationSpec]
 
 
 def as_numbers(x: torch.Tensor, part: ObservationSpec) -> torch.Tensor:
-    """A vector or image [..., *shape] as floats, with uint8 values scaled from the part's bounds to [0, 1]."""
-    if x.dtype != torch.uint8:
-        return x.float()
+    """A vector or image [..., *shape] as floats, scaled from the part's bounds to [0, 1]."""
     values = x.float()
     if part.low:
-        values.sub_(part.low)
-    return values.div_(part.high - part.low)
+        values = values - part.low
+    return values if part.high - part.low == 1 else values / (part.high - part.low)
 
 
 @dataclass(frozen=True)
@@ -187,6 +186,10 @@ def allows_each_choice(mask: Flags, sizes: Sequence[int]) -> Any:
     return np.logical_or.reduceat(mask, np.cumsum([0, *sizes[:-1]]), axis=-1).all(-1)
 
 
+MOST = 2**16
+"""The largest bound of pixels; numbers with larger ones, or none, are no pixels and stay as they are."""
+
+
 def _box(space: gym.spaces.Box) -> ObservationSpec:
     shape = tuple(space.shape)
     # Images of flags, such as MinAtar's, take a byte for each flag.
@@ -200,10 +203,12 @@ def _box(space: gym.spaces.Box) -> ObservationSpec:
     part = ObservationSpec(
         "image" if image else "vector", shape, dtype, channels_last=len(shape) == 3 and _channels_last(shape)
     )
-    if not (bytes_ and space.low.size):
+    if not (space.low.size and (image or bytes_)):
         return part
     # One scale for all elements, from the lowest to the highest bound, because pixels share a unit.
-    low, high = int(space.low.min()), int(space.high.max())
+    low, high = float(space.low.min()), float(space.high.max())
+    if not (bytes_ or 1 < max(-low, high) <= MOST):
+        return part
     return replace(part, low=low, high=max(high, low + 1))
 
 

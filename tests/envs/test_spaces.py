@@ -36,6 +36,26 @@ def test_bytes_are_scaled_by_their_declared_bounds(low, high, shape, seen, read)
     torch.testing.assert_close(numbers, torch.tensor(read))
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "dtype", "read"),
+    [
+        (0, 255, np.float32, [0.0, 0.2, 1.0]),
+        (0, 255, np.int32, [0.0, 0.2, 1.0]),
+        (-255, 255, np.float32, [0.5, 0.6, 1.0]),
+        (0, 1, np.float32, [0.0, 51.0, 255.0]),
+        (-1, 1, np.float32, [0.0, 51.0, 255.0]),
+        (-np.inf, 255, np.float32, [0.0, 51.0, 255.0]),
+        (-3e38, 3e38, np.float32, [0.0, 51.0, 255.0]),
+    ],
+)
+def test_images_of_other_numbers_are_scaled_by_bounds_of_pixels(low, high, dtype, read):
+    part, seen = part_of(gym.spaces.Box(low, high, (12, 12, 3), dtype)), torch.tensor([0.0, 51.0, 255.0])
+    torch.testing.assert_close(as_numbers(seen, part), torch.tensor(read))
+    assert seen.tolist() == [0.0, 51.0, 255.0], "observations are stored as they are"
+    vector = part_of(gym.spaces.Box(low, high, (3,), dtype))
+    assert as_numbers(seen, vector).tolist() == seen.tolist()
+
+
 @pytest.mark.parametrize("shape", [(12, 12, 3), (5,)])
 def test_every_network_reads_bytes_by_their_bounds(shape):
     """What a box to 10 shows as 10 is what a box to 255 shows as 255: to convolutions, vectors and users' modules."""

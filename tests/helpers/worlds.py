@@ -17,7 +17,7 @@ from helpers.support import config, fields_of, interface, output_of
 T, P, E = 8, 3, 2
 GAMMA, TRACE = (0.9, 0.5, 0.99), (0.8, 1.0, 0.3)
 ALL = dict.fromkeys(np.ndindex(2 * T, P, E))
-PARTS = {**interface().parts, "picture": ObservationSpec("vector", (2, 3), torch.uint8)}
+PARTS = {**interface().parts, "picture": ObservationSpec("vector", (2, 3), torch.uint8, high=255.0)}
 
 
 def members(**hyperparameters):
