@@ -218,15 +218,18 @@ def points(run: Drawn, measure: str) -> tuple[Floats, Floats]:
 
 
 def groups(runs: Sequence[Drawn]) -> list[Group]:
-    """Group runs by configuration and number of ranks, in order of first appearance; warn of equal seeds in a group."""
+    """Group runs by configuration, number of ranks and origin, in order of first appearance.
+
+    Warns of equal seeds in a group.
+    """
     kinds: dict[str, list[Drawn]] = {}
     for run in runs:
         settings = {name: value for name, value in run.config.items() if name not in APART}
-        settings |= _ranks(run)
+        settings |= _circumstances(run)
         kinds.setdefault(json.dumps(settings, sort_keys=True, default=str), []).append(run)
     for members in kinds.values():
         _warn_of_equal_seeds(members)
-    configs = [{**leaves(members[0].config), **_ranks(members[0])} for members in kinds.values()]
+    configs = [{**leaves(members[0].config), **_circumstances(members[0])} for members in kinds.values()]
     labels = _labels([members[0] for members in kinds.values()], configs)
     return [Group(label, tuple(members)) for label, members in zip(labels, kinds.values(), strict=True)]
 
@@ -243,10 +246,15 @@ def _warn_of_equal_seeds(runs: Sequence[Drawn]) -> None:
             warnings.warn(f"{what}; leave all but one out", EvorlWarning, stacklevel=3)
 
 
-def _ranks(run: Drawn) -> dict[str, int]:
-    """The number of ranks where it changes the updates: replicas make them larger, unless they split batches."""
+def _circumstances(run: Drawn) -> dict[str, Any]:
+    """What sets runs of the same settings apart: the number of ranks and, of a branch, where it began.
+
+    The number of ranks counts where it changes the updates: replicas make them larger, unless they split batches. A
+    branch shares its first generations with the run that it began in, so the two are not independent.
+    """
     is_alike = run.setting("algorithm.split_batches") is True or run.setting("population.placement") == "sharded"
-    return {} if is_alike else {"ranks": run.generations[-1].ranks}
+    begun = run.setting("run.branch_of")
+    return ({} if is_alike else {"ranks": run.generations[-1].ranks}) | ({} if begun is None else {"branch_of": begun})
 
 
 def _labels(runs: Sequence[Drawn], configs: Sequence[Mapping[str, Any]]) -> list[str]:

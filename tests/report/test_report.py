@@ -159,6 +159,10 @@ def test_runs_of_one_seed_are_no_independent_samples(tmp_path):
         groups(made)
     other = {**CONFIG, "seed": 1, "algorithm": {"name": "dqn", "learning_rate": 5e-3}}
     groups([*made[:2], load(write_run(tmp_path / "other", other))])
+    branch = replace(made[1], config={**made[1].config, "run": {"branch_of": "a, generation 2"}})
+    alone, branched = groups([made[0], branch])
+    assert (alone.runs, branched.runs) == ((made[0],), (branch,)), "it shares the generations of the run a"
+    assert branched.label == "dqn on CartPole-v1: branch_of a, generation 2"
 
 
 def test_ratings_of_different_runs_are_not_averaged(tmp_path):
