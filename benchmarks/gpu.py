@@ -43,15 +43,13 @@ from records import run
 from throughput import Trainer
 
 from evorl.algorithms import Algorithm
-from evorl.config import AnyConfig
 from evorl.config.yaml import shipped_names
 from evorl.population import Learner, Policy, initial_population
 from evorl.runs.launch import load_config
 from evorl.runs.program import run_program
 from evorl.seeding import torch_generator
 from evorl.types.agents import Agent
-from evorl.types.batches import Batch, RecurrentInput
-from evorl.types.tensors import Tensors
+from evorl.types.batches import Batch
 
 CONFIGS = Path(__file__).parent.parent / "configs" / "training"
 PARTS = ("train", "losses", "cost", "launches", "pong")
@@ -184,24 +182,8 @@ def recorded(name: str, settings: Sequence[str], count: int) -> tuple[Trainer, l
 
 def moved(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
     """Apply a change to every tensor of a batch."""
-
-    def each(tensors: Mapping[str, torch.Tensor]) -> Tensors:
-        return {name: change(value) for name, value in tensors.items()}
-
-    recurrent = batch.recurrent
-    if recurrent is not None:
-        recurrent = RecurrentInput(change(recurrent.state), change(recurrent.started), each(recurrent.burn_in))
-    return dataclasses.replace(
-        batch,
-        observation=each(batch.observation),
-        next_observation=each(batch.next_observation),
-        columns=each(batch.columns),
-        weight=change(batch.weight),
-        due=change(batch.due),
-        recurrent=recurrent,
-        gradients=each(batch.gradients),
-        share=None if batch.share is None else change(batch.share),
-    )
+    gradients = {name: change(value) for name, value in batch.gradients.items()}
+    return dataclasses.replace(batch.mapped(change), gradients=gradients)
 
 
 def learner_of(agents: Sequence[Agent], algorithm: Algorithm, device: str) -> Learner:
@@ -284,45 +266,36 @@ def cost(case: str, sizes: Sequence[int]) -> Row:
     return row
 
 
-def four_agents(name: str) -> tuple[AnyConfig, Algorithm, torch.device, Batch]:
-    """A configuration with four agents, its algorithm and device, and a batch of the same values for each agent."""
+def four_agents(name: str, setting: str) -> tuple[Learner, torch.device, Batch]:
+    """A learner of four agents of a configuration, its device, and a batch of the same values for each agent."""
     config = load_config([], CONFIGS / f"{name}.yaml")
     settings = ["population.size=1", "evolution.selection.size=1", *(SMALL_REPLAY if config.algorithm.replayed else [])]
-    trainer, (batch, *_) = recorded(name, settings, 1)
+    trainer, (batch, *_) = recorded(name, [*settings, setting], 1)
     population = trainer.config.population.model_copy(update={"size": 4})
-    config = trainer.config.model_copy(update={"population": population})
-    return config, trainer.policy.algorithm, trainer.ranks.device, tiled(batch, 4)
+    config, algorithm = trainer.config.model_copy(update={"population": population}), trainer.policy.algorithm
+    device = trainer.ranks.device
+    return learner_of(initial_population(config, algorithm), algorithm, device.type), device, tiled(batch, 4)
 
 
 def launches(name: str) -> Row:
-    """Count the kernels of an update of four agents, and time it with and without a CUDA graph."""
+    """Count the kernels of an update of four agents, and time it launched singly and replayed as a CUDA graph."""
     if not torch.cuda.is_available():
         return {"case": name, "skipped": "no GPU"}
-    config, algorithm, device, own = four_agents(name)
-    learner, eager, captured = (
-        learner_of(initial_population(config, algorithm), algorithm, device.type) for _ in range(3)
-    )
-    row: Row = {"case": name, "update_ms": round(milliseconds(partial(learner.update, own), device), 3)}
+    single, device, own = four_agents(name, "run.kernel=false")
+    row: Row = {"case": name, "update_ms": round(milliseconds(partial(single.update, own), device), 3)}
     with torch.profiler.profile() as profile:
         for _ in range(UPDATES):
-            learner.update(own)
+            single.update(own)
         torch.cuda.synchronize()
     kernels = [event for event in profile.events() or () if event.device_type.name == "CUDA"]
     row["kernels"] = round(len(kernels) / UPDATES, 1)
     row["gpu_ms"] = round(sum(kernel.time_range.elapsed_us() for kernel in kernels) / UPDATES / 1e3, 3)
-    # A capture requires warm-up on another stream than the default one; after 18 updates the next reports no metrics.
-    with torch.cuda.stream(torch.cuda.Stream()):
-        for _ in range(UPDATES):
-            captured.update(own)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured.update(own)
-    graph.replay()
-    for _ in range(UPDATES + 1):
-        eager.update(own)
-    row["largest_difference"] = float((eager.policy.flat - captured.policy.flat).abs().max())
-    row["replayed_ms"] = round(milliseconds(graph.replay, device), 3)
+    (single, _, own), (captured, _, same) = (four_agents(name, f"run.kernel={kernel}") for kernel in ("false", "auto"))
+    for _ in range(4 * UPDATES):
+        single.update(own)
+        captured.update(same)
+    row["largest_difference"] = float((single.policy.flat - captured.policy.flat).abs().max())
+    row["replayed_ms"] = round(milliseconds(partial(captured.update, same), device), 3)
     return row
 
 

@@ -315,7 +315,7 @@ class DiscreteSAC(SAC):
         # Masked actions do not count: a target that no policy can reach would raise the temperature for ever.
         hparams = stack.hyperparameters
         share = hparams["target_entropy_share"].unsqueeze(-1)
-        most = share.new_tensor(math.log(self.actions)) if mask is None else mask.sum(-1).clamp(min=1).log()
+        most = share.new_full((), math.log(self.actions)) if mask is None else mask.sum(-1).clamp(min=1).log()
         if "target_entropy" in hparams:
             return torch.minimum(hparams["target_entropy"].unsqueeze(-1), REACHABLE * most)
         return share * most

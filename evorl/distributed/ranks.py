@@ -433,10 +433,10 @@ class Placement:
         share = self.agents // self.ranks.size
         return slice(self.ranks.rank * share, (self.ranks.rank + 1) * share)
 
-    def average_(self, flat: Tensor) -> None:
-        """Average a flat gradient [D] in place over the ranks that hold the same agents."""
-        if not self.is_sharded:
-            self.ranks.average_(flat)
+    @property
+    def average_(self) -> Callable[[Tensor], None] | None:
+        """Averages a flat gradient [D] in place over the ranks that hold the same agents; None if no other does."""
+        return self.ranks.average_ if self.copies > 1 else None
 
     def gather_copies(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
         """All-gather over the ranks that hold the same agents: [...] -> [copies, ...]."""

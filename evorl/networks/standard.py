@@ -150,10 +150,10 @@ class StandardNetwork(Network):
         """The weights, with zeros in the branches that do not read a part."""
         seen = {}
         for part, branches in self._unread.items():
-            name, count = f"hidden.0.weight.{part}", len(self.computed_heads)
-            reads = torch.ones(count, 1, 1, device=p[name].device)
-            reads[branches] = 0.0
-            seen[name] = (p[name].view(-1, count, *p[name].shape[1:]) * reads).view_as(p[name])
+            name = f"hidden.0.weight.{part}"
+            rows = p[name].view(-1, len(self.computed_heads), *p[name].shape[1:]).unbind(1)
+            read = [torch.zeros_like(row) if branch in branches else row for branch, row in enumerate(rows)]
+            seen[name] = torch.stack(read, 1).view_as(p[name])
         return p.replaced(seen)
 
     def without_layer(self, architecture: Architecture, index: int, tensors: Tensors) -> tuple[Tensors, dict[str, str]]:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from evorl.algorithms import Algorithm, Objective
+from evorl.population.graphs import Recorder, UpdateGraphs
 from evorl.population.policy import Policy
 from evorl.population.stack_learner import AGREED, COMMON, WHERE, StackLearner, share_within
 from evorl.replay.received import gradient_batch
@@ -25,6 +27,15 @@ from evorl.types.tensors import Tensors
 
 NUMBERS = ("calls", "partial_calls", "checks_agents", "delay_phase")
 """The whole numbers in a state."""
+
+
+class UpdateKind(NamedTuple):
+    """What the host decides of an update: the objectives that report, the phase of delayed ones, and two flags."""
+
+    reported: tuple[bool, ...]
+    phase: int | None
+    checks_agents: bool
+    all_due: bool
 
 
 class Learner:
@@ -51,9 +62,11 @@ class Learner:
     def __init__(
         self,
         policy: Policy,
-        average: Callable[[Tensor], None] = lambda flat: None,
+        average: Callable[[Tensor], None] | None = None,
         stopwatch: Stopwatch | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
+        """A `recorder` captures updates; on a GPU it is the default without `average`, unless `run.kernel` is false."""
         self.policy = policy
         self._algorithm = policy.algorithm
         self._average = average
@@ -75,9 +88,13 @@ class Learner:
         # While all agents have the same phase, the host knows when a delayed objective is due without reading from the
         # device.
         objectives = self._algorithm.objectives
-        period = math.lcm(*(objective.every for objective in objectives))
-        phases = {agent.state.updates[objectives[0].network] % period for agent in policy.agents}
+        self._period = math.lcm(*(objective.every for objective in objectives))
+        phases = {agent.state.updates[objectives[0].network] % self._period for agent in policy.agents}
         self._delay_phase = int(phases.pop()) if len(phases) == 1 else None
+        on_gpu = policy.generator.device.type == "cuda" and self._algorithm.config.run.kernel
+        if recorder is None and on_gpu and average is None:
+            recorder = Recorder(policy.generator)
+        self._graphs = None if recorder is None else UpdateGraphs(self._take, recorder)
 
     def update(self, batch: Batch) -> UpdateResult:
         """Update all agents that are due, each from its own part of the batch; the batch is not modified.
@@ -85,33 +102,46 @@ class Learner:
         Reads nothing back from a GPU, to avoid synchronisation.
         """
         with self._stopwatch("learning"):
-            parts = self.policy.parts(batch)
-            for stack, part in zip(self.stacks, parts, strict=True):
-                stack.begin(part, self._checks_agents)
-            errors: list[Tensor | None] = [None] * len(parts)
             # Full and partial updates are counted apart, so that agents due only in partial ones have metrics too.
             index = self._calls - self._partial_calls if batch.all_due else self._partial_calls
-            for objective in self._algorithm.objectives:
-                due = self._due(objective)
-                if due is None:
-                    continue
-                losses = self._descend(objective, parts, due, index // objective.every % objective.report_every == 0)
-                if losses[0].columns:
-                    parts = [
-                        replace(part, columns={**part.columns, **loss.columns})
-                        for part, loss in zip(parts, losses, strict=True)
-                    ]
-                errors = [
-                    before if loss.errors is None else loss.errors for loss, before in zip(losses, errors, strict=True)
-                ]
-            for stack in self.stacks:
-                stack.end()
+            objectives = self._algorithm.objectives
+            kind = UpdateKind(
+                tuple(index // objective.every % objective.report_every == 0 for objective in objectives),
+                None if self._delay_phase is None else self._delay_phase % self._period,
+                self._checks_agents,
+                batch.all_due,
+            )
+            take = self._take if self._graphs is None or batch.gradients else self._graphs
+            result = take(batch, kind)
             self._calls += 1
             self._partial_calls += not batch.all_due
             if self._delay_phase is not None:
                 self._delay_phase = self._delay_phase + 1 if batch.all_due else None
             self.policy.version += 1
-            return UpdateResult(self._joined([stack.active for stack in self.stacks]), self._joined(errors))
+            return result
+
+    def _take(self, batch: Batch, kind: UpdateKind) -> UpdateResult:
+        """Take the steps of an update. It reads nothing from the host but its `kind` and the sizes of tensors."""
+        parts = self.policy.parts(batch)
+        for stack, part in zip(self.stacks, parts, strict=True):
+            stack.begin(part, self._checks_agents)
+        errors: list[Tensor | None] = [None] * len(parts)
+        for objective, reported in zip(self._algorithm.objectives, kind.reported, strict=True):
+            due = self._due(objective, kind.phase)
+            if due is None:
+                continue
+            losses = self._descend(objective, parts, due, reported)
+            if losses[0].columns:
+                parts = [
+                    replace(part, columns={**part.columns, **loss.columns})
+                    for part, loss in zip(parts, losses, strict=True)
+                ]
+            errors = [
+                before if loss.errors is None else loss.errors for loss, before in zip(losses, errors, strict=True)
+            ]
+        for stack in self.stacks:
+            stack.end()
+        return UpdateResult(self._joined([stack.active for stack in self.stacks]), self._joined(errors))
 
     def _joined(self, parts: list[Tensor | None]) -> Tensor | None:
         """Per-stack values in population order, or None if a stack has none."""
@@ -171,10 +201,10 @@ class Learner:
         values = self._calls, self._partial_calls, self._checks_agents, phase
         return numbers_to_tensors(**dict(zip(NUMBERS, map(int, values), strict=True)))
 
-    def _due(self, objective: Objective) -> list[Tensor | None] | None:
+    def _due(self, objective: Objective, phase: int | None) -> list[Tensor | None] | None:
         """The agents [P] of each stack that take an objective's step now, or None if none does."""
-        if objective.every == 1 or self._delay_phase is not None:
-            is_due = (self._delay_phase or 0) % objective.every == 0
+        if objective.every == 1 or phase is not None:
+            is_due = (phase or 0) % objective.every == 0
             return [stack.active for stack in self.stacks] if is_due else None
         due = [stack.due(objective) for stack in self.stacks]
         # On a GPU this check would synchronise, so there a step with no agent due is computed without effect.
@@ -196,8 +226,9 @@ class Learner:
             if loss.divergence is not None:
                 stack.networks[name].divergence.copy_(metrics[index][loss.divergence])
         flat = self.gradients[name]
-        with self._stopwatch("communication"):
-            self._average(flat)
+        if self._average is not None:
+            with self._stopwatch("communication"):
+                self._average(flat)
         # On a CPU the sum of squares reveals non-finite values in 4 us, where the norms of all agents take 5 to 60.
         self._checks_agents = self._checks_agents or flat.device.type != "cpu" or not math.isfinite(flat.dot(flat))
         for stack, loss, values, active in zip(self.stacks, losses, metrics, due, strict=True):

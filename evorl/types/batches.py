@@ -65,10 +65,15 @@ class RecurrentInput:
     started: Tensor
     burn_in: Observation = field(default_factory=dict)
 
+    def mapped(self, function: Callable[[Tensor], Tensor]) -> RecurrentInput:
+        """This input with `function` applied to each tensor."""
+        return RecurrentInput(function(self.state), function(self.started), _mapped(self.burn_in, function))
+
     def part(self, members: slice | Tensor | int, units: int) -> RecurrentInput:
         """Select some of the agents, with `units` recurrent units."""
-        burn_in = {name: value[members] for name, value in self.burn_in.items()}
-        return RecurrentInput(self.state[members][..., :units], self.started[members], burn_in)
+        part = self.mapped(lambda value: value[members])
+        part.state = part.state[..., :units]
+        return part
 
 
 @dataclass
@@ -109,21 +114,32 @@ class Batch:
             for observed, following, columns, weight, due, memory, of_all, share in rows
         ]
 
-    def part(self, members: slice | Tensor | int, units: int = 0) -> Batch:
-        """Select some of the agents, with `units` recurrent units."""
+    def mapped(self, function: Callable[[Tensor], Tensor]) -> Batch:
+        """This batch with `function` applied to each tensor, but for `gradients`."""
         return Batch(
-            {name: value[members] for name, value in self.observation.items()},
-            {name: value[members] for name, value in self.next_observation.items()},
-            {name: value[members] for name, value in self.columns.items()},
-            self.weight[members],
-            self.due[members],
-            None if self.recurrent is None else self.recurrent.part(members, units),
+            _mapped(self.observation, function),
+            _mapped(self.next_observation, function),
+            _mapped(self.columns, function),
+            function(self.weight),
+            function(self.due),
+            None if self.recurrent is None else self.recurrent.mapped(function),
             self.all_due,
             self.gradients,
             self.number,
-            None if self.share is None else self.share[members],
+            None if self.share is None else function(self.share),
             self.applied,
         )
+
+    def part(self, members: slice | Tensor | int, units: int = 0) -> Batch:
+        """Select some of the agents, with `units` recurrent units."""
+        part = self.mapped(lambda value: value[members])
+        if part.recurrent is not None:
+            part.recurrent.state = part.recurrent.state[..., :units]
+        return part
+
+
+def _mapped(tensors: Observation, function: Callable[[Tensor], Tensor]) -> Tensors:
+    return {name: function(value) for name, value in tensors.items()}
 
 
 def _unbound(tensors: Observation, count: int) -> list[Tensors]:

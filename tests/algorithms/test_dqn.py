@@ -228,8 +228,9 @@ def test_observations_of_bytes_are_read_as_shares_of_255():
     group = population([agent(dqn=dqn)], dqn)
     bytes_ = torch.randint(256, (1, 4, 5), dtype=torch.uint8)
     assert greedy(group, seen(bytes_))[0].shape == (1, 4)
-    q = group.policy.stacks[0].networks["q"]
-    torch.testing.assert_close(q(seen(bytes_)), q(seen(bytes_.float() / 255)))
+    shares = algorithm(observations=gym.spaces.Box(0, 1, (5,)))
+    q, same = (each.policy.stacks[0].networks["q"] for each in (group, population([agent(dqn=shares)], shares)))
+    torch.testing.assert_close(q(seen(bytes_)), same(seen(bytes_.float() / 255)))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,162 @@
+"""Captured updates against single ones, bit by bit, with a recorder that repeats operations on a CPU."""
+
+import pytest
+import torch
+from helpers.support import config, play
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from evorl.algorithms import make_algorithm
+from evorl.distributed import Placement, Ranks
+from evorl.envs import Environments
+from evorl.population import Learner, Policy, initial_population
+from evorl.population.graphs import Recorder
+from evorl.seeding import torch_generator
+from evorl.system.stopwatch import Stopwatch
+from evorl.types.outcomes import EvorlWarning
+
+aten = torch.ops.aten
+WAITS = {aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.bincount, aten._unique2, aten.lift_fresh}
+"""Operations in which the host waits for a GPU or copies numbers to it, which a capture refuses."""
+
+
+INDEXED = {aten.index, aten.index_put, aten.index_put_}
+"""Those that wait if an index is a mask."""
+
+
+def is_mask(index):
+    return isinstance(index, torch.Tensor) and index.dtype == torch.bool
+
+
+class Tape(TorchDispatchMode):
+    """Repeats operations on the same tensors with the same numbers, as a CUDA graph does; the host may read nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        masks = [index for index in tree_leaves(args[1:]) if function.overloadpacket in INDEXED and is_mask(index)]
+        if function.overloadpacket in WAITS or masks:
+            raise RuntimeError(f"the host waits in {function}")
+        result = function(*args, **(kwargs or {}))
+        self.calls.append((function, args, kwargs or {}, result))
+        return result
+
+    @torch.no_grad()
+    def replay(self):
+        for function, args, kwargs, result in self.calls:
+            again = function(*args, **kwargs)
+            for old, new in zip(tree_leaves(result), tree_leaves(again), strict=True):
+                if old.untyped_storage().data_ptr() != new.untyped_storage().data_ptr():
+                    old.copy_(new)
+
+
+class OnCPU(Recorder):
+    """A capture here also takes the first step, which the first replay leaves out."""
+
+    def __init__(self):
+        self.captured = self.replayed = 0
+
+    def try_out(self, function):
+        return function()
+
+    def capture(self, function):
+        tape = Tape()
+        with tape:
+            result = function()
+        self.captured += 1
+        first = True
+
+        def replay():
+            nonlocal first
+            self.replayed += not first
+            if not first:
+                tape.replay()
+            first = False
+
+        return result, replay
+
+
+def learner_of(settings, steps, recorder=None):
+    """A population of two that has been trained for so many steps."""
+    environments = Environments(settings.environment, 2, settings.environment.num_envs)
+    algorithm = make_algorithm(settings, environments.interface)
+    generator = torch_generator(0, generation=0, rank=0, purpose="test")
+    policy = Policy(initial_population(settings, algorithm), algorithm, generator)
+    learner = Learner(policy, recorder=recorder)
+    learner._checks_agents = True  # As after the first update on a GPU, which this would otherwise read from.
+    experience = algorithm.experience(Placement(Ranks(), "replicated", 2), environments.always_valid, Stopwatch())
+    environments.reset(1)
+    play(learner, experience, environments, steps)
+    experience.end(policy.agents)
+    environments.close()
+    return learner
+
+
+REPLAY = "replay={capacity: 2000, learning_starts: 100}"
+PENDULUM = "environment.id=Pendulum-v1"
+CASES = {
+    "dqn": ("algorithm={name: dqn, batch_size: 16, learn_step: 2}", REPLAY),
+    "dueling, periodic": (
+        "algorithm={name: dqn, batch_size: 16, dueling: true, target: periodic, target_period: 7}", REPLAY,
+    ),
+    "rainbow": (
+        "algorithm={name: dqn, batch_size: 16, dueling: true, noisy: {}, distribution: categorical}",
+        "replay={capacity: 2000, learning_starts: 100, n_step: 3, prioritised: {}}",
+    ),
+    "quantiles": ("algorithm={name: dqn, batch_size: 16, distribution: quantile}", REPLAY),
+    "recurrent dqn": (
+        "algorithm={name: dqn, batch_size: 32, sequence_length: 4, burn_in: 2}", "network.recurrent=gru", REPLAY,
+    ),
+    "ddpg": ("algorithm={name: ddpg, batch_size: 16}", REPLAY, PENDULUM),
+    "td3": ("algorithm={name: td3, batch_size: 16}", REPLAY, PENDULUM),
+    "sac": ("algorithm={name: sac, batch_size: 16}", REPLAY, PENDULUM),
+    "sac, choices": ("algorithm={name: sac, batch_size: 16}", REPLAY),
+    "a2c": ("algorithm={name: a2c, annealing: true, rollout_steps: 4}",),
+    "ppo": ("algorithm={name: ppo, annealing: true, rollout_steps: 32, batch_size: 16, epochs: 4, target_kl: 0.02}",),
+    "recurrent ppo": (
+        "algorithm={name: ppo, rollout_steps: 16, sequence_length: 8, batch_size: 16}", "network.recurrent=lstm",
+    ),
+    "agents of other sizes": (
+        "algorithm={name: dqn, batch_size: 16, learn_step: 2}", REPLAY, "evolution.initial=sampled",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings(f"error::{EvorlWarning.__module__}.{EvorlWarning.__qualname__}")
+@pytest.mark.parametrize("case", CASES)
+def test_captured_updates_are_single_ones_bit_by_bit(case):
+    settings = config("population.size=2", "run.kernel=false", "network.hidden_sizes=[16]", *CASES[case])
+    recorder = OnCPU()
+    single, captured = learner_of(settings, 180), learner_of(settings, 180, recorder)
+    assert recorder.captured >= 1
+    assert recorder.replayed > 10 * recorder.captured
+    for one, other in zip(single.to_agents(), captured.to_agents(), strict=True):
+        assert one.fault is None
+        assert one.state.metrics() == other.state.metrics()
+        for name, roles in one.tensors.items():
+            for role, tensors in roles.items():
+                for key, value in tensors.items():
+                    assert torch.equal(value, other.tensors[name][role][key]), (name, role, key)
+    assert torch.equal(single.policy.generator.get_state(), captured.policy.generator.get_state())
+    means, others = single.metrics(), captured.metrics()
+    assert means.updates.tolist() == others.updates.tolist()
+    assert {name: total.tolist() for name, total in means.sums.items()} == {
+        name: total.tolist() for name, total in others.sums.items()
+    }
+
+
+def test_an_update_that_cannot_be_captured_is_taken_singly():
+    class Failing(OnCPU):
+        def capture(self, function):
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    settings = config("population.size=2", "run.kernel=false", "network.hidden_sizes=[16]", *CASES["dqn"])
+    with pytest.warns(EvorlWarning, match=r"run\.kernel: .* could not be captured .*not permitted") as warned:
+        captured = learner_of(settings, 120, Failing())
+    assert len([warning for warning in warned if warning.category is EvorlWarning]) == 1
+    (single, _), (other, _) = (learner.to_agents() for learner in (learner_of(settings, 120), captured))
+    assert torch.equal(
+        single.tensors["q"]["parameters"]["hidden.0.bias"], other.tensors["q"]["parameters"]["hidden.0.bias"]
+    )
