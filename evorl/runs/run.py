@@ -173,7 +173,7 @@ class Run:
         self._training_seconds = 0.0
         self._saved_steps, self._steps_within = self.progress.agent_steps, 0
         if measured_otherwise and not self.finished:
-            self.progress.elite.forget()
+            self.progress.elite.forget_episodes()
         self._before = self.progress.wall_clock_seconds
         self._began = time.perf_counter()
 

@@ -1,6 +1,7 @@
 """`evorl branch`: new runs that go on from a checkpoint of another."""
 
 import errno
+import json
 import os
 import re
 import shutil
@@ -170,6 +171,20 @@ def test_the_best_agent_is_measured_anew_in_another_environment_of_evaluation(co
     before, *after = lines(Path("runs/b/metrics.jsonl"))[2:]
     assert before["elite_fitness"] > 0
     assert all(-1 <= row["elite_fitness"] <= 0 for row in after)
+
+
+@pytest.mark.filterwarnings("ignore::evorl.types.outcomes.EvorlWarning")
+def test_the_worst_return_of_another_environment_of_evaluation_does_not_count(branch):
+    """It would make the lower bound of a mean far too low."""
+    shaped = "evaluation.environment.kwargs={sutton_barto_reward: true}"
+    assert train("run.name=a", "training.max_steps=80", shaped) == 0
+    assert branch("b", "evaluation.environment=null", "training.max_steps=160") == 0
+    before, after = (
+        json.loads(max(Path("runs", name, "checkpoints").glob("*/state.json")).read_text())["elite"]["worst"]
+        for name in ("a", "b")
+    )
+    assert before <= 0
+    assert after > 0
 
 
 @pytest.mark.filterwarnings("ignore:this resume is not bit-exact")

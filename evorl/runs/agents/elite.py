@@ -179,8 +179,13 @@ class Elite:
         return target is not None and reached is not None and reached >= target
 
     def forget(self) -> None:
-        """Discard its returns, since the limit on episodes, or the opponent, has changed; it stays the elite."""
+        """Discard its returns; it stays the elite."""
         self.returns, self.is_tested, self.lower_bound = (), False, None
+
+    def forget_episodes(self) -> None:
+        """Discard all that is known of returns: they are of another environment, limit on episodes, or opponent."""
+        self.forget()
+        self.worst = self.repeats = None
 
     def see(self, returns: Returns) -> None:
         """Update `worst` from returns of any shape; non-finite entries stand for missing episodes."""
