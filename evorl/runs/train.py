@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import FunctionType
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -215,11 +216,13 @@ def _text(key: str, value: Any) -> str:
 
 
 def _written(value: Any, section: str) -> str:
-    """Format a value in a `section`, also a path, sections within it, and NumPy scalars and arrays.
+    """Format a value in a `section`, also sections within it, paths, functions, and NumPy scalars and arrays.
 
     Raises TypeError for other objects, and UserError for a key that is not a string.
     """
     value = _settings_in(value)
+    if isinstance(value, FunctionType | type):
+        value = name_of(value, section.removesuffix("."))
     if isinstance(value, Mapping):
         for key in value:
             _check_key(key, section)

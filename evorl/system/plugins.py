@@ -158,15 +158,15 @@ def imported(key: str, path: str, form: str = "package.module:NAME") -> Any:
     return value
 
 
-def name_of(factory: Any) -> str:
-    """The `module:name` by which other processes can import a class or function.
+def name_of(factory: Any, key: str = "environment") -> str:
+    """The `module:name` by which other processes can import a class or function, the value of a setting.
 
     Raises UserError if it cannot be imported by name.
     """
     module, name = getattr(factory, "__module__", None) or "", getattr(factory, "__qualname__", "")
     if not isinstance(factory, type | FunctionType) or getattr(sys.modules.get(module), name, None) is not factory:
         raise UserError(
-            f"environment: {shown(factory)} is not defined at the top level of a module or script under its own name, "
+            f"{key}: {shown(factory)} is not defined at the top level of a module or script under its own name, "
             "so other processes and a resumed run cannot import it"
         )
     return f"{module}:{name}"

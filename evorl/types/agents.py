@@ -252,7 +252,7 @@ class Agent(Description):
     `tensors` are those of each of its networks by role, in their unpadded shapes.
     """
 
-    tensors: dict[str, Roles] = field(default_factory=dict)
+    tensors: dict[str, Roles] = field(default_factory=dict, repr=False)
 
     def child(self, id: int, generation: int | None = None) -> Agent:
         """Copy the agent after `generation`, with a new id, its own tensors and no fitness yet."""

@@ -103,6 +103,10 @@ def test_a_policy_is_its_flat_buffer():
     assert learner.policy.version == 3
 
 
+def test_an_agent_is_printed_without_its_tensors():
+    assert "tensor(" not in repr(agent())
+
+
 def test_agents_keep_their_order_whatever_the_packing(monkeypatch):
     dqn = algorithm()
     agents = [agent(shape, id=index, dqn=dqn) for index, shape in enumerate(MIXED)]

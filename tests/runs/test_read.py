@@ -32,6 +32,12 @@ def test_a_run_is_read_as_it_was_written(run):
     assert record.metric("best_fitness").tolist() == [row["best_fitness"] for row in rows]
 
 
+@pytest.mark.parametrize("name", ["bestfitness", "mutations"])
+def test_a_metric_that_no_generation_has_is_refused(name, run):
+    with pytest.raises(UserError, match=rf"a: no generation has the number '{name}'; did you mean|known"):
+        read_run(run).metric(name)
+
+
 def test_columns_are_numbers_where_all_are(run):
     record = read_run(str(run))
     table = columns(record.lineage)

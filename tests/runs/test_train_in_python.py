@@ -86,6 +86,13 @@ def test_sections_are_merged_and_dotted_keys_replace():
         assignments({"seed": object()})
 
 
+def test_a_function_is_written_by_its_name():
+    words = assignments({"network": {"name": "module", "factory": make_five_steps}})
+    assert words == ['network.name="module"', f'network.factory="{__name__}:make_five_steps"']
+    with pytest.raises(UserError, match=r"network\.factory: <function .* is not defined at the top level"):
+        assignments({"network": {"factory": lambda inputs, outputs: None}})
+
+
 @pytest.mark.parametrize("environment", [FiveSteps, {"id": make_five_steps, "kwargs": {"bonus": 1.0}}])
 def test_an_environment_may_be_a_class_or_a_function(environment, in_directory):
     run = evorl.train(SMALL, environment=environment, training={"max_steps": 40}, run={"name": "a"})

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from evorl.config.errors import nearest
 from evorl.config.fields import leaves
 from evorl.runs.storage.directory import ELITE_FACTS, LINEAGE, METRICS, SUMMARY, from_here, saved_settings
 from evorl.runs.storage.json_lines import JsonLines, Row
 from evorl.system.files import file_errors, read_json
+from evorl.types.outcomes import UserError
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,14 @@ class RunRecord(RunOverview):
         return f"<RunRecord {from_here(self.path)}: {tables}, {ended}>"
 
     def metric(self, name: str) -> NDArray[np.float64]:
-        """A scalar metric [G], such as `best_fitness`; NaN for generations without it."""
+        """A scalar metric [G], such as `best_fitness`; NaN for generations without it.
+
+        Raises UserError if all are without it.
+        """
+        scalars = {key for row in self.metrics for key, value in row.items() if not isinstance(value, list | dict)}
+        if self.metrics and name not in scalars:
+            what = f"{from_here(self.path)}: no generation has the number {name!r}"
+            raise UserError(what + nearest(name, sorted(scalars)))
         return np.array([_number(row.get(name)) for row in self.metrics])
 
 
