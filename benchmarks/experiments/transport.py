@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0)
     parsed = parser.parse_args()
     torch.set_num_threads(1)
-    part = ObservationSpec("image", (4, 84, 84), torch.uint8, frames=4)
+    part = ObservationSpec("image", (4, 84, 84), torch.uint8, frames=4, high=255.0)
     layout = RolloutLayout(parsed.steps, 1, parsed.envs, {"observation": part}, FIELDS, (0, 0))
     counted = Arena()
     RolloutMemory(layout, counted.empty)

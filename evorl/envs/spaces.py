@@ -37,9 +37,9 @@ class ObservationSpec:
     - `categories`: integers, each below its entry in `sizes`, one-hot encoded;
     - `image`: rows, columns and channels; channels are the last axis if `channels_last`, else the first.
 
-    Networks read numbers from `low` to `high` as [0, 1]: bytes, and images within bounds (`MOST` at most) that are not
-    within -1 and 1 already. If `frames` is above 0, the first axis is a stack of that many successive frames, newest
-    last, and zero frames pad the start of an episode.
+    Networks read values from `low` to `high` as values from 0 to 1: bytes, and images with the bounds of pixels, which
+    are at least 0, above 1 and at most `BRIGHTEST`. If `frames` is above 0, the first axis is a stack of that many
+    successive frames, newest last, and zero frames pad the start of an episode.
     """
 
     kind: Literal["vector", "categories", "image"]
@@ -186,8 +186,8 @@ def allows_each_choice(mask: Flags, sizes: Sequence[int]) -> Any:
     return np.logical_or.reduceat(mask, np.cumsum([0, *sizes[:-1]]), axis=-1).all(-1)
 
 
-MOST = 2**16
-"""The largest bound of pixels; numbers with larger ones, or none, are no pixels and stay as they are."""
+BRIGHTEST = 2**16
+"""The largest value of a pixel."""
 
 
 def _box(space: gym.spaces.Box) -> ObservationSpec:
@@ -207,7 +207,7 @@ def _box(space: gym.spaces.Box) -> ObservationSpec:
         return part
     # One scale for all elements, from the lowest to the highest bound, because pixels share a unit.
     low, high = float(space.low.min()), float(space.high.max())
-    if not (bytes_ or 1 < max(-low, high) <= MOST):
+    if not (bytes_ or (low >= 0 and 1 < high <= BRIGHTEST)):
         return part
     return replace(part, low=low, high=max(high, low + 1))
 

@@ -41,7 +41,7 @@ def test_bytes_are_scaled_by_their_declared_bounds(low, high, shape, seen, read)
     [
         (0, 255, np.float32, [0.0, 0.2, 1.0]),
         (0, 255, np.int32, [0.0, 0.2, 1.0]),
-        (-255, 255, np.float32, [0.5, 0.6, 1.0]),
+        (-255, 255, np.float32, [0.0, 51.0, 255.0]),
         (0, 1, np.float32, [0.0, 51.0, 255.0]),
         (-1, 1, np.float32, [0.0, 51.0, 255.0]),
         (-np.inf, 255, np.float32, [0.0, 51.0, 255.0]),
