@@ -42,7 +42,7 @@ from freeze import short_run
 from records import run
 from throughput import Trainer
 
-from evorl.algorithms import Algorithm
+from evorl.algorithms import Algorithm, make_algorithm
 from evorl.config.yaml import shipped_names
 from evorl.population import Learner, Policy, initial_population
 from evorl.runs.launch import load_config
@@ -266,23 +266,28 @@ def cost(case: str, sizes: Sequence[int]) -> Row:
     return row
 
 
-def four_agents(name: str, setting: str) -> tuple[Learner, torch.device, Batch]:
-    """A learner of four agents of a configuration, its device, and a batch of the same values for each agent."""
-    config = load_config([], CONFIGS / f"{name}.yaml")
-    settings = ["population.size=1", "evolution.selection.size=1", *(SMALL_REPLAY if config.algorithm.replayed else [])]
-    trainer, (batch, *_) = recorded(name, [*settings, setting], 1)
-    population = trainer.config.population.model_copy(update={"size": 4})
-    config, algorithm = trainer.config.model_copy(update={"population": population}), trainer.policy.algorithm
-    device = trainer.ranks.device
-    return learner_of(initial_population(config, algorithm), algorithm, device.type), device, tiled(batch, 4)
-
-
 def launches(name: str) -> Row:
     """Count the kernels of an update of four agents, and time it launched singly and replayed as a CUDA graph."""
     if not torch.cuda.is_available():
         return {"case": name, "skipped": "no GPU"}
-    single, device, own = four_agents(name, "run.kernel=false")
-    row: Row = {"case": name, "update_ms": round(milliseconds(partial(single.update, own), device), 3)}
+    config = load_config([], CONFIGS / f"{name}.yaml")
+    settings = ["population.size=1", "evolution.selection.size=1", *(SMALL_REPLAY if config.algorithm.replayed else [])]
+    trainer, (batch, *_) = recorded(name, settings, 1)
+    population = trainer.config.population.model_copy(update={"size": 4})
+    device, own, learners = trainer.ranks.device, tiled(batch, 4), []
+    for kernel in (False, "auto"):
+        run_settings = trainer.config.run.model_copy(update={"kernel": kernel})
+        config = trainer.config.model_copy(update={"population": population, "run": run_settings})
+        algorithm = make_algorithm(config, trainer.environments.interface)
+        learners.append(learner_of(initial_population(config, algorithm), algorithm, device.type))
+    single, captured = learners
+    for _ in range(8 * UPDATES):
+        single.update(own)
+        captured.update(own)
+    row: Row = {"case": name}
+    row["largest_difference"] = float((single.policy.flat - captured.policy.flat).abs().max())
+    row["update_ms"] = round(milliseconds(partial(single.update, own), device), 3)
+    row["replayed_ms"] = round(milliseconds(partial(captured.update, own), device), 3)
     with torch.profiler.profile() as profile:
         for _ in range(UPDATES):
             single.update(own)
@@ -290,12 +295,6 @@ def launches(name: str) -> Row:
     kernels = [event for event in profile.events() or () if event.device_type.name == "CUDA"]
     row["kernels"] = round(len(kernels) / UPDATES, 1)
     row["gpu_ms"] = round(sum(kernel.time_range.elapsed_us() for kernel in kernels) / UPDATES / 1e3, 3)
-    (single, _, own), (captured, _, same) = (four_agents(name, f"run.kernel={kernel}") for kernel in ("false", "auto"))
-    for _ in range(4 * UPDATES):
-        single.update(own)
-        captured.update(same)
-    row["largest_difference"] = float((single.policy.flat - captured.policy.flat).abs().max())
-    row["replayed_ms"] = round(milliseconds(partial(captured.update, same), device), 3)
     return row
 
 

@@ -197,10 +197,7 @@ class Algorithm(ABC):
         return agent
 
     def after_acting(self, stack: Stack, steps: Tensor | float) -> None:
-        """Update the acting state by `steps` transitions over all ranks, given for each agent [P] or as one number.
-
-        In place: losses of captured updates read the same tensors.
-        """
+        """Update the acting state by `steps` transitions over all ranks, given for each agent [P] or as one number."""
         stack.state["steps"] += steps
 
     def actor_state(self, index: int, count: int) -> Tensors:

@@ -174,7 +174,7 @@ class DQN(OffPolicy):
         return dueling(outputs["value"], atoms) if self.settings.dueling else atoms
 
     def after_acting(self, stack: Stack, steps: Tensor | float) -> None:
-        stack.state["epsilon"].copy_(self.settings.exploration.after(stack.state["epsilon"], steps))
+        stack.state["epsilon"] = self.settings.exploration.after(stack.state["epsilon"], steps)
 
     def loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
         """Temporal-difference loss of a batch, plus the `penalty` of subclasses.

@@ -30,8 +30,9 @@ class RunSettings(Section):
     equal share if agents see images of more than 64 x 64 pixels; else 1."""
     kernel: Literal["auto", False] = "auto"
     """On a CPU, compute hidden layers, heads and optimiser steps by C++ that the machine's compiler builds on first use
-    (some seconds; kept in ~/.cache/evorl). False, or a machine without a C++ compiler: by torch. On a GPU that no other
-    rank shares the agents of, replay each update as one CUDA graph; false launches its operations singly."""
+    (some seconds; kept in ~/.cache/evorl). False, or a machine without a C++ compiler: by torch. On a GPU, unless
+    other ranks hold the same agents, updates of evorl's algorithms are replayed as CUDA graphs; false launches their
+    operations singly."""
     verbose: bool = False
     """At the start, print also the spaces, the sizes of updates and generations, and whether resuming is exact."""
 

@@ -34,8 +34,8 @@ STACK_OVERHEAD = 20_000
 """Fixed cost of an additional stack, in multiplications: an update of [32, 32] networks takes about 0.7 ms of call
 overhead, and 30 ns per weight and agent (batch 128, one core)."""
 STACK_OVERHEAD_ON_GPU = 20_000_000
-"""The same on a GPU: launching an update takes an H100's host about 2.5 ms, in which the GPU could update 250 more
-agents with [256, 256] networks (batch 256)."""
+"""The same on a GPU, launched singly: that takes an H100's host about 2.5 ms, in which the GPU could update 250 more
+agents with [256, 256] networks (batch 256). Of captured updates it is not known."""
 SIGMA = "sigma."
 """Name prefix of the parameter that holds another parameter's noise scale."""
 

@@ -11,20 +11,19 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable
-from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from evorl.system.plugins import described
 from evorl.types.batches import Batch, UpdateResult
-from evorl.types.outcomes import EvorlWarning
+from evorl.types.outcomes import EvorlWarning, UserError
 
-Kind = TypeVar("Kind", bound=Hashable)
-TRIED = 2
-"""Updates of a kind that are launched singly before it is captured, so that everything that it keeps has its memory."""
+TRIED = 8
+"""Updates of a kind that are launched singly before it is captured: a capture costs some of them, and rare kinds never
+pay for it."""
 MOST_GRAPHS = 16
-"""Each holds the memory of an update; batches of many sizes are not worth it."""
+"""Each keeps a batch of its own; batches of many sizes are not worth it."""
 
 
 class Recorder:
@@ -36,57 +35,78 @@ class Recorder:
         # Graphs run one after another, and what an update leaves is copied before the next, so they share memory.
         self._pool = torch.cuda.graph_pool_handle()
 
-    def try_out(self, function: Callable[[], UpdateResult]) -> UpdateResult:
-        """Call the function on the stream on which it will be captured, where libraries then have their workspaces."""
-        here = torch.cuda.current_stream(self._generator.device)
+    def try_out(self, function: Callable[[], UpdateResult]) -> tuple[UpdateResult, str]:
+        """Call the function on the stream of the capture, where libraries so get their workspaces.
+
+        Also returns what makes the host wait for the GPU, which no capture allows, or "".
+        """
+        here, mode = torch.cuda.current_stream(self._generator.device), torch.cuda.get_sync_debug_mode()
         self._stream.wait_stream(here)
-        with torch.cuda.stream(self._stream):
-            result = function()
+        with warnings.catch_warnings(record=True) as caught, torch.cuda.stream(self._stream):
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                result = function()
+            finally:
+                torch.cuda.set_sync_debug_mode(mode)
         here.wait_stream(self._stream)
-        return result
+        waits = [warning for warning in caught if "synchroniz" in str(warning.message)]
+        for warning in caught:
+            if warning not in waits:
+                warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+        return result, f"{waits[0].filename}:{waits[0].lineno}" if waits else ""
 
     def capture(self, function: Callable[[], UpdateResult]) -> tuple[UpdateResult, Callable[[], None]]:
         """What the function returns, whose tensors each call of the replay fills. Raises what the capture raises."""
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self._generator)
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        # A simulator's threads may allocate memory during a capture.
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             result = function()
         return result, graph.replay
 
 
-class UpdateGraphs(Generic[Kind]):
-    """Calls `update`, or replays it where an update of the same kind, with a batch of the same sizes, was captured."""
+class UpdateGraphs:
+    """Takes updates, by replays where one of the same kind, with a batch of the same sizes, was captured."""
 
-    def __init__(self, update: Callable[[Batch, Kind], UpdateResult], recorder: Recorder) -> None:
-        self._update, self._recorder = update, recorder
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
         self._tried: Counter[Hashable] = Counter()
         self._captured: dict[Hashable, tuple[Batch, UpdateResult, Callable[[], None]]] = {}
-        self._fails = False
+        self._waits = False
 
-    def __call__(self, batch: Batch, kind: Kind) -> UpdateResult:
-        """Update by a batch; `kind` is all that `update` reads from the host."""
+    def take(self, update: Callable[[Batch], UpdateResult], batch: Batch, kind: Hashable) -> UpdateResult:
+        """Update by a batch; `kind` is all that `update` reads from the host. Raises UserError if a capture fails."""
         tensors = _tensors(batch)
-        key = kind, tuple(batch.columns), tuple((tensor.shape, tensor.dtype) for tensor in tensors)
+        key = kind, tuple(batch.columns), tuple((each.shape, each.dtype, each.device) for each in tensors)
         if key in self._captured:
             own, result, replay = self._captured[key]
             for mine, given in zip(_tensors(own), tensors, strict=True):
                 mine.copy_(given)
-        elif self._fails or self._tried[key] < TRIED or len(self._captured) == MOST_GRAPHS:
+        elif self._waits or len(self._captured) == MOST_GRAPHS:
+            return update(batch)
+        elif self._tried[key] < TRIED:
             self._tried[key] += 1
-            return self._recorder.try_out(lambda: self._update(batch, kind))
-        else:
-            own = batch.mapped(torch.clone)
-            try:
-                result, replay = self._recorder.capture(lambda: self._update(own, kind))
-            except Exception as error:
-                self._fails = True
+            result, where = self._recorder.try_out(lambda: update(batch))
+            if where:
+                self._waits = True
                 warnings.warn(
-                    f"run.kernel: an update could not be captured as a CUDA graph ({described(error)}), so that the "
-                    "GPU waits for launches; run.kernel=false does not try it",
+                    f"run.kernel: updates are not captured as CUDA graphs, because the host waits for the GPU at "
+                    f"{where}; false does not try it",
                     EvorlWarning,
                     stacklevel=2,
                 )
-                return self._update(batch, kind)
+            return result
+        else:
+            own = batch.mapped(torch.clone)
+            try:
+                result, replay = self._recorder.capture(lambda: update(own))
+            except Exception as error:
+                # What a broken capture leaves to the allocator and to generators is unknown.
+                raise UserError(
+                    "run.kernel: an update could not be captured as a CUDA graph "
+                    f"({described(error.__context__ or error)}); use run.kernel=false"
+                ) from error
             self._captured[key] = own, result, replay
         replay()
         return UpdateResult(_copied(result.active), _copied(result.errors))

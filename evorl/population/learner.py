@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -30,10 +31,14 @@ NUMBERS = ("calls", "partial_calls", "checks_agents", "delay_phase")
 
 
 class UpdateKind(NamedTuple):
-    """What the host decides of an update: the objectives that report, the phase of delayed ones, and two flags."""
+    """What the host decides of an update.
 
+    Which objectives are `due` (None where agents differ in the phase of delayed ones) and `reported`, whether each
+    agent's numbers are checked, and whether all agents are due.
+    """
+
+    due: tuple[bool, ...] | None
     reported: tuple[bool, ...]
-    phase: int | None
     checks_agents: bool
     all_due: bool
 
@@ -66,7 +71,7 @@ class Learner:
         stopwatch: Stopwatch | None = None,
         recorder: Recorder | None = None,
     ) -> None:
-        """A `recorder` captures updates; on a GPU it is the default without `average`, unless `run.kernel` is false."""
+        """A `recorder` captures updates: by default on a GPU, for evorl's algorithms, without `average`."""
         self.policy = policy
         self._algorithm = policy.algorithm
         self._average = average
@@ -88,13 +93,15 @@ class Learner:
         # While all agents have the same phase, the host knows when a delayed objective is due without reading from the
         # device.
         objectives = self._algorithm.objectives
-        self._period = math.lcm(*(objective.every for objective in objectives))
-        phases = {agent.state.updates[objectives[0].network] % self._period for agent in policy.agents}
+        period = math.lcm(*(objective.every for objective in objectives))
+        phases = {agent.state.updates[objectives[0].network] % period for agent in policy.agents}
         self._delay_phase = int(phases.pop()) if len(phases) == 1 else None
         on_gpu = policy.generator.device.type == "cuda" and self._algorithm.config.run.kernel
-        if recorder is None and on_gpu and average is None:
+        # A loss of a user's own may read numbers of the host, which a graph would never see change.
+        is_known = type(self._algorithm).__module__.startswith("evorl.")
+        if recorder is None and on_gpu and is_known and average is None:
             recorder = Recorder(policy.generator)
-        self._graphs = None if recorder is None else UpdateGraphs(self._take, recorder)
+        self._graphs = None if recorder is None else UpdateGraphs(recorder)
 
     def update(self, batch: Batch) -> UpdateResult:
         """Update all agents that are due, each from its own part of the batch; the batch is not modified.
@@ -104,15 +111,17 @@ class Learner:
         with self._stopwatch("learning"):
             # Full and partial updates are counted apart, so that agents due only in partial ones have metrics too.
             index = self._calls - self._partial_calls if batch.all_due else self._partial_calls
-            objectives = self._algorithm.objectives
-            kind = UpdateKind(
-                tuple(index // objective.every % objective.report_every == 0 for objective in objectives),
-                None if self._delay_phase is None else self._delay_phase % self._period,
-                self._checks_agents,
-                batch.all_due,
+            objectives, phase = self._algorithm.objectives, self._delay_phase
+            due = None if phase is None else tuple(phase % objective.every == 0 for objective in objectives)
+            reported = tuple(
+                is_due and index // objective.every % objective.report_every == 0
+                for objective, is_due in zip(objectives, due or [True] * len(objectives), strict=True)
             )
-            take = self._take if self._graphs is None or batch.gradients else self._graphs
-            result = take(batch, kind)
+            kind = UpdateKind(due, reported, self._checks_agents, batch.all_due)
+            if self._graphs is None or batch.gradients:
+                result = self._take(batch, kind)
+            else:
+                result = self._graphs.take(partial(self._take, kind=kind), batch, kind)
             self._calls += 1
             self._partial_calls += not batch.all_due
             if self._delay_phase is not None:
@@ -121,13 +130,13 @@ class Learner:
             return result
 
     def _take(self, batch: Batch, kind: UpdateKind) -> UpdateResult:
-        """Take the steps of an update. It reads nothing from the host but its `kind` and the sizes of tensors."""
+        """Take the steps of an update, which reads no numbers of the host that change but its `kind`."""
         parts = self.policy.parts(batch)
         for stack, part in zip(self.stacks, parts, strict=True):
-            stack.begin(part, self._checks_agents)
+            stack.begin(part, kind.checks_agents)
         errors: list[Tensor | None] = [None] * len(parts)
-        for objective, reported in zip(self._algorithm.objectives, kind.reported, strict=True):
-            due = self._due(objective, kind.phase)
+        for number, (objective, reported) in enumerate(zip(self._algorithm.objectives, kind.reported, strict=True)):
+            due = self._due(objective, None if kind.due is None else kind.due[number])
             if due is None:
                 continue
             losses = self._descend(objective, parts, due, reported)
@@ -201,11 +210,13 @@ class Learner:
         values = self._calls, self._partial_calls, self._checks_agents, phase
         return numbers_to_tensors(**dict(zip(NUMBERS, map(int, values), strict=True)))
 
-    def _due(self, objective: Objective, phase: int | None) -> list[Tensor | None] | None:
-        """The agents [P] of each stack that take an objective's step now, or None if none does."""
-        if objective.every == 1 or phase is not None:
-            is_due = (phase or 0) % objective.every == 0
-            return [stack.active for stack in self.stacks] if is_due else None
+    def _due(self, objective: Objective, is_due: bool | None) -> list[Tensor | None] | None:
+        """The agents [P] of each stack that take an objective's step now, or None if none does.
+
+        `is_due` is None if the host does not know.
+        """
+        if objective.every == 1 or is_due is not None:
+            return [stack.active for stack in self.stacks] if objective.every == 1 or is_due else None
         due = [stack.due(objective) for stack in self.stacks]
         # On a GPU this check would synchronise, so there a step with no agent due is computed without effect.
         return None if all(agents.device.type == "cpu" and not agents.any() for agents in due) else [*due]

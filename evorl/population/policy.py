@@ -165,7 +165,11 @@ class Policy:
         same, device = bool((steps == steps[0]).all()), self.generator.device
         for stack in self.stacks:
             taken = float(steps[0]) if same else torch.from_numpy(steps).to(device)[stack.members]
+            before = dict(stack.state)
             self.algorithm.after_acting(stack, taken)
+            for name, values in before.items():
+                if stack.state[name] is not values:  # Captured updates read this tensor.
+                    stack.state[name] = values.copy_(stack.state[name])
 
     def acting_states(self) -> Tensors:
         """The acting states [P] of all agents by name, in the algorithm's order."""

@@ -1,5 +1,9 @@
 """Captured updates against single ones, bit by bit, with a recorder that repeats operations on a CPU."""
 
+import gc
+import weakref
+
+import numpy as np
 import pytest
 import torch
 from helpers.support import config, play
@@ -13,7 +17,7 @@ from evorl.population import Learner, Policy, initial_population
 from evorl.population.graphs import Recorder
 from evorl.seeding import torch_generator
 from evorl.system.stopwatch import Stopwatch
-from evorl.types.outcomes import EvorlWarning
+from evorl.types.outcomes import EvorlWarning, UserError
 
 aten = torch.ops.aten
 WAITS = {aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.bincount, aten._unique2, aten.lift_fresh}
@@ -59,7 +63,7 @@ class OnCPU(Recorder):
         self.captured = self.replayed = 0
 
     def try_out(self, function):
-        return function()
+        return function(), ""
 
     def capture(self, function):
         tape = Tape()
@@ -94,6 +98,7 @@ def learner_of(settings, steps, recorder=None):
     return learner
 
 
+STEPS = 200
 REPLAY = "replay={capacity: 2000, learning_starts: 100}"
 PENDULUM = "environment.id=Pendulum-v1"
 CASES = {
@@ -127,11 +132,10 @@ CASES = {
 @pytest.mark.filterwarnings(f"error::{EvorlWarning.__module__}.{EvorlWarning.__qualname__}")
 @pytest.mark.parametrize("case", CASES)
 def test_captured_updates_are_single_ones_bit_by_bit(case):
-    settings = config("population.size=2", "run.kernel=false", "network.hidden_sizes=[16]", *CASES[case])
-    recorder = OnCPU()
-    single, captured = learner_of(settings, 180), learner_of(settings, 180, recorder)
+    settings, recorder = small(case), OnCPU()
+    single, captured = learner_of(settings, STEPS), learner_of(settings, STEPS, recorder)
     assert recorder.captured >= 1
-    assert recorder.replayed > 10 * recorder.captured
+    assert recorder.replayed > 5 * recorder.captured
     for one, other in zip(single.to_agents(), captured.to_agents(), strict=True):
         assert one.fault is None
         assert one.state.metrics() == other.state.metrics()
@@ -147,16 +151,50 @@ def test_captured_updates_are_single_ones_bit_by_bit(case):
     }
 
 
-def test_an_update_that_cannot_be_captured_is_taken_singly():
-    class Failing(OnCPU):
-        def capture(self, function):
-            raise RuntimeError("operation not permitted when stream is capturing")
+class Waiting(OnCPU):
+    def try_out(self, function):
+        return function(), "loss.py:3"
 
-    settings = config("population.size=2", "run.kernel=false", "network.hidden_sizes=[16]", *CASES["dqn"])
-    with pytest.warns(EvorlWarning, match=r"run\.kernel: .* could not be captured .*not permitted") as warned:
-        captured = learner_of(settings, 120, Failing())
+
+class Failing(OnCPU):
+    def capture(self, function):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+
+def small(case):
+    return config("population.size=2", "run.kernel=false", "network.hidden_sizes=[16]", *CASES[case])
+
+
+def test_updates_in_which_the_host_waits_are_taken_singly():
+    recorder = Waiting()
+    with pytest.warns(EvorlWarning, match=r"run\.kernel: .*the host waits for the GPU at loss\.py:3") as warned:
+        waiting = learner_of(small("dqn"), 180, recorder)
     assert len([warning for warning in warned if warning.category is EvorlWarning]) == 1
-    (single, _), (other, _) = (learner.to_agents() for learner in (learner_of(settings, 120), captured))
-    assert torch.equal(
-        single.tensors["q"]["parameters"]["hidden.0.bias"], other.tensors["q"]["parameters"]["hidden.0.bias"]
-    )
+    assert recorder.captured == 0
+    single = learner_of(small("dqn"), 180)
+    assert torch.equal(single.policy.flat, waiting.policy.flat)
+
+
+def test_a_capture_that_fails_names_the_way_out():
+    with pytest.raises(UserError, match=r"run\.kernel: .*not permitted.*; use run\.kernel=false"):
+        learner_of(small("dqn"), 180, Failing())
+
+
+def test_a_learner_with_graphs_is_freed_at_once():
+    gc.collect()
+    gc.disable()
+    try:
+        learner = learner_of(small("dqn"), 180, OnCPU())
+        freed = weakref.ref(learner)
+        del learner
+        assert freed() is None
+    finally:
+        gc.enable()
+
+
+def test_acting_states_stay_in_their_tensors():
+    (stack,) = (learner := learner_of(small("dqn"), 1)).policy.stacks
+    before = dict(stack.state)
+    learner.policy.acted(np.array([40.0, 40.0]))
+    assert stack.state["epsilon"] is before["epsilon"]
+    assert (before["epsilon"] < 1).all()
