@@ -220,7 +220,7 @@ def points(run: Drawn, measure: str) -> tuple[Floats, Floats]:
 def groups(runs: Sequence[Drawn]) -> list[Group]:
     """Group runs by configuration, number of ranks and origin, in order of first appearance.
 
-    Warns of equal seeds in a group.
+    Warns of equal seeds in a group, and of branches with the same origin.
     """
     kinds: dict[str, list[Drawn]] = {}
     for run in runs:
@@ -228,21 +228,22 @@ def groups(runs: Sequence[Drawn]) -> list[Group]:
         settings |= _circumstances(run)
         kinds.setdefault(json.dumps(settings, sort_keys=True, default=str), []).append(run)
     for members in kinds.values():
-        _warn_of_equal_seeds(members)
+        _warn_of_dependence(members)
     configs = [{**leaves(members[0].config), **_circumstances(members[0])} for members in kinds.values()]
     labels = _labels([members[0] for members in kinds.values()], configs)
     return [Group(label, tuple(members)) for label, members in zip(labels, kinds.values(), strict=True)]
 
 
-def _warn_of_equal_seeds(runs: Sequence[Drawn]) -> None:
-    """Warn if runs of one configuration share a seed: they are not independent, so the intervals are too narrow."""
-    by_seed: dict[str, list[str]] = defaultdict(list)
+def _warn_of_dependence(runs: Sequence[Drawn]) -> None:
+    """Warn if runs of one configuration share a seed, or branches their origin: their intervals are too narrow."""
+    sharing: dict[str, list[str]] = defaultdict(list)
     for run in runs:
-        by_seed[shown(run.setting("seed"))].append(run.name)
-    for seed, names in by_seed.items():
+        origin = run.setting("run.branch_of")
+        sharing[f"seed, {shown(run.setting('seed'))}" if origin is None else f"origin, {origin}"].append(run.name)
+    for shared, names in sharing.items():
         if len(names) > 1:
             some = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
-            what = f"{some}: the same settings and the same seed, {seed}, so they are not {len(names)} independent runs"
+            what = f"{some}: the same settings and the same {shared}, so they are not {len(names)} independent runs"
             warnings.warn(f"{what}; leave all but one out", EvorlWarning, stacklevel=3)
 
 

@@ -163,6 +163,9 @@ def test_runs_of_one_seed_are_no_independent_samples(tmp_path):
     alone, branched = groups([made[0], branch])
     assert (alone.runs, branched.runs) == ((made[0],), (branch,)), "it shares the generations of the run a"
     assert branched.label == "dqn on CartPole-v1: branch_of a, generation 2"
+    sibling = replace(branch, name="d", config={**branch.config, "seed": 9})
+    with pytest.warns(EvorlWarning, match="^b, d: the same settings and the same origin, a, generation 2, so they are"):
+        groups([branch, sibling])
 
 
 def test_ratings_of_different_runs_are_not_averaged(tmp_path):
