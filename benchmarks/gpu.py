@@ -275,7 +275,7 @@ def launches(name: str) -> Row:
     trainer, (batch, *_) = recorded(name, settings, 1)
     population = trainer.config.population.model_copy(update={"size": 4})
     device, own, learners = trainer.ranks.device, tiled(batch, 4), []
-    for kernel in (False, "auto"):
+    for kernel in ("auto", "graph"):
         run_settings = trainer.config.run.model_copy(update={"kernel": kernel})
         config = trainer.config.model_copy(update={"population": population, "run": run_settings})
         algorithm = make_algorithm(config, trainer.environments.interface)

@@ -28,11 +28,11 @@ class RunSettings(Section):
     """Compute threads of each rank; an actor has one. Null is OMP_NUM_THREADS if that is set; else an equal share of
     the machine's cores, also with each actor, but at most one for each agent if the C++ kernel computes the network; an
     equal share if agents see images of more than 64 x 64 pixels; else 1."""
-    kernel: Literal["auto", False] = "auto"
+    kernel: Literal["auto", "graph", False] = "auto"
     """On a CPU, compute hidden layers, heads and optimiser steps by C++ that the machine's compiler builds on first use
-    (some seconds; kept in ~/.cache/evorl). False, or a machine without a C++ compiler: by torch. On a GPU, unless
-    other ranks hold the same agents, updates of evorl's algorithms are replayed as CUDA graphs; false launches their
-    operations singly."""
+    (some seconds; kept in ~/.cache/evorl). False, or a machine without a C++ compiler: by torch. `graph` also
+    replays updates of evorl's algorithms on a GPU as CUDA graphs, unless other ranks hold the same agents; that has not
+    been run on a GPU yet."""
     verbose: bool = False
     """At the start, print also the spaces, the sizes of updates and generations, and whether resuming is exact."""
 

@@ -91,8 +91,7 @@ class UpdateGraphs:
             if where:
                 self._waits = True
                 warnings.warn(
-                    f"run.kernel: updates are not captured as CUDA graphs, because the host waits for the GPU at "
-                    f"{where}; false does not try it",
+                    f"run.kernel: updates are not captured as CUDA graphs: the host waits for the GPU at {where}",
                     EvorlWarning,
                     stacklevel=2,
                 )
@@ -105,7 +104,7 @@ class UpdateGraphs:
                 # What a broken capture leaves to the allocator and to generators is unknown.
                 raise UserError(
                     "run.kernel: an update could not be captured as a CUDA graph "
-                    f"({described(error.__context__ or error)}); use run.kernel=false"
+                    f"({described(error.__context__ or error)}); use run.kernel=auto"
                 ) from error
             self._captured[key] = own, result, replay
         replay()

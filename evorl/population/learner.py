@@ -71,7 +71,7 @@ class Learner:
         stopwatch: Stopwatch | None = None,
         recorder: Recorder | None = None,
     ) -> None:
-        """A `recorder` captures updates: by default on a GPU, for evorl's algorithms, without `average`."""
+        """A `recorder` captures updates; `run.kernel: graph` makes one on a GPU, without `average`."""
         self.policy = policy
         self._algorithm = policy.algorithm
         self._average = average
@@ -96,10 +96,10 @@ class Learner:
         period = math.lcm(*(objective.every for objective in objectives))
         phases = {agent.state.updates[objectives[0].network] % period for agent in policy.agents}
         self._delay_phase = int(phases.pop()) if len(phases) == 1 else None
-        on_gpu = policy.generator.device.type == "cuda" and self._algorithm.config.run.kernel
+        asked = policy.generator.device.type == "cuda" and self._algorithm.config.run.kernel == "graph"
         # A loss of a user's own may read numbers of the host, which a graph would never see change.
         is_known = type(self._algorithm).__module__.startswith("evorl.")
-        if recorder is None and on_gpu and is_known and average is None:
+        if recorder is None and asked and is_known and average is None:
             recorder = Recorder(policy.generator)
         self._graphs = None if recorder is None else UpdateGraphs(recorder)
 

@@ -176,7 +176,7 @@ def test_updates_in_which_the_host_waits_are_taken_singly():
 
 
 def test_a_capture_that_fails_names_the_way_out():
-    with pytest.raises(UserError, match=r"run\.kernel: .*not permitted.*; use run\.kernel=false"):
+    with pytest.raises(UserError, match=r"run\.kernel: .*not permitted.*; use run\.kernel=auto"):
         learner_of(small("dqn"), 180, Failing())
 
 
