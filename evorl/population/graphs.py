@@ -1,4 +1,4 @@
-"""Whole updates as CUDA graphs, each of which the host launches at once.
+"""Whole updates as CUDA graphs, each of which takes the host one launch.
 
 An update of small networks is some 160 launches, which take the host 3.3 ms where the GPU works for 0.33; captured by
 hand it took 0.34 (docs/results/gpu.md). A graph repeats what was launched while it was captured, with the same tensors
@@ -36,9 +36,9 @@ class Recorder:
         self._pool = torch.cuda.graph_pool_handle()
 
     def try_out(self, function: Callable[[], UpdateResult]) -> tuple[UpdateResult, str]:
-        """Call the function on the stream of the capture, where libraries so get their workspaces.
+        """Call the function on the capture's stream, where libraries allocate their workspaces on first use.
 
-        Also returns what makes the host wait for the GPU, which no capture allows, or "".
+        Also returns the line in which the host waits for the GPU, which a capture does not allow, or "".
         """
         here, mode = torch.cuda.current_stream(self._generator.device), torch.cuda.get_sync_debug_mode()
         self._stream.wait_stream(here)
@@ -57,7 +57,7 @@ class Recorder:
         return result, f"{waits[0].filename}:{waits[0].lineno}" if waits else ""
 
     def capture(self, function: Callable[[], UpdateResult]) -> tuple[UpdateResult, Callable[[], None]]:
-        """What the function returns, whose tensors each call of the replay fills. Raises what the capture raises."""
+        """Return the function's result and a replay, each call of which writes that result's tensors anew."""
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self._generator)
         # A simulator's threads may allocate memory during a capture.
@@ -67,7 +67,7 @@ class Recorder:
 
 
 class UpdateGraphs:
-    """Takes updates, by replays where one of the same kind, with a batch of the same sizes, was captured."""
+    """Captures updates, and replays those of a kind and with sizes of a batch that it has captured."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -76,7 +76,7 @@ class UpdateGraphs:
         self._waits = False
 
     def take(self, update: Callable[[Batch], UpdateResult], batch: Batch, kind: Hashable) -> UpdateResult:
-        """Update by a batch; `kind` is all that `update` reads from the host. Raises UserError if a capture fails."""
+        """Update with a batch; `kind` is all that `update` reads from the host. Raises UserError if a capture fails."""
         tensors = _tensors(batch)
         key = kind, tuple(batch.columns), tuple((each.shape, each.dtype, each.device) for each in tensors)
         if key in self._captured:
