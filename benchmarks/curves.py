@@ -30,8 +30,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from records import ROOT, append, read_lines
 
-from evorl.algorithms import SETTINGS
 from evorl.config import AnyConfig, read_yaml, validate
+from evorl.config.algorithms import SETTINGS
 from evorl.config.yaml import TRAINING, shipped_names
 
 SEED = 1
@@ -43,7 +43,7 @@ Line = Mapping[str, Any]
 
 def trainable() -> dict[str, AnyConfig]:
     """Read the shipped configurations outside Atari, by algorithm in the registry's order."""
-    configs = {name: validate(read_yaml(TRAINING / f"{name}.yaml"), SETTINGS) for name in shipped_names()}
+    configs = {name: validate(read_yaml(TRAINING / f"{name}.yaml")) for name in shipped_names()}
     names = [name for name, config in configs.items() if not config.environment.id.startswith("ALE/")]
     order = list(SETTINGS)
     return {name: configs[name] for name in sorted(names, key=lambda name: order.index(configs[name].algorithm.name))}

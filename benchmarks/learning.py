@@ -22,8 +22,7 @@ from typing import Any
 
 from records import ROOT, evaluated, read_lines
 
-from evorl.config import override, read_yaml
-from evorl.runs.train import program_for
+from evorl.runs.configuration import program_for, read_config
 
 LAUNCHER = [
     "-m",
@@ -40,7 +39,7 @@ def train(config: Path, seed: int, processes: int, overrides: Sequence[str], dir
     """
     settings = [f"seed={seed}", f"run.directory={directory}", f"run.name=seed-{seed}", "tracking.backends=[]"]
     launcher = [] if processes == 1 else [*LAUNCHER, "--num_processes", str(processes)]
-    program = program_for(override(read_yaml(config), overrides))
+    program = program_for(read_config(config, overrides))
     command = [sys.executable, *launcher, str(program), "--config", str(config), *overrides, *settings]
     started = time.perf_counter()
     with (directory / f"seed-{seed}.log").open("w") as log:

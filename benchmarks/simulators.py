@@ -37,7 +37,6 @@ import torch
 from records import run
 from throughput import Trainer, environments_alone
 
-from evorl.algorithms import SETTINGS
 from evorl.config import Environment, override, validate
 from evorl.distributed import launched_device
 from evorl.envs import make_environments
@@ -96,7 +95,7 @@ def alone(measure: Any, id: str, copies: Sequence[int], seconds: float) -> Row:
 
 
 def settings_of(id: str) -> Environment:
-    return validate(override({}, [f"environment.id={id}"]), SETTINGS).environment
+    return validate(override({}, [f"environment.id={id}"])).environment
 
 
 def equal(id: str, copies: Sequence[int], seconds: float) -> Row:

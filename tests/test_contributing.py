@@ -9,7 +9,6 @@ import pytest
 import yaml
 from helpers.support import ROOT, lines
 
-from evorl.algorithms import ALGORITHMS, SETTINGS
 from evorl.commands.command import run_command
 from evorl.runs.program import run_program
 
@@ -52,15 +51,13 @@ def configurations(monkeypatch, tmp_path):
             known = set(namespace)
             exec(compile(code, file, "exec", dont_inherit=True), namespace)
             names += [(namespace, each) for each in set(namespace) - known]
-    for key in ALGORITHMS.keys() - SETTINGS.keys():
-        monkeypatch.setitem(SETTINGS, key, ALGORITHMS[key].Settings)
     yield found
     for namespace, each in names:
         del namespace[each]
 
 
 def test_what_it_adds_trains(configurations, in_directory):
-    assert [key for _, key, _ in BLOCKS if key] == ["ALGORITHMS", "MUTATIONS", "SELECTIONS", "TRACKERS"]
+    assert [key for _, key, _ in BLOCKS if key] == ["SETTINGS", "ALGORITHMS", "MUTATIONS", "SELECTIONS", "TRACKERS"]
     (file,) = configurations
     changes = [
         "tracking.backends=[fitness_csv]", "evolution.selection.name=ranking", "evolution.burn_in=0",

@@ -16,9 +16,9 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 import evorl
-from evorl.algorithms import SETTINGS
 from evorl.commands.command import COMMANDS, parser_of
 from evorl.config import model_of
+from evorl.config.algorithms import SETTINGS
 from evorl.config.docs import Setting, settings_of
 from evorl.config.fields import AlgorithmSettings
 

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 from score_statistics import bootstrap, probability_of_improvement
 
-from evorl.algorithms import SETTINGS
 from evorl.config import AnyConfig, read_yaml, validate
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -106,7 +105,7 @@ def run_missing(configs: Sequence[str], arms: Sequence[str], seeds: Sequence[int
     for seed in seeds:
         for name in configs:
             path = ROOT / "configs" / "training" / f"{name}.yaml"
-            config = validate(read_yaml(path), SETTINGS)
+            config = validate(read_yaml(path))
             for arm in arms:
                 if seed in read(data)[name][arm]:
                     continue

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from evorl.algorithms import SETTINGS, make_algorithm
+from evorl.algorithms import make_algorithm
 from evorl.config import read_yaml, validate
 from evorl.envs import Environments
 from evorl.envs.vector import for_evaluation
@@ -342,7 +342,7 @@ def births(lines: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
 
 def score_members(run: Path, seed: int) -> list[float]:
     """Return the mean return of each agent of the last generation on fresh episodes, with the same seeds for all."""
-    config = validate(read_yaml(run / "config.yaml"), SETTINGS)
+    config = validate(read_yaml(run / "config.yaml"))
     checkpoints = Checkpoints(run / "checkpoints", keep=1)
     last = checkpoints.generations()[-1]
     agents = decode_agents(checkpoints.read(last, "agents.safetensors"), "the checkpoint")

@@ -22,7 +22,6 @@ import numpy as np
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from evorl.algorithms import SETTINGS
 from evorl.config import read_yaml, validate
 from evorl.system.processes import cpu
 
@@ -41,7 +40,7 @@ def record(run: Path, episodes: int, code: str) -> dict[str, Any]:
 
     Curves have one value per generation and agent. Steps are those of each agent, seconds of wall clock and cumulative.
     """
-    config = validate(read_yaml(run / "config.yaml"), SETTINGS)
+    config = validate(read_yaml(run / "config.yaml"))
     rows = read_lines(run / "metrics.jsonl")
     return {
         "run": run.name,

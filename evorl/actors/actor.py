@@ -15,7 +15,7 @@ import yaml
 
 from evorl.actors.collectors import MESSAGE_TYPES, Acting, Message, messages_in, note_counts
 from evorl.actors.memory import Board, SharedMemory
-from evorl.algorithms import SETTINGS, make_algorithm
+from evorl.algorithms import make_algorithm
 from evorl.config import validate
 from evorl.envs import Environments
 from evorl.envs.vector import for_actor
@@ -83,7 +83,7 @@ class Actor(Closeable):
         self, context: Mapping[str, Any], index: int, attempt: int, board: int, lock: int, memory: int
     ) -> None:
         """Create the environments. Raises UserError if that fails."""
-        self._config = config = validate(yaml.safe_load(context["config"]), SETTINGS)
+        self._config = config = validate(yaml.safe_load(context["config"]))
         assert config.actors is not None
         self._settings = config.actors
         self._index, self._attempt, self._rank = index, attempt, context["rank"]

@@ -14,7 +14,6 @@ from evorl.algorithms.impala import APPO, IMPALA
 from evorl.algorithms.ppo import PPO
 from evorl.algorithms.sac import SAC
 from evorl.config import AnyConfig
-from evorl.config.fields import AlgorithmSettings
 from evorl.envs.spaces import EnvSpec
 
 ALGORITHMS: Mapping[str, type[Algorithm]] = {
@@ -32,7 +31,6 @@ ALGORITHMS: Mapping[str, type[Algorithm]] = {
     "sac": SAC,  # type: ignore[type-abstract]
     "td3": TD3,
 }
-SETTINGS: Mapping[str, type[AlgorithmSettings]] = {name: each.Settings for name, each in ALGORITHMS.items()}
 
 
 def make_algorithm(config: AnyConfig, interface: EnvSpec) -> Algorithm:
@@ -40,4 +38,4 @@ def make_algorithm(config: AnyConfig, interface: EnvSpec) -> Algorithm:
     return ALGORITHMS[config.algorithm.name].variant(interface)(config, interface)
 
 
-__all__ = ["ALGORITHMS", "SETTINGS", "Algorithm", "Objective", "make_algorithm"]
+__all__ = ["ALGORITHMS", "Algorithm", "Objective", "make_algorithm"]

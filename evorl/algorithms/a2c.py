@@ -6,11 +6,10 @@ Axes: P agents, E environments, B batch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any
 
 import gymnasium as gym
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
@@ -23,19 +22,10 @@ from evorl.algorithms.functional import (
     without_gaps,
 )
 from evorl.config import Config
-from evorl.config.fields import (
-    AlgorithmSettings,
-    Fraction,
-    HyperparameterRange,
-    Initialisation,
-    Positive,
-    Rate,
-    Size,
-    Weight,
-)
+from evorl.config.actor_critic import A2CSettings
 from evorl.distributed import Placement
 from evorl.envs.spaces import EnvSpec, known_kind, wrong_actions
-from evorl.networks.distributions import BOX_DISTRIBUTIONS, DISTRIBUTIONS, LOG_SCALES, Distribution, Likelihood
+from evorl.networks.distributions import BOX_DISTRIBUTIONS, DISTRIBUTIONS, Distribution, Likelihood
 from evorl.networks.stack import Stack, TargetRule
 from evorl.replay import Experience, Pace
 from evorl.replay.rollouts import RolloutExperience, check_rollout
@@ -44,61 +34,6 @@ from evorl.types.agents import Agent, Branches, Head
 from evorl.types.batches import Batch, Loss, RecurrentInput, Segment
 from evorl.types.outcomes import UserError
 from evorl.types.tensors import Observation, Tensors
-
-
-class A2CSettings(AlgorithmSettings):
-    name: str = "a2c"
-    rollout_steps: Size = 16
-    """Steps of each environment in a rollout, on each rank; see `split_batches`."""
-    sequence_length: Size = 16
-    """Steps of backpropagation through time in a recurrent agent; without recurrence it has no effect."""
-    learning_rate: Rate = 7e-4
-    """The learning rate of Adam."""
-    annealing: bool = False
-    """Anneal the learning rate linearly to 0 over `training.max_steps` steps of the agent and its ancestors; a child of
-    an archived elite continues from the elite's step count."""
-    gamma: Fraction = 0.99
-    """The discount of a step."""
-    gae_lambda: Fraction = 1.0
-    """The decay of generalised advantage estimates (arXiv 1506.02438); with 1 they are returns minus values."""
-    entropy_coefficient: Weight = 0.01
-    """The weight of the policy's entropy in the loss."""
-    value_coefficient: Weight = 0.5
-    """The weight of the value's error in the loss."""
-    max_grad_norm: Positive | None = 0.5
-    adam_epsilon: Rate = 1e-5
-    normalize_advantage: bool = False
-    """Shift and scale each agent's advantages to mean 0 and variance 1 in every batch."""
-    distribution: Literal["gaussian", "squashed"] = "gaussian"
-    """The policy for a `Box`: `gaussian` has a learned, state-independent scale, and actions are clipped to the bounds;
-    `squashed` is a tanh-squashed Gaussian with a state-dependent scale, as in SAC."""
-    initial_log_std: Annotated[float, Field(ge=LOG_SCALES[0], le=LOG_SCALES[1])] = 0.0
-    """The initial log standard deviation of actions in a `Box`, whose bounds count as -1 and 1 (with `squashed`, of
-    actions before the tanh)."""
-    critic: Literal["separate", "shared"] = "separate"
-    """`separate` gives the value its own hidden layers; image encoders are always shared."""
-    normalize_rewards: bool = False
-    """Divide rewards by the standard deviation of their running discounted sum, and clip them to ±10."""
-
-    initialisation: ClassVar[Initialisation] = "orthogonal"
-    hyperparameters: ClassVar[tuple[str, ...]] = (
-        "learning_rate",
-        "gamma",
-        "gae_lambda",
-        "entropy_coefficient",
-        "value_coefficient",
-        "max_grad_norm",
-    )
-    near_one: ClassVar[tuple[str, ...]] = ("gamma", "gae_lambda")
-    ranges: ClassVar[Mapping[str, HyperparameterRange]] = {
-        "learning_rate": HyperparameterRange(min=1e-4, max=1e-2),
-        "gae_lambda": HyperparameterRange(min=0.8, max=0.999),
-        "entropy_coefficient": HyperparameterRange(min=1e-3, max=3e-2),
-    }
-
-    @property
-    def frozen_on_resume(self) -> tuple[str, ...]:
-        return ("training.max_steps",) if self.annealing else ()
 
 
 def estimates(segment: Segment, discount: Tensor, gae_lambda: Tensor) -> Tensors:

@@ -8,15 +8,12 @@ Axes: T steps of a rollout, P agents, E environments, S sequences, B = T * S ste
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
-
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from evorl.algorithms.asynchronous import Asynchronous, AsynchronousSettings, flattened, time_major
+from evorl.algorithms.asynchronous import Asynchronous, flattened, time_major
 from evorl.algorithms.base import ActInput, ActOutput
-from evorl.config.fields import Size, Weight
+from evorl.config.actor_critic import A3CDataParallelSettings, A3CSettings, A3CSharedSettings
 from evorl.distributed import Placement
 from evorl.networks.stack import Stack
 from evorl.replay import Experience, Pace
@@ -28,41 +25,6 @@ from evorl.types.tensors import Tensors
 
 SCALE = "entropy_scale"
 """Name of a column and of an acting state: the factor by which an actor scales the entropy coefficients."""
-
-
-class A3CDataParallelSettings(AsynchronousSettings):
-    name: str = "a3c_data_parallel"
-    rollout_steps: Size = 4
-    rollouts: Annotated[int, Field(ge=1, le=4096)] = 4
-    entropy_scales: Annotated[tuple[Weight, ...], Field(min_length=1, max_length=4096)] = (1.0,)
-    """Actor i multiplies each agent's entropy coefficient by entry i; after the last entry it starts again. i counts
-    all actors of an agent, on every rank that holds it."""
-
-
-class A3CSettings(A3CDataParallelSettings):
-    name: str = "a3c"
-    rollout_steps: Size = 20
-    rollouts: Annotated[int, Field(ge=1, le=4096)] = 1
-    """Gradients that are averaged for an update, on each rank; with 1 each is applied as it arrives."""
-    passes: Literal[1] = 1
-    """A gradient is applied once."""
-    grad_sync_steps: Annotated[int, Field(ge=1, le=4096)] = 1
-    """Rollouts whose gradients an actor averages before it sends them."""
-    normalize_observations: Literal[False] = False
-
-    actor_messages: ClassVar[str | None] = "gradients"
-
-    @property
-    def sent_steps(self) -> int:
-        return self.rollout_steps * self.grad_sync_steps
-
-
-class A3CSharedSettings(A3CSettings):
-    name: str = "a3c_shared"
-    rollouts: Literal[1] = 1
-    annealing: Literal[False] = False
-
-    actor_messages: ClassVar[str | None] = "updates"
 
 
 class A3CDataParallel(Asynchronous):

@@ -5,52 +5,16 @@ Axes: T steps of a rollout, P agents, E environments, S sequences, B = T * S ste
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, Self
-
-from pydantic import Field, model_validator
 from torch import Tensor
 
-from evorl.algorithms.a2c import A2C, A2CSettings
-from evorl.config.fields import HyperparameterRange, Size
+from evorl.algorithms.a2c import A2C
+from evorl.config.actor_critic import AsynchronousSettings
 from evorl.distributed import Placement
 from evorl.replay import Experience, Pace
 from evorl.replay.received import ReceivedRollouts
 from evorl.replay.statistics import normalized
 from evorl.system.stopwatch import Stopwatch
 from evorl.types.batches import Batch
-
-
-class AsynchronousSettings(A2CSettings):
-    """The settings of actor-critics that learn from actor processes."""
-
-    rollout_steps: Size = 32
-    """Steps of each environment that an actor takes with one set of parameters and sends together."""
-    rollouts: Annotated[int, Field(ge=1, le=4096)] = 1
-    """Rollouts in a batch, on each rank, from any of its actors."""
-    passes: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Epochs over each batch, of one update each."""
-    sequence_length: Size | None = None  # type: ignore[assignment]
-    """Gradients of recurrent agents flow through whole rollouts, so there is nothing to set here."""
-    normalize_rewards: Literal[False] = False
-    split_batches: Literal[False] = False
-
-    ranges: ClassVar[Mapping[str, HyperparameterRange]] = {
-        "learning_rate": HyperparameterRange(min=1e-4, max=1e-2),
-        "entropy_coefficient": HyperparameterRange(min=1e-3, max=3e-2),
-    }
-    actor_messages: ClassVar[str | None] = "rollouts"
-
-    @property
-    def sent_steps(self) -> int:
-        """Steps of each environment in one message of an actor."""
-        return self.rollout_steps
-
-    @model_validator(mode="after")
-    def _has_whole_sequences(self) -> Self:
-        if self.sequence_length not in (None, self.rollout_steps):
-            raise ValueError("sequence_length: actors send whole rollouts; leave it out, or set rollout_steps")
-        return self
 
 
 class Asynchronous(A2C):

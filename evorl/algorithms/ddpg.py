@@ -8,48 +8,28 @@ the environment takes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from evorl.algorithms.base import ActInput, ActOutput, hyperparameter
-from evorl.algorithms.exploration import ActionNoise, random_numbers
+from evorl.algorithms.exploration import draw_noise, random_at_first, random_numbers
 from evorl.algorithms.functional import bootstrapped_return
 from evorl.algorithms.off_policy import (
-    CRITIC_RANGES,
     TWIN_CRITICS,
     OffPolicy,
-    OffPolicySettings,
     actor_learning_rate,
     critic_loss,
 )
 from evorl.config import Config
-from evorl.config.fields import HyperparameterRange, Rate, Size, Weight
+from evorl.config.off_policy import ActionNoise, DDPGSettings, TD3Settings
 from evorl.envs.spaces import ACTION, EnvSpec, with_action
 from evorl.networks.distributions import ActionBounds
 from evorl.networks.stack import Architectures, Polyak, Stack, StackedNetwork
 from evorl.types.agents import Head
 from evorl.types.batches import Batch, Loss, RecurrentInput
 from evorl.types.tensors import Observation
-
-
-class DDPGExploration(ActionNoise):
-    """Initial steps of uniformly random actions, then noise on actions, which are scaled to [-1, 1]."""
-
-    noise: Literal["none", "gaussian", "ornstein_uhlenbeck"] = "ornstein_uhlenbeck"
-    scale: Weight = 0.2
-
-
-class DDPGSettings(OffPolicySettings):
-    name: str = "ddpg"
-    actor_learning_rate: Rate | None = None
-    """Null is the critics' `learning_rate`."""
-    exploration: DDPGExploration = DDPGExploration()
-
-    hyperparameters: ClassVar[tuple[str, ...]] = (*OffPolicySettings.hyperparameters, "actor_learning_rate")
-    ranges: ClassVar[Mapping[str, HyperparameterRange]] = CRITIC_RANGES
 
 
 class DDPG(OffPolicy):
@@ -93,10 +73,10 @@ class DDPG(OffPolicy):
         action, state = actor_action(stack.networks["actor"], inputs.observation), None
         if not inputs.deterministic:
             generator = inputs.generator
-            noise, state = self.exploration.draw(action, inputs.recurrent, generator)
+            noise, state = draw_noise(self.exploration, action, inputs.recurrent, generator)
             action = (action + self.scaled(stack, noise)).clamp(-1.0, 1.0)
-            action = self.exploration.random_at_first(
-                action, stack.state["steps"], lambda: random_numbers(action, generator)
+            action = random_at_first(
+                self.exploration, action, stack.state["steps"], lambda: random_numbers(action, generator)
             )
         return ActOutput(self.bounds.to_environment(action), recurrent_state=state)
 
@@ -142,23 +122,6 @@ def actor_action(actor: StackedNetwork, observation: Observation) -> Tensor:
 def q_values(critics: StackedNetwork, observation: Observation, action: Tensor) -> Tensor:
     """Critics' action values Q(s, a) [C, P, B] of observations [P, B, ...] and actions [P, B, A]."""
     return torch.stack([each.squeeze(-1) for each in critics({**observation, ACTION: action}).values()])
-
-
-class TD3Settings(DDPGSettings):
-    name: str = "td3"
-    policy_delay: Size = 2
-    """Updates of an agent's critics for each update of its actor and of its target networks."""
-    target_noise: Weight = 0.2
-    """The standard deviation of the noise on the target policy's actions, which are scaled to [-1, 1]."""
-    target_noise_clip: Weight = 0.5
-    """The absolute value at which this noise is clipped."""
-    exploration: ActionNoise = ActionNoise()  # type: ignore[assignment]
-
-    hyperparameters: ClassVar[tuple[str, ...]] = (*DDPGSettings.hyperparameters, "target_noise", "target_noise_clip")
-    ranges: ClassVar[Mapping[str, HyperparameterRange]] = {
-        **DDPGSettings.ranges,
-        "target_noise": HyperparameterRange(min=0.05, max=0.4),
-    }
 
 
 class TD3(DDPG):

@@ -11,20 +11,19 @@ Axes: P agents, E environments, B batch, S sequences, T steps of a sequence, A a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any
 
 import gymnasium as gym
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor
 
 from evorl.algorithms.base import ActInput, ActOutput, hyperparameter
-from evorl.algorithms.exploration import EpsilonGreedy, random_choices
+from evorl.algorithms.exploration import decayed, random_choices
 from evorl.algorithms.functional import dueling, of_action
-from evorl.algorithms.off_policy import OffPolicy, UpdatePeriod
-from evorl.algorithms.values import VALUES, ValueSettings
+from evorl.algorithms.off_policy import OffPolicy
+from evorl.algorithms.values import VALUES
 from evorl.config import Config
-from evorl.config.fields import HyperparameterRange, Positive, Rate, Section, Size
+from evorl.config.off_policy import DQNSettings
 from evorl.envs.spaces import EnvSpec, wrong_actions
 from evorl.networks.distributions import allowed
 from evorl.networks.stack import Periodic, Polyak, Stack, StackedNetwork, TargetRule
@@ -34,65 +33,6 @@ from evorl.types.outcomes import UserError
 from evorl.types.tensors import Observation, Tensors
 
 TARGETS: Mapping[str, TargetRule] = {"polyak": Polyak("tau"), "periodic": Periodic("target_period")}
-
-
-class NoisyLayerSettings(Section):
-    """Layers whose weights have noise of a learned scale."""
-
-    sigma: Positive = 0.5
-    """The initial noise scale of a layer with n inputs is this divided by sqrt(n)."""
-
-
-class DQNSettings(ValueSettings):
-    name: str = "dqn"
-    double: bool = True
-    """Double Q-learning: the online network chooses the action that the target network evaluates (arXiv 1509.06461)."""
-    dueling: bool = False
-    """Estimate state values and action advantages in separate branches (arXiv 1511.06581)."""
-    learning_rate: Rate = 2e-3
-    learn_step: UpdatePeriod = 8
-    target: Literal["polyak", "periodic"] = "polyak"
-    """`polyak`: each update moves the target network a fraction `tau` towards the online one. `periodic`: the online
-    one is copied every `target_period` updates (Mnih et al. 2015)."""
-    tau: Rate = 2e-2
-    target_period: Size | None = None
-    """The number of updates between copies of the online network to the target network."""
-    sequence_length: Size = 16
-    """Steps of the sequences that a recurrent agent learns from; `batch_size` counts steps, and is rounded down to
-    whole sequences, at least one. Like `burn_in`, `sequence_length` has no effect without recurrence."""
-    burn_in: Annotated[int, Field(ge=0, le=1_000)] = 16
-    """Steps before a sequence, within its episode, that warm up the recurrent state."""
-    noisy: NoisyLayerSettings | None = None
-    """Explore by noise on the weights of the last hidden layer and of the heads (arXiv 1706.10295)."""
-    exploration: EpsilonGreedy = Field(
-        default_factory=lambda given: EpsilonGreedy(start=0, end=0) if given.get("noisy") else EpsilonGreedy()
-    )
-    """With `noisy`, epsilon is 0 unless this section is set, because the weight noise already explores."""
-
-    hyperparameters: ClassVar[tuple[str, ...]] = (*ValueSettings.hyperparameters, "target_period")
-    layer_norm: ClassVar[bool] = True
-    ranges: ClassVar[Mapping[str, HyperparameterRange]] = {
-        "learning_rate": HyperparameterRange(min=2e-4, max=8e-3),
-        "batch_size": HyperparameterRange(min=128, max=512),
-        "learn_step": HyperparameterRange(min=4, max=16),
-    }
-
-    def effective_value(self, name: str, value: float, num_envs: int, *, recurrent: bool) -> float:
-        """An agent's hyperparameter as training uses it: a recurrent agent's batches are whole sequences."""
-        used = super().effective_value(name, value, num_envs, recurrent=recurrent)
-        if name != "batch_size" or not recurrent:
-            return used
-        return max(1, int(used) // self.sequence_length) * self.sequence_length
-
-    def ineffective(self, name: str) -> str | None:
-        periodic = name == "tau" and self.target == "periodic"
-        return "because `target: periodic` copies the whole network" if periodic else super().ineffective(name)
-
-    @model_validator(mode="after")
-    def _has_a_period_where_it_counts(self) -> Self:
-        if (self.target == "periodic") != (self.target_period is not None):
-            raise ValueError("`target: periodic` and `target_period` go together")
-        return self
 
 
 class DQN(OffPolicy):
@@ -174,7 +114,7 @@ class DQN(OffPolicy):
         return dueling(outputs["value"], atoms) if self.settings.dueling else atoms
 
     def after_acting(self, stack: Stack, steps: Tensor | float) -> None:
-        stack.state["epsilon"] = self.settings.exploration.after(stack.state["epsilon"], steps)
+        stack.state["epsilon"] = decayed(stack.state["epsilon"], self.settings.exploration, steps)
 
     def loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
         """Temporal-difference loss of a batch, plus the `penalty` of subclasses.

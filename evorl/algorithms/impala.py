@@ -8,15 +8,13 @@ Axes: T steps of a rollout, P agents, S sequences, B = T * S steps of a batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar
+from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from evorl.algorithms.asynchronous import Asynchronous, AsynchronousSettings, flattened, time_major
+from evorl.algorithms.asynchronous import Asynchronous, flattened, time_major
 from evorl.algorithms.functional import (
     approximate_kl,
     clip_fraction,
@@ -27,7 +25,7 @@ from evorl.algorithms.functional import (
     without_gaps,
 )
 from evorl.config import Config
-from evorl.config.fields import HyperparameterRange, Positive, Rate, Size
+from evorl.config.actor_critic import APPOSettings, IMPALASettings
 from evorl.envs.spaces import EnvSpec
 from evorl.networks.distributions import Likelihood
 from evorl.networks.stack import Periodic, Stack
@@ -36,11 +34,6 @@ from evorl.types.agents import Agent
 from evorl.types.batches import Batch
 from evorl.types.outcomes import UserError
 from evorl.types.tensors import Tensors
-
-
-class IMPALASettings(AsynchronousSettings):
-    name: str = "impala"
-    learning_rate: Rate = 1e-3
 
 
 class IMPALA(Asynchronous):
@@ -87,24 +80,6 @@ class IMPALA(Asynchronous):
     def more_metrics(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensors:
         """The importance weight [P, B] of each action, which is 1 for on-policy actions."""
         return {"importance_weight": batch.columns["log_ratio"].exp()}
-
-
-class APPOSettings(IMPALASettings):
-    name: str = "appo"
-    passes: Annotated[int, Field(ge=1, le=1024)] = 2
-    """Epochs over each batch, of `minibatches` updates each."""
-    minibatches: Size = 1
-    """Shuffled parts of a batch in each pass, of one update each; recurrent agents shuffle whole rollouts."""
-    target_period: Size = 2
-    """The number of batches between copies of the online network to the target network."""
-    clip: Positive = 0.2
-    """The distance from 1 at which the ratio of the new probability to that of the target network is clipped."""
-
-    hyperparameters: ClassVar[tuple[str, ...]] = (*IMPALASettings.hyperparameters, "target_period", "clip")
-    ranges: ClassVar[Mapping[str, HyperparameterRange]] = {
-        **IMPALASettings.ranges,
-        "clip": HyperparameterRange(min=0.1, max=0.4),
-    }
 
 
 class APPO(IMPALA):

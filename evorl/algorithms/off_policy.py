@@ -6,15 +6,13 @@ Axes: P agents, E environments, B batch, C critics.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Any
 
-from pydantic import Field
 from torch import Tensor
 
 from evorl.algorithms.base import Algorithm
 from evorl.algorithms.functional import n_step_return
 from evorl.config import Config
-from evorl.config.fields import AlgorithmSettings, Fraction, HyperparameterRange, Rate, Size
 from evorl.distributed import Placement
 from evorl.envs.spaces import EnvSpec
 from evorl.networks.stack import Stack
@@ -27,39 +25,6 @@ from evorl.types.outcomes import UserError
 
 TWIN_CRITICS = ("first", "second")
 """The heads of the twin critics Q1 and Q2, which name their tensors in checkpoints."""
-CRITIC_RANGES: Mapping[str, HyperparameterRange] = {
-    "learning_rate": HyperparameterRange(min=1e-4, max=3e-3),
-    "actor_learning_rate": HyperparameterRange(min=1e-5, max=3e-3),
-    "tau": HyperparameterRange(min=1e-3, max=2e-2),
-}
-"""The ranges of algorithms with an actor and critics."""
-UpdatePeriod = Annotated[float, Field(ge=1e-3, le=1e9)]
-
-
-class OffPolicySettings(AlgorithmSettings):
-    """The settings of all algorithms that learn from a replay buffer."""
-
-    batch_size: Size = 256
-    """Transitions in an agent's update, on each rank; see `split_batches`."""
-    learning_rate: Rate = 1e-3
-    """The learning rate of Adam."""
-    gamma: Fraction = 0.99
-    """The discount of a step."""
-    learn_step: UpdatePeriod = 1
-    """Environment steps of an agent for each of its updates, on each rank; see `split_batches`."""
-    tau: Rate = 5e-3
-    """The Polyak coefficient of target networks: target += tau * (parameters - target) in each of their updates."""
-
-    replayed: ClassVar[bool] = True
-    hyperparameters: ClassVar[tuple[str, ...]] = (
-        "batch_size",
-        "learning_rate",
-        "gamma",
-        "learn_step",
-        "tau",
-        "max_grad_norm",
-    )
-    near_one: ClassVar[tuple[str, ...]] = ("gamma",)
 
 
 class OffPolicy(Algorithm):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import gymnasium as gym
 import torch
@@ -17,19 +17,17 @@ from torch import Tensor
 
 from evorl.algorithms.base import ActInput, ActOutput, Algorithm, hyperparameter
 from evorl.algorithms.ddpg import q_values
-from evorl.algorithms.exploration import ActionNoise, random_choices, random_numbers
+from evorl.algorithms.exploration import draw_noise, random_at_first, random_choices, random_numbers
 from evorl.algorithms.functional import bootstrapped_return, temperature_loss
 from evorl.algorithms.off_policy import (
-    CRITIC_RANGES,
     TWIN_CRITICS,
     OffPolicy,
-    OffPolicySettings,
     actor_learning_rate,
     critic_loss,
 )
-from evorl.algorithms.state_dependent import NOISE, StateDependentNoiseSettings, state_dependent_noise
+from evorl.algorithms.state_dependent import NOISE, state_dependent_noise
 from evorl.config import Config
-from evorl.config.fields import Finite, HyperparameterRange, Positive, Rate
+from evorl.config.off_policy import SACSettings
 from evorl.envs.spaces import EnvSpec, ObservationSpecs, choices, known_kind, with_action, wrong_actions
 from evorl.networks.distributions import Categorical, SquashedGaussian
 from evorl.networks.stack import Architectures, NetworkSpec, Polyak, Stack, StackedNetwork
@@ -43,45 +41,6 @@ TAKES = "a Box between bounds, Discrete"
 """The supported action spaces, for error messages."""
 REACHABLE = 0.98
 """The largest share of the maximum entropy that is taken as a target; the paper's (arXiv 1910.07207)."""
-
-
-class SACExploration(ActionNoise):
-    noise: Literal["none", "gaussian", "ornstein_uhlenbeck"] = "none"
-    """Noise added to the policy's samples, for a `Box` only; `ornstein_uhlenbeck` is correlated over steps and so
-    explores further."""
-
-
-class SACSettings(OffPolicySettings):
-    name: str = "sac"
-    learning_rate: Rate = 3e-4
-    """The learning rate of the critics and the temperature."""
-    actor_learning_rate: Rate | None = None
-    """Null is `learning_rate`."""
-    initial_temperature: Positive = 1.0
-    """The initial temperature (weight of the entropy), which is then learned."""
-    target_entropy: Finite | None = None
-    """The target entropy in nats, of actions scaled to [-1, 1]. Null is minus the number of dimensions of a `Box`, and
-    for discrete actions `target_entropy_share` of the maximum entropy. With discrete actions a value set here is
-    limited to 98 % of that maximum."""
-    target_entropy_share: Rate = 0.98
-    """The target entropy of discrete actions as a fraction of the maximum, used where `target_entropy` is null. In each
-    state the maximum is the logarithm of the number of allowed actions."""
-    exploration: SACExploration = SACExploration()
-    state_dependent_noise: StateDependentNoiseSettings | None = None
-    """Explore with a random function of the state that is redrawn periodically (gSDE, arXiv 2005.05719): the policy's
-    variance is that of these draws, and its scale in a state follows from the features of its last hidden layer."""
-
-    hyperparameters: ClassVar[tuple[str, ...]] = (
-        *OffPolicySettings.hyperparameters,
-        "actor_learning_rate",
-        "target_entropy",
-        "target_entropy_share",
-    )
-    ranges: ClassVar[Mapping[str, HyperparameterRange]] = CRITIC_RANGES
-
-    def ineffective(self, name: str) -> str | None:
-        replaced = name == "target_entropy_share" and self.target_entropy is not None
-        return "because `target_entropy` is set" if replaced else super().ineffective(name)
 
 
 class SAC(OffPolicy):
@@ -233,10 +192,10 @@ class ContinuousSAC(SAC):
             action = torch.tanh(self.distribution.moved(outputs, held))
         else:
             action = torch.tanh(self.distribution.sample(outputs, None, generator))
-            noise, state = exploration.draw(action, inputs.recurrent, generator)
+            noise, state = draw_noise(exploration, action, inputs.recurrent, generator)
             action = (action + noise).clamp(-1.0, 1.0)
         steps = stack.state["steps"]
-        action = exploration.random_at_first(action, steps, lambda: random_numbers(action, generator))
+        action = random_at_first(exploration, action, steps, lambda: random_numbers(action, generator))
         return ActOutput(self.bounds.to_environment(action), recurrent_state=state)
 
     def outputs(self, stack: Stack, observation: Observation) -> Tensors:
@@ -289,9 +248,10 @@ class DiscreteSAC(SAC):
         if inputs.deterministic:
             return ActOutput(self.distribution.mode(outputs, mask))
         action = self.distribution.sample(outputs, mask, generator)
+        steps, exploration = stack.state["steps"], self.settings.exploration
         return ActOutput(
-            self.settings.exploration.random_at_first(
-                action, stack.state["steps"], lambda: random_choices(self.actions, action.shape, mask, generator)
+            random_at_first(
+                exploration, action, steps, lambda: random_choices(self.actions, action.shape, mask, generator)
             )
         )
 

@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated
 
 import gymnasium as gym
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from evorl.config import AnyConfig
-from evorl.config.fields import Section, Size
+from evorl.config.off_policy import StateDependentNoiseSettings
 from evorl.envs.spaces import EnvSpec
 from evorl.types.agents import FEATURES, Architecture, Head
 from evorl.types.batches import RecurrentInput
@@ -32,16 +30,6 @@ NOISE = "noise_log_scale"
 """The head of log sigma minus `initial_log_scale`: zero in new agents and for features added later."""
 LEAST_VARIANCE = 1e-6
 """Added to an action's variance, which would be 0 in a state without active features."""
-
-
-class StateDependentNoiseSettings(Section):
-    """Exploration noise that is a function of the state (gSDE, arXiv 2005.05719)."""
-
-    every: Size | None = 64
-    """Steps after which an environment's function is redrawn. It is also redrawn at the start of each episode; null
-    redraws it only then. The paper uses 8 to 64."""
-    initial_log_scale: Annotated[float, Field(ge=-20, le=2)] = -3.0
-    """The initial log sigma: the log standard deviation of the noise matrix's entries."""
 
 
 class StateDependentNoise:

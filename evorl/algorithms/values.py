@@ -8,12 +8,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Annotated, Any, Literal, Self
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional
 
@@ -24,12 +20,10 @@ from evorl.algorithms.functional import (
     cross_entropy,
     quantile_huber,
 )
-from evorl.algorithms.off_policy import OffPolicySettings
-from evorl.config.fields import Finite, Section, Weight
+from evorl.config.off_policy import DQNSettings
 from evorl.types.batches import Loss
 
 Columns = Mapping[str, Tensor]
-Atoms = Annotated[int, Field(ge=2, le=1024)]
 REGRESSION_LOSSES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "mse": partial(functional.mse_loss, reduction="none"),
     "huber": partial(functional.huber_loss, reduction="none"),
@@ -37,74 +31,6 @@ REGRESSION_LOSSES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
 """Losses [P, B] of values [P, B] and their targets [P, B]."""
 TOLERANCE = 1e-4
 """Share of the support's width by which a return may lie outside of it without a warning; rounding errors are less."""
-
-
-class CategoricalSettings(Section):
-    """The support of the distribution of returns (C51, arXiv 1707.06887), which must cover all possible returns."""
-
-    atoms: Atoms = 51
-    """The number of atoms of the support."""
-    v_min: Finite = -10.0
-    """The lowest atom."""
-    v_max: Finite = 10.0
-    """The highest atom."""
-
-    @model_validator(mode="after")
-    def _is_a_range(self) -> Self:
-        if not self.v_min < self.v_max:
-            raise ValueError(f"v_min {self.v_min:g} must be below v_max {self.v_max:g}")
-        return self
-
-
-class QuantileSettings(Section):
-    """Quantile regression (arXiv 1710.10044); its defaults are the paper's."""
-
-    quantiles: Atoms = 200
-    """The number of quantiles."""
-    kappa: Weight = 1.0
-    """The error up to which the loss is quadratic; with 0 it is linear everywhere."""
-
-
-class ValueSettings(OffPolicySettings):
-    """The settings of algorithms with a choice of value representation."""
-
-    distribution: Literal["none", "categorical", "quantile"] = "none"
-    """Learn the distribution of returns rather than their mean: by the sections `categorical` or `quantile`."""
-    loss: Literal["mse", "huber"] = "huber"
-    """The loss of the td_error, where `distribution` is `none`."""
-    categorical: CategoricalSettings = CategoricalSettings()
-    quantile: QuantileSettings = QuantileSettings()
-
-    @property
-    def representation(self) -> tuple[Any, ...]:
-        """The distribution and its support, which are equal for networks that can be exchanged."""
-        ends = (self.categorical.v_min, self.categorical.v_max) if self.distribution == "categorical" else ()
-        return self.distribution, *ends
-
-    @property
-    def represented(self) -> str:
-        """The representation of action values, for error messages."""
-        ends = self.categorical
-        return {
-            "none": "means",
-            "categorical": f"distributions over atoms from {ends.v_min:g} to {ends.v_max:g} (algorithm.categorical)",
-            "quantile": "quantiles (algorithm.quantile)",
-        }[self.distribution]
-
-    def warning(self, metrics: Mapping[str, NDArray[np.float64]], returns: NDArray[np.float64]) -> str | None:
-        """Warn if some returns lay outside the support, and name the episodes' `returns` [P]."""
-        shares = metrics.get("outside_support", np.zeros(1))
-        share = shares[np.isfinite(shares)].max(initial=0.0)
-        if not share:
-            return None
-        low, high = self.categorical.v_min, self.categorical.v_max
-        ended = returns[np.isfinite(returns)]
-        means = f"; episodes returned {ended.min():.4g} to {ended.max():.4g} before discounting" if ended.size else ""
-        return (
-            f"algorithm.categorical: {share:.2%} of the returns learned from lay outside v_min {low:g} to v_max "
-            f"{high:g} and were learned as the nearest end; set both so that all discounted returns lie between "
-            f"them{means}"
-        )
 
 
 class Values(ABC):
@@ -131,7 +57,7 @@ class Values(ABC):
 class MeanValues(Values):
     """Represents an action value by its mean."""
 
-    def __init__(self, settings: ValueSettings) -> None:
+    def __init__(self, settings: DQNSettings) -> None:
         self._loss = REGRESSION_LOSSES[settings.loss]
 
     def mean(self, atoms: Tensor) -> Tensor:
@@ -153,7 +79,7 @@ class CategoricalValues(Values):
 
     metrics = (*Values.metrics, "outside_support")
 
-    def __init__(self, settings: ValueSettings) -> None:
+    def __init__(self, settings: DQNSettings) -> None:
         self.atoms = settings.categorical.atoms
         self._ends = settings.categorical.v_min, settings.categorical.v_max
 
@@ -181,7 +107,7 @@ class CategoricalValues(Values):
 class QuantileValues(Values):
     """Represents returns by quantiles (QR-DQN, arXiv 1710.10044). Priorities use the loss."""
 
-    def __init__(self, settings: ValueSettings) -> None:
+    def __init__(self, settings: DQNSettings) -> None:
         self.atoms = settings.quantile.quantiles
         self._kappa = settings.quantile.kappa
 
@@ -199,7 +125,7 @@ class QuantileValues(Values):
         return Loss(per_sample, metrics, per_sample.detach())
 
 
-VALUES: Mapping[str, Callable[[ValueSettings], Values]] = {
+VALUES: Mapping[str, Callable[[DQNSettings], Values]] = {
     "none": MeanValues,
     "categorical": CategoricalValues,
     "quantile": QuantileValues,

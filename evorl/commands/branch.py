@@ -17,7 +17,8 @@ from evorl.config import AnyConfig, override, read_yaml
 from evorl.config.fields import leaves
 from evorl.config.yaml import assignment
 from evorl.envs.generation import MIN_SHARE
-from evorl.runs.launch import check, read_config
+from evorl.runs.configuration import read_config
+from evorl.runs.launch import check
 from evorl.runs.reading.trust import refuse_code
 from evorl.runs.storage.checkpoint_files import AGENTS, ARCHIVE, ELITE, ISLANDS, STATE, Checkpoints
 from evorl.runs.storage.directory import (

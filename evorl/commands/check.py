@@ -22,7 +22,7 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.utils.passive_env_checker import env_render_passive_checker
 from torch import Tensor
 
-from evorl.algorithms import ALGORITHMS, SETTINGS, make_algorithm
+from evorl.algorithms import ALGORITHMS, make_algorithm
 from evorl.config import AnyConfig, Environment, validate
 from evorl.config.errors import on_one_line
 from evorl.config.task import OF_ALGORITHM
@@ -86,7 +86,7 @@ def check(parsed: argparse.Namespace) -> None:
 def settings_of(id: str, words: list[str]) -> AnyConfig:
     """A configuration with this environment, its keyword arguments, and keys of `environment`. Raises UserError."""
     keys = [word if word.startswith("environment.") else f"environment.kwargs.{word}" for word in words]
-    return validate(override({"environment": {"id": id}}, keys), SETTINGS)
+    return validate(override({"environment": {"id": id}}, keys))
 
 
 def verdicts(settings: Environment, steps: int) -> Iterator[tuple[str, Verdict]]:
@@ -135,7 +135,7 @@ def _spaces(settings: Environment, steps: int) -> list[Verdict]:
             shipped = read_yaml(configuration_file(name, [task]))
             sections = {section: shipped[section] for section in ("network", *OF_ALGORITHM) if section in shipped}
             environment = settings.model_dump(mode="json", exclude_unset=True)
-            config = validate({**sections, "environment": environment}, SETTINGS)
+            config = validate({**sections, "environment": environment})
             if is_tensor(settings.id) and config.actors is not None:
                 continue  # Actor processes step environments of their own.
             check_memory(config, make_algorithm(config, interface))

@@ -9,9 +9,9 @@ from typing import Any
 
 import shtab
 
-from evorl.algorithms import SETTINGS
 from evorl.commands.command import COMMANDS, OVERRIDES, WORDS
 from evorl.config import model_of
+from evorl.config.algorithms import SETTINGS
 from evorl.config.docs import settings_of
 from evorl.config.yaml import shipped_names
 

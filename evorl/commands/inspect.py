@@ -144,10 +144,10 @@ def lineage_table(stages: Sequence[Stage], use: Callable[[str, float], float]) -
 
 
 def config(parsed: argparse.Namespace) -> None:
-    from evorl.algorithms import SETTINGS
     from evorl.config import model_of
+    from evorl.config.algorithms import SETTINGS
     from evorl.config.docs import commented, explained, settings_of
-    from evorl.runs.launch import read_config
+    from evorl.runs.configuration import read_config
 
     if parsed.words and parsed.tasks:
         raise UserError(f"--tasks: is for all configurations; leave out {parsed.words[0]!r}")

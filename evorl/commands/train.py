@@ -1,4 +1,7 @@
-"""`evorl train` and `resume`: start a training program on one process or several, or on several seeds."""
+"""`evorl train` and `resume`: start a training program on one process or several, or on several seeds.
+
+What imports torch is imported where it is needed: a mistyped key needs none.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,8 @@ from evorl.commands.inspect import state_of
 from evorl.config import AnyConfig, read_yaml
 from evorl.config.errors import on_one_line
 from evorl.config.fields import leaves
-from evorl.config.yaml import ACCELERATE, PACKAGE, VERBOSE, assignment, override, read_settings
-from evorl.report.statistics import interval
-from evorl.runs.launch import check, launched, read_config
+from evorl.config.yaml import ACCELERATE, PACKAGE, VERBOSE, assignment, override
+from evorl.runs.configuration import program_for, read_config
 from evorl.runs.reading.read import read_overview
 from evorl.runs.reading.trust import refuse_code
 from evorl.runs.storage.checkpoint_files import STATE, Checkpoints
@@ -28,8 +30,6 @@ from evorl.runs.storage.directory import (
     plain_name,
     saved_config,
 )
-from evorl.runs.storage.progress import progress_of
-from evorl.runs.train import ASYNCHRONOUS, ONLINE, main_of, program_for
 from evorl.system.console import aligned, digits, say
 from evorl.system.files import CHECKPOINTS
 from evorl.system.processes import usable_cores
@@ -47,12 +47,17 @@ def train(parsed: argparse.Namespace) -> None:
         train_seeds(parsed)
         return
     arguments = program_arguments([*parsed.words, *verbosity(parsed)], parsed.seed, parsed.name)
-    program = program_for(read_settings(Path(arguments[1]), arguments[2:]))
+    config = read_config(Path(arguments[1]), arguments[2:])
+    program = program_for(config)
     if parsed.processes == 1:
+        from evorl.runs.train import main_of
+
         main_of(program)(arguments, ())
         return
+    from evorl.runs.launch import check
+
     # Check first: otherwise every process would find the same error, and the launcher would add a traceback for each.
-    check(read_config(Path(arguments[1]), arguments[2:]), ranks=parsed.processes)
+    check(config, ranks=parsed.processes)
     if parsed.processes > (cores := usable_cores()):
         say(f"warning: --processes: {parsed.processes} processes share {cores} cores and wait for each other")
     become(launch_command([str(program), *arguments], parsed.processes))
@@ -106,6 +111,8 @@ def resume_command(
                 f"{key}: a resumed run stays in its directory, {run}; leave it out, or begin a new run from its agents "
                 f"with population.from={run}"
             )
+    from evorl.runs.launch import check
+
     where = run.resolve()
     location = [assignment("run.directory", str(where.parent)), assignment("run.name", where.name), "run.resume=auto"]
     assignments = [*overrides, *location]
@@ -118,7 +125,7 @@ def resume_command(
 
 def program_of(config: AnyConfig, program: Path | None) -> Path:
     """Return the program of one's own, or else the one that trains this configuration. Raises UserError."""
-    program = program or (ONLINE if config.actors is None else ASYNCHRONOUS)
+    program = program or program_for(config)
     if not program.is_file():
         raise UserError(f"--program: there is no file {program}; name the program that trained the run")
     return program
@@ -150,6 +157,8 @@ def _ranks_of(run: Path) -> int:
     An interim checkpoint, saved within a generation, is newer than all others. A run without checkpoints has the number
     in its metrics.
     """
+    from evorl.runs.storage.progress import progress_of
+
     for stem in ("interim", "generation"):
         checkpoints = Checkpoints(run / CHECKPOINTS, keep=1, stem=stem)
         for number in reversed(checkpoints.generations()):
@@ -180,7 +189,10 @@ def train_seeds(parsed: argparse.Namespace) -> None:
     file, assignments = file_and_assignments(
         [*parsed.words, *verbosity(parsed), *(each for each in parsed.seeds if isinstance(each, str))]
     )
-    config = check(read_config(file, assignments), ranks=parsed.processes)
+    config = read_config(file, assignments)
+    from evorl.runs.launch import check, launched
+
+    config = check(config, ranks=parsed.processes)
     name = parsed.name or config.run.name or plain_name(config)
     names = [(number, f"{name}-seed-{number}") for number in seeds]
     runs = [(number, config.run.directory / each) for number, each in names]
@@ -270,6 +282,8 @@ def summary_lines(runs: Sequence[tuple[int, Path]]) -> list[str]:
 
 
 def _together(best: Sequence[float], solved: int, targets: int, number: int) -> str:
+    from evorl.report.statistics import interval
+
     words = f"no seed of {number} has an agent"
     if best:
         _, mean, low, high = interval(best)

@@ -1,6 +1,6 @@
 """The configuration of an experiment, of the sections in `learning`, `evolution` and `run`, and what fits together.
 
-Every default is in this package or in an algorithm's settings.
+Every default is in this package.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Annotated, Any, Generic, Self, TypeVar
 import yaml
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
+from evorl.config.algorithms import SETTINGS
 from evorl.config.errors import explain, nearest, shown
 from evorl.config.evolution import Evolution, PopulationSettings
 from evorl.config.fields import (
@@ -230,16 +231,16 @@ def model_of(settings: type[AlgorithmSettings]) -> type[AnyConfig]:
     return Config[settings]  # type: ignore[valid-type]
 
 
-def validate(data: Mapping[str, Any], algorithms: Mapping[str, type[AlgorithmSettings]]) -> AnyConfig:
-    """Validate `data` and return the effective configuration; `algorithms` maps names to algorithm settings.
+def validate(data: Mapping[str, Any]) -> AnyConfig:
+    """Validate `data` and return the effective configuration.
 
     Raises UserError with the path of each invalid key and what would be valid.
     """
     section = data.get("algorithm", {})
     name = section.get("name", DEFAULT_ALGORITHM) if isinstance(section, dict) else DEFAULT_ALGORITHM
-    if not isinstance(name, str) or name not in algorithms:
-        raise UserError(f"algorithm.name: there is no algorithm {shown(name)}" + nearest(str(name), algorithms))
-    model = model_of(algorithms[name])
+    if not isinstance(name, str) or name not in SETTINGS:
+        raise UserError(f"algorithm.name: there is no algorithm {shown(name)}" + nearest(str(name), SETTINGS))
+    model = model_of(SETTINGS[name])
     try:
         return model.model_validate({"algorithm": {"name": name}, **data}).resolved()
     except ValidationError as error:

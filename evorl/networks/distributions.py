@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from evorl.config.actor_critic import LOG_SCALES
 from evorl.types.agents import Head
 from evorl.types.tensors import Tensors
 
@@ -37,9 +38,6 @@ def allowed(scores: Tensor, mask: Tensor | None) -> Tensor:
     return scores.clamp(min=torch.finfo(scores.dtype).min).masked_fill(~mask, -math.inf)
 
 
-LOG_SCALES = (-5.0, 2.0)
-"""Bounds of a squashed Gaussian's log-scale, and of the initial one of both Gaussians. The authors' code uses a lower
-bound of -20, where the density loses all precision."""
 NORMAL_ENTROPY = 0.5 * math.log(2 * math.pi * math.e)
 """Entropy of a standard normal distribution."""
 QUADRATURE = 16

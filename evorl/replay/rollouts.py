@@ -12,10 +12,11 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor
 
 from evorl.config import AnyConfig
+from evorl.config.actor_critic import parts_of
 from evorl.envs.spaces import ObservationSpecs
 from evorl.replay.experience import ActingAgents, Experience
 from evorl.replay.observations import ObservationStatistics
@@ -27,14 +28,6 @@ from evorl.types.agents import Agent
 from evorl.types.batches import Batch, PolicyOutput, RecurrentInput, Segment, Transition, UpdateResult
 from evorl.types.outcomes import UserError
 from evorl.types.tensors import Tensors
-
-
-def parts_of(steps: int, batch_size: ArrayLike, sequences: int) -> NDArray[np.int64]:
-    """Number of minibatches [P] of `batch_size` [P] steps that a rollout of `steps` steps is split into.
-
-    The count is rounded and lies between 1 and `sequences`.
-    """
-    return np.clip(np.round(steps / np.asarray(batch_size)), 1, sequences).astype(np.int64)
 
 
 class Minibatches:

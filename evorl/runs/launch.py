@@ -14,17 +14,15 @@ from pathlib import Path
 
 import torch
 
-from evorl.algorithms import SETTINGS, Algorithm, make_algorithm
-from evorl.config import AnyConfig, check_name, validate
+from evorl.algorithms import Algorithm, make_algorithm
+from evorl.config import AnyConfig, check_name
 from evorl.config.fields import BENCHMARK, RATING, RETURN, leaves
 from evorl.config.run import LeagueSettings
 from evorl.config.yaml import (
     VERBOSE,
     configuration_file,
-    is_for_another_task,
     override,
     plain_assignments,
-    read_settings,
     source,
 )
 from evorl.envs import make_environments
@@ -41,6 +39,7 @@ from evorl.population import check_memory
 from evorl.population.evaluation import MAX_COPIES
 from evorl.runs.agents.comparison import FEWEST_PAIRS
 from evorl.runs.agents.opponents import Task, benchmark_of, is_run, opponent_of
+from evorl.runs.configuration import read_config
 from evorl.runs.program import Parser
 from evorl.runs.reading.hub import is_on_hub
 from evorl.runs.storage.directory import from_here
@@ -202,20 +201,6 @@ def _doubts(config: AnyConfig) -> Iterator[str]:
             f"evolution.hyperparameters: there are no ranges, so that {share:.0%} of all mutations change nothing; "
             f"leave it out to get the ranges of {name}, or set evolution.mutation.hyperparameters=0"
         )
-
-
-def read_config(path: Path, assignments: Sequence[str]) -> AnyConfig:
-    """Read a configuration file and apply `key.path=value` assignments. Raises UserError.
-
-    Where a shipped file is of another environment, the reward threshold of the one that fitness counts is the target.
-    """
-    settings = read_settings(path, assignments)
-    config = validate(settings, SETTINGS)
-    if "target_fitness" in settings.get("training", {}) or not is_for_another_task(path, settings):
-        return config
-    threshold = reward_threshold(config.evaluation_environment) if config.evolution.fitness == {RETURN: 1.0} else None
-    target = None if threshold is None else float(threshold)
-    return config.model_copy(update={"training": config.training.model_copy(update={"target_fitness": target})})
 
 
 def launched(config: AnyConfig) -> AnyConfig:

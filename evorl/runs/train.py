@@ -19,16 +19,16 @@ from typing import Any, Literal
 import gymnasium as gym
 from pydantic import BaseModel
 
-from evorl.algorithms import SETTINGS
 from evorl.config import AnyConfig, Environment, Evolution, Network
 from evorl.config.errors import shown
 from evorl.config.evolution import PopulationSettings
-from evorl.config.fields import DEFAULT_ALGORITHM, AlgorithmSettings, algorithm_of, given_in
+from evorl.config.fields import DEFAULT_ALGORITHM, AlgorithmSettings, given_in
 from evorl.config.learning import ActorSettings, Replay
 from evorl.config.run import Checkpoint, Evaluation, LeagueSettings, RunSettings, Tracking, Training
 from evorl.config.schema import Config
-from evorl.config.yaml import ROOT, configuration_file, read_settings
+from evorl.config.yaml import configuration_file
 from evorl.distributed import own_world
+from evorl.runs.configuration import program_for, read_config
 from evorl.runs.output.callbacks import Callback
 from evorl.runs.reading.loaded import LoadedAgent, load
 from evorl.runs.reading.read import RunRecord, read_run
@@ -42,11 +42,6 @@ from evorl.system.signals import Interrupted, signal_handlers
 from evorl.types.outcomes import UserError
 
 KWARGS = "environment.kwargs"
-ONLINE = ROOT / "demos" / "online.py"
-ASYNCHRONOUS = ROOT / "demos" / "asynchronous.py"
-"""The program for algorithms that learn from actor processes."""
-
-
 OF_MAKE = (
     gym.wrappers.TimeLimit,
     gym.wrappers.PassiveEnvChecker,  # Within OrderEnforcing, except where an environment asks for none.
@@ -56,12 +51,6 @@ OF_MAKE = (
 """Wrappers that the arguments of `gymnasium.make` ask for, around OrderEnforcing."""
 Main = Callable[[Sequence[str], Sequence[Callback]], Run]
 """A demo's `main`: (command line, callbacks) -> the run that has ended."""
-
-
-def program_for(data: Mapping[str, Any]) -> Path:
-    """The demo that trains with these settings, which it validates itself."""
-    settings = SETTINGS.get(algorithm_of(data) or "")
-    return ASYNCHRONOUS if settings is not None and settings.actor_messages is not None else ONLINE
 
 
 def main_of(program: Path) -> Main:
@@ -159,9 +148,9 @@ def train(
     keep_freed_memory()
     with tempfile.TemporaryDirectory() as folder:
         path = _file_of(DEFAULT_ALGORITHM if config is None else config, Path(folder), words)
-        settings = read_settings(path, words)
-        _refuse_script_for_actors(settings)
-        main = main_of(program_for(settings))
+        configured = read_config(path, words)
+        _refuse_script_for_actors(configured)
+        main = main_of(program_for(configured))
         with _signals(), warnings_on_one_line(), own_world(), global_generators_restored():
             trained = main(["--config", str(path), *words], callbacks)
     return TrainedRun(trained.path, trained.summary)
@@ -336,12 +325,10 @@ def _file_of(config: str | Path | Mapping[str, Any] | AnyConfig, folder: Path, g
     return path
 
 
-def _refuse_script_for_actors(settings: Mapping[str, Any]) -> None:
+def _refuse_script_for_actors(config: AnyConfig) -> None:
     """Raise UserError if actor processes would need what is defined in a script, which they do not run."""
-    for section, key in (("environment", "id"), ("network", "factory")):
-        value = settings.get(section, {})
-        name = str(value.get(key) if isinstance(value, dict) else value)
-        if name.startswith(SCRIPT) and program_for(settings) == ASYNCHRONOUS:
+    for section, name in (("environment", config.environment.id), ("network", config.network.factory or "")):
+        if name.startswith(SCRIPT) and config.actors is not None:
             raise UserError(
                 f"{section}: {name.removeprefix(SCRIPT)} is defined in the script or notebook itself, which the "
                 "processes of actors do not run; put it into a module of its own, and import it from there"

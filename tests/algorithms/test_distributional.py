@@ -9,7 +9,8 @@ from helpers.dqns import DQNS, same_noise
 from helpers.support import agent, algorithm, batch, config, first_architecture, population, seen, train, trained
 
 from evorl.algorithms.functional import categorical_projection, cross_entropy, quantile_huber
-from evorl.algorithms.values import MeanValues, ValueSettings
+from evorl.algorithms.values import MeanValues
+from evorl.config.off_policy import DQNSettings
 from evorl.networks.stack import WeightNoise
 from evorl.types.outcomes import EvorlWarning
 
@@ -41,7 +42,7 @@ def masked_batch(agents, seed=0):
 def test_regression_losses_by_hand(loss, expected):
     q_values, none = torch.tensor([[[-0.5], [-1.0], [3.0]]]), torch.zeros(1, 3)
     columns = {"reward": none, "terminated": none.bool()}
-    found = MeanValues(ValueSettings(name="dqn", loss=loss)).loss(q_values, none.unsqueeze(-1), columns, torch.ones(1))
+    found = MeanValues(DQNSettings(loss=loss)).loss(q_values, none.unsqueeze(-1), columns, torch.ones(1))
     assert found.per_sample.tolist() == [expected]
     assert found.errors.tolist() == [[-0.5, -1.0, 3.0]]
 

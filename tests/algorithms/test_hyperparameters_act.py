@@ -8,7 +8,8 @@ import torch
 from helpers.support import config, play, play_as_actor
 from helpers.worlds import P, members
 
-from evorl.algorithms import ALGORITHMS, SETTINGS, make_algorithm
+from evorl.algorithms import ALGORITHMS, make_algorithm
+from evorl.config.algorithms import SETTINGS
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
 from evorl.population import Learner, Policy, initial_population

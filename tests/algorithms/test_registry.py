@@ -6,7 +6,8 @@ import pytest
 from helpers.kinds import CONVOLUTIONS, OBSERVATIONS
 from helpers.support import ROOT, algorithm
 
-from evorl.algorithms import ALGORITHMS, SETTINGS
+from evorl.algorithms import ALGORITHMS
+from evorl.config.algorithms import SETTINGS
 from evorl.types.outcomes import UserError
 
 BOUNDED = gym.spaces.Box(-1.0, 1.0, (2,))

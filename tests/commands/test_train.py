@@ -1,7 +1,10 @@
 """`evorl train`, as far as one process can try it."""
 
 import json
+import re
 import shutil
+import subprocess
+import sys
 
 import pytest
 from helpers.support import ROOT, SMALL, error_line, lines
@@ -10,8 +13,9 @@ from evorl.commands import train
 from evorl.commands.command import run_command
 from evorl.commands.train import program_arguments
 from evorl.config.yaml import configuration_file, read_settings, shipped_names
+from evorl.runs.configuration import ASYNCHRONOUS, ONLINE, program_for, read_config
 from evorl.runs.program import run_program
-from evorl.runs.train import ASYNCHRONOUS, ONLINE, main_of, program_for
+from evorl.runs.train import main_of
 from evorl.system.processes import usable_cores
 from evorl.types.outcomes import UserError
 
@@ -54,10 +58,17 @@ def test_several_processes_are_started_by_the_launcher_after_a_check(in_director
 
 @pytest.mark.parametrize("name", shipped_names())
 def test_each_shipped_configuration_has_its_program(name):
-    data = read_settings(configuration_file(name), [])
-    program = program_for(data)
+    program = program_for(read_config(configuration_file(name), []))
     assert program == (ASYNCHRONOUS if name.startswith(("a3c", "apex", "appo", "impala")) else ONLINE)
     assert callable(main_of(program))
+
+
+def test_a_mistyped_key_is_told_without_torch():
+    command = ["-X", "importtime", "-m", "evorl", "train", "ppo", "algorithm.learing_rate=1"]
+    told = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
+    assert told.returncode == 2
+    assert "algorithm.learing_rate: unknown key; did you mean 'learning_rate'" in told.stderr
+    assert not re.search(r"\| +torch$", told.stderr, re.MULTILINE)
 
 
 def test_train_refuses_unknown_configurations(in_directory):

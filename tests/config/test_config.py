@@ -6,8 +6,8 @@ import pytest
 import yaml
 from helpers.support import ROOT, config, needs_its_extra
 
-from evorl.algorithms import SETTINGS
 from evorl.config import override, read_yaml, validate
+from evorl.config.algorithms import SETTINGS
 from evorl.config.yaml import configuration_file
 from evorl.evolution.selection import selects
 from evorl.runs.launch import check, load_config
@@ -38,7 +38,7 @@ ADAM_1E_5 = {"adam_epsilon": 1e-5, "max_grad_norm": 0.5}
     ],
 )
 def test_optimisers_are_those_of_the_sources(name, settings):
-    shipped = validate(read_yaml(ROOT / "configs" / "training" / f"{name}.yaml"), SETTINGS).algorithm
+    shipped = validate(read_yaml(ROOT / "configs" / "training" / f"{name}.yaml")).algorithm
     assert {key: getattr(shipped, key) for key in settings} == settings
 
 
@@ -203,7 +203,7 @@ def test_numbers_are_read_as_people_write_them(text, value, tmp_path):
         assert data["environment"]["kwargs"] == {"x": value}
     saved = config(f"environment.kwargs.x={text}")
     (tmp_path / "b.yaml").write_text(saved.to_yaml())
-    assert validate(read_yaml(tmp_path / "b.yaml"), SETTINGS) == saved
+    assert validate(read_yaml(tmp_path / "b.yaml")) == saved
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,7 @@ def test_a_first_value_outside_its_own_range_is_said(settings, is_outside, recwa
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_evolution_turns_something_of_every_algorithm_by_default(name):
-    settings = validate({"algorithm": {"name": name}}, SETTINGS)
+    settings = validate({"algorithm": {"name": name}})
     ranges = settings.evolution.hyperparameters
     assert "learning_rate" in ranges
     for key, span in ranges.items():
@@ -323,7 +323,7 @@ def test_evolution_turns_something_of_every_algorithm_by_default(name):
         assert span.scale == ("one_minus_log" if key in settings.algorithm.near_one else "log")
         assert span.min <= value <= span.max or (key, value) == ("gae_lambda", 1.0)
         assert span.max / span.min >= 2 or key == "gae_lambda", "there is room to move"
-    assert validate(yaml.safe_load(settings.to_yaml()), SETTINGS) == settings
+    assert validate(yaml.safe_load(settings.to_yaml())) == settings
 
 
 def test_default_ranges_hold_what_is_configured_and_leave_out_what_is_off():

@@ -7,9 +7,9 @@ import pytest
 import yaml
 from helpers.support import ROOT, error_line
 
-from evorl.algorithms import SETTINGS
 from evorl.commands.command import run_command
 from evorl.config import model_of, override, read_yaml, validate
+from evorl.config.algorithms import SETTINGS
 from evorl.config.docs import commented, settings_of
 from evorl.config.yaml import TRAINING, shipped_names
 from evorl.runs.program import run_program
@@ -23,7 +23,7 @@ def test_each_key_has_a_sentence(name):
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_each_key_has_the_default_that_a_run_would_have(name):
-    algorithm = validate({"algorithm": {"name": name}}, SETTINGS).algorithm
+    algorithm = validate({"algorithm": {"name": name}}).algorithm
     for each in settings_of(type(algorithm)):
         value = algorithm.model_dump(mode="json")
         for key in each.path.split("."):
@@ -44,10 +44,10 @@ def test_the_page_of_the_site_has_every_key(monkeypatch):
 
 @pytest.mark.parametrize("name", shipped_names())
 def test_a_whole_configuration_reads_as_what_it_shows(name, tmp_path):
-    config = validate(read_yaml(TRAINING / f"{name}.yaml"), SETTINGS)
+    config = validate(read_yaml(TRAINING / f"{name}.yaml"))
     text = commented(config.model_dump(mode="json"), settings_of(model_of(SETTINGS[config.algorithm.name])))
     (tmp_path / "a.yaml").write_text(text)
-    assert validate(read_yaml(tmp_path / "a.yaml"), SETTINGS) == config
+    assert validate(read_yaml(tmp_path / "a.yaml")) == config
     assert yaml.safe_load(text) == config.model_dump(mode="json"), "for other readers of YAML, too"
     assert max(map(len, text.splitlines())) <= 200
     assert "# Passes over each rollout.\n  epochs:" in text or config.algorithm.name != "ppo"
@@ -96,7 +96,7 @@ def test_the_command_shows_what_a_command_line_stands_for(capsys):
     run_command(["config", "ppo", "population.size=2", "training.max_steps=7"])
     shown = yaml.safe_load(capsys.readouterr().out)
     data = override(read_yaml(TRAINING / "ppo.yaml"), ["population.size=2", "training.max_steps=7"])
-    assert shown == validate(data, SETTINGS).model_dump(mode="json")
+    assert shown == validate(data).model_dump(mode="json")
 
 
 def test_a_key_that_is_not_there_is_a_mistake(capsys):

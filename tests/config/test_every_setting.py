@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from helpers.support import ROOT, config, interface, play, play_as_actor
 
-from evorl.algorithms import SETTINGS, make_algorithm
+from evorl.algorithms import make_algorithm
 from evorl.config import model_of
+from evorl.config.algorithms import SETTINGS
 from evorl.config.docs import settings_of
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments

@@ -15,7 +15,8 @@ from evorl.config.task import environment_of
 from evorl.config.yaml import configuration_file, read_settings, shipped_names, source
 from evorl.runs import launch
 from evorl.runs import train as in_python
-from evorl.runs.launch import load_config, read_config
+from evorl.runs.configuration import read_config
+from evorl.runs.launch import load_config
 from evorl.runs.program import run_program
 from evorl.types.outcomes import EvorlWarning
 

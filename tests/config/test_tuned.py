@@ -3,7 +3,6 @@
 import pytest
 from helpers.support import needs_extra_of
 
-from evorl.algorithms import SETTINGS
 from evorl.commands.command import file_and_assignments, run_command
 from evorl.config import override, validate
 from evorl.config.task import environment_of
@@ -24,7 +23,7 @@ def test_each_entry_of_the_table_leads_to_its_file(name, task):
     settings = read_settings(TRAINING / f"{name}.yaml", [f"environment={id}"])
     added = {f"{section}.{key}" for section, values in settings.items() if isinstance(values, dict) for key in values}
     assert set(tuned.tasks[task]) <= added
-    validate(settings, SETTINGS)
+    validate(settings)
 
 
 @pytest.mark.parametrize("name", ["ppo", "sac", "td3"])

@@ -15,7 +15,8 @@ from evorl.commands.command import run_command
 from evorl.config import Environment
 from evorl.config.yaml import configuration_file
 from evorl.envs import Environments
-from evorl.runs.launch import check, read_config
+from evorl.runs.configuration import read_config
+from evorl.runs.launch import check
 from evorl.runs.program import run_program
 from evorl.types.outcomes import EvorlWarning, UserError
 

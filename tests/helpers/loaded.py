@@ -2,7 +2,7 @@
 
 import torch
 
-from evorl.algorithms import SETTINGS, make_algorithm
+from evorl.algorithms import make_algorithm
 from evorl.config import validate
 from evorl.config.yaml import read_settings
 from evorl.envs import Environments
@@ -28,7 +28,7 @@ def fresh_run(path, file, *overrides):
     """The directory of a run whose elite has not been trained; its parameters are noise, so that it does something."""
     settings = [f"evaluation.max_steps={STEPS}", "replay.capacity=30000", "environment.num_envs=8", *overrides]
     settings = settings if "replay" in read_settings(file, overrides) else [settings[0], *settings[2:]]
-    config = validate(read_settings(file, settings), SETTINGS)
+    config = validate(read_settings(file, settings))
     environments = Environments(config.environment, 1, 1)
     algorithm = make_algorithm(config, environments.interface)
     agent = initial_population(config, algorithm)[0]

@@ -21,8 +21,9 @@ import pytest
 import torch
 
 from evorl.actors.collectors import MESSAGE_TYPES, Acting, note_counts
-from evorl.algorithms import SETTINGS, make_algorithm
+from evorl.algorithms import make_algorithm
 from evorl.config import override, read_yaml, validate
+from evorl.config.algorithms import SETTINGS
 from evorl.config.task import environment_of
 from evorl.config.yaml import configuration_file
 from evorl.distributed import Placement, Ranks
@@ -38,7 +39,7 @@ from evorl.replay.observations import ObservationStatistics
 from evorl.replay.replay import ReplayExperience
 from evorl.replay.samplers import UniformSampler
 from evorl.replay.storage import Storage
-from evorl.runs.launch import read_config
+from evorl.runs.configuration import read_config
 from evorl.runs.program import run_program
 from evorl.runs.reading.trust import note_trained
 from evorl.seeding import torch_generator
@@ -85,7 +86,7 @@ def fitting(overrides):
 
 
 def config(*overrides):
-    return validate(override(read_yaml(SMALL), fitting(overrides)), SETTINGS)
+    return validate(override(read_yaml(SMALL), fitting(overrides)))
 
 
 def interface(observations=OBSERVATIONS, actions=ACTIONS, masked=False):

@@ -10,7 +10,7 @@ from helpers import replayed, support
 from helpers.kinds import CONVOLUTIONS, OBSERVATIONS
 from helpers.support import agent, algorithm, config, lines, population
 
-from evorl.algorithms import SETTINGS
+from evorl.config.algorithms import SETTINGS
 from evorl.runs.launch import load_config
 from evorl.types.outcomes import UserError
 

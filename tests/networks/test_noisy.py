@@ -19,7 +19,6 @@ from helpers.support import (
     seen,
 )
 
-from evorl.algorithms import SETTINGS
 from evorl.config import ArchitectureLimits, validate
 from evorl.evolution import mutation as operations
 from evorl.networks.flat import Weights
@@ -148,8 +147,8 @@ def test_noise_is_off_in_evaluation_and_new_in_every_step():
 
 def test_noisy_layers_leave_out_random_actions_unless_they_are_configured():
     def exploration(**algorithm):
-        settings = validate({"algorithm": algorithm}, SETTINGS)
-        assert validate(settings.model_dump(mode="json"), SETTINGS) == settings
+        settings = validate({"algorithm": algorithm})
+        assert validate(settings.model_dump(mode="json")) == settings
         return settings.algorithm.exploration
 
     assert exploration().start == 1.0

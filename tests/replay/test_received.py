@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from evorl.algorithms import SETTINGS
 from evorl.config import validate
 from evorl.envs.spaces import ObservationSpec
 from evorl.replay.received import ReceivedRollouts
@@ -58,7 +57,7 @@ class Policy:
 def received(passes, minibatches=1):
     algorithm = {"name": "appo", "rollout_steps": T, "rollouts": 2, "passes": passes, "minibatches": minibatches}
     return ReceivedRollouts(
-        validate({"algorithm": algorithm}, SETTINGS),
+        validate({"algorithm": algorithm}),
         {"x": ObservationSpec("vector", (1,), torch.float32)},
         normalized=("x",),
         rank=0,

@@ -11,7 +11,7 @@ from helpers.support import SMALL, algorithm, config, interface, train
 from evorl.distributed import Placement
 from evorl.envs.generation import generation_plan
 from evorl.envs.spaces import EnvSpec, observation_specs
-from evorl.runs.launch import read_config
+from evorl.runs.configuration import read_config
 from evorl.runs.output.console import announcement, details, header
 
 PPO = "{name: ppo, rollout_steps: 256, batch_size: 64, epochs: 10, split_batches: %s}"

@@ -10,10 +10,10 @@ import pytest
 import torch
 from helpers.support import EVERY_MUTATION, ROOT, error_line, lines, needs_its_extra, steps_until, train
 
-from evorl.algorithms import SETTINGS
 from evorl.commands.command import run_command
 from evorl.commands.evaluate import evaluate_elite
 from evorl.config import read_yaml
+from evorl.config.algorithms import SETTINGS
 from evorl.runs.program import run_program
 from evorl.runs.run import Run
 from evorl.runs.storage.checkpoint_files import Checkpoints

@@ -11,8 +11,8 @@ import pytest
 from helpers.support import SMALL
 
 import evorl
-from evorl.algorithms import SETTINGS
 from evorl.config import validate
+from evorl.config.algorithms import SETTINGS
 from evorl.config.errors import section_in
 from evorl.config.fields import AlgorithmSettings
 from evorl.config.schema import Config
@@ -35,7 +35,7 @@ def configured(monkeypatch, tmp_path):
 
     def main(arguments, callbacks):
         _, path, *given = arguments
-        seen.append(validate(read_settings(train.Path(path), given), SETTINGS))
+        seen.append(validate(read_settings(train.Path(path), given)))
         return SimpleNamespace(path=tmp_path, summary={})
 
     monkeypatch.setattr(train, "main_of", lambda program: main)

@@ -64,9 +64,8 @@ def saved_settings(run: Path) -> dict[str, Any]:
 
 
 def saved_config(data: Mapping[str, Any]) -> AnyConfig:
-    from evorl.algorithms import SETTINGS
 
-    return validate(data, SETTINGS)
+    return validate(data)
 
 
 def plain_name(config: AnyConfig) -> str:
