@@ -31,6 +31,7 @@ FLOORS = [
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 ALONE = {
+    "evorl.algorithms.ppo": "an algorithm has a file of its own",
     "evorl.distributed.local_launch": "it is run, not imported",
 }
 """Small files with fewer than two users, and why."""

@@ -57,7 +57,7 @@ def run_program(main: Callable[[Sequence[str]], object], arguments: Sequence[str
     open_missing()
     keep_freed_memory()
     escape_stdout()
-    # The final garbage collections would traverse all of torch: 0.4 s of the 2.5 s that a mistyped key takes.
+    # The final garbage collections would traverse all of torch, which takes 0.4 s.
     atexit.register(gc.freeze)
     code = 1
     try:

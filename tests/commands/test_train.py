@@ -67,7 +67,7 @@ def test_a_mistyped_key_is_told_without_torch():
     command = ["-X", "importtime", "-m", "evorl", "train", "ppo", "algorithm.learing_rate=1"]
     told = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
     assert told.returncode == 2
-    assert "algorithm.learing_rate: unknown key; did you mean 'learning_rate'" in told.stderr
+    assert "algorithm.learing_rate: unknown key; did you mean 'algorithm.learning_rate'" in told.stderr
     assert not re.search(r"\| +torch$", told.stderr, re.MULTILINE)
 
 
