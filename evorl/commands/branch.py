@@ -136,17 +136,14 @@ def checkpoint_of(run: Path, wanted: int | None, begun: AnyConfig, config: AnyCo
     """Read the checkpoint of generation `wanted`, or the newest that is intact, of a run that may be training.
 
     Returns the generation, and its files of agents and progress by name. With another `evolution.burn_in`, that decides
-    anew when selection begins. As on resume, a generation that a smaller
-    `training.max_steps` cut short is trained again if the checkpoint before it is there. Raises UserError if there is
-    no checkpoint, or if a branch would end at once.
+    anew when selection begins. Raises UserError if there is no checkpoint, or if a branch would end at once.
     """
     checkpoints, where, damaged = Checkpoints(run / CHECKPOINTS, keep=1), from_here(run), set[int]()
     if wanted is not None and wanted not in checkpoints.generations():
         there = ", ".join(map(str, checkpoints.generations())) or "none"
         raise UserError(f"--generation: {where} has no checkpoint of generation {wanted}; there are: {there}")
-    before_cut: int | None = None
     while numbers := [number for number in checkpoints.generations() if number not in damaged]:
-        number = wanted or (before_cut if before_cut in numbers else numbers[-1])
+        number = wanted or numbers[-1]
         try:
             listed = checkpoints.verify(number).keys()
             if missing := {AGENTS, STATE} - listed:
@@ -160,11 +157,7 @@ def checkpoint_of(run: Path, wanted: int | None, begun: AnyConfig, config: AnyCo
             damaged.add(number)
             continue
         _refuse_an_end(where, progress, config)
-        if progress.shortened_by is not None and config.training.max_steps > progress.shortened_by:
-            if wanted is None and number - 1 in numbers:
-                before_cut = number - 1
-                continue
-            progress.shortened_by = None  # Else resuming would look for the checkpoint before it.
+        progress.shortened_by = None  # A branch is no continuation that a short generation would make inexact.
         if begun.evolution.burn_in != config.evolution.burn_in:
             for island in progress.islands:
                 island.selection_began = None

@@ -38,7 +38,7 @@ from evorl.runs.storage.checkpoint_files import (
 from evorl.runs.storage.directory import CANNOT_WRITE, RunDirectory
 from evorl.runs.storage.progress import Position, Progress, progress_of
 from evorl.seeding import derive_seed
-from evorl.system.console import WarnOnce, say
+from evorl.system.console import WarnOnce
 from evorl.system.files import file_errors, json_bytes
 from evorl.system.formats import decode_agents, decode_tensors, encode_agents, encode_tensors
 from evorl.types.agents import Agent
@@ -77,8 +77,6 @@ class CheckpointManager:
         self._ranks = self.placement.ranks
         self._number = 0
         """The number of the newest checkpoint within a generation, or 0."""
-        self._again = 0
-        """The short generation that is trained again in full, or 0."""
         minutes = self.config.checkpoint.minutes
         self._interval = None if minutes is None else 60 * minutes
         self._restart_clock()
@@ -218,17 +216,14 @@ class CheckpointManager:
                     self.warn_once(problem, f"{problem}; looking at the checkpoint before it")
                 continue
             progress, agents = self._load(checkpoints, generation)
-            shortened = self._is_too_short(progress)
-            if shortened and (generation == 1 or not self._damage(checkpoints, generation - 1)):
-                self._again = generation
-                continue
             self._load_experience(progress)
             lost = self._continue_episodes(progress)
-            if shortened:
-                lost.append(f"generation {generation} was cut short, and the checkpoint before it is gone or damaged")
+            limit = progress.shortened_by
+            if limit is not None and self.config.training.max_steps > limit and not progress.is_solved(self.config):
+                lost.append(f"generation {generation} was cut short by training.max_steps={limit}")
             self._warn_where_inexact(progress, lost)
             return progress, agents
-        if generations and self._again != 1:
+        if generations:
             raise UserError(
                 f"run.resume: every checkpoint in {checkpoints.directory} is damaged; nothing was changed, and with "
                 "another run.name training starts from scratch",
@@ -295,31 +290,17 @@ class CheckpointManager:
 
     def roll_back(self, progress: Progress) -> None:
         """Roll the directory back to the restored progress, or to that of a new run. Raises UserError on all ranks."""
-        why = "damaged"
-        if self._again:
-            why = "shortened"
-            if self._ranks.is_main:
-                aside = self.directory.checkpoints.path(self._again).name
-                say(
-                    f"generation {self._again} was cut short by training.max_steps and is trained again in full; its "
-                    f"checkpoint is kept as checkpoints/shortened-{aside}"
-                )
 
         def cut_back() -> bytes:
             with file_errors(self.directory.path, CANNOT_WRITE):
                 # An interruption in between is repaired: a checkpoint whose lines are missing is rolled back again.
                 self.directory.cut_back(progress.generation, progress.elite.payload)
-                self.directory.checkpoints.set_aside(progress.generation + 1, why)
+                self.directory.checkpoints.set_aside(progress.generation + 1)
             return b""
 
         self._ranks.from_main(cut_back, "the run directory")
         if self._ranks.is_main:
             self._prune(self.directory.checkpoints, progress.elite.generation)
-
-    def _is_too_short(self, progress: Progress) -> bool:
-        """True if the last generation was cut short by a smaller `training.max_steps` than the current one."""
-        limit = progress.shortened_by
-        return limit is not None and self.config.training.max_steps > limit and not progress.is_solved(self.config)
 
     def _damage(self, checkpoints: Checkpoints, number: int) -> str:
         """The reason why the run cannot resume from a checkpoint, the same on all ranks, or ""."""

@@ -90,11 +90,12 @@ class Checkpoints:
         for path in self.directory.glob(".partial-*"):
             remove(path)  # Links too: otherwise the next checkpoint would be written to the link's target.
 
-    def set_aside(self, generation: int, why: str = "damaged") -> None:
-        """Rename the checkpoint of `generation` and all newer ones to `WHY-generation-...`, without deleting them."""
+    def set_aside(self, generation: int) -> None:
+        """Rename the checkpoint of `generation` and all newer ones to `damaged-generation-...`, without deleting
+        them."""
         for number in self.generations():
             if number >= generation:
-                aside = self.directory / f"{why}-{self.path(number).name}"
+                aside = self.directory / f"damaged-{self.path(number).name}"
                 remove(aside)
                 self.path(number).rename(aside)
 
