@@ -61,8 +61,8 @@ class Environment(Section):
     """Atari: training episodes end with each life. Returns and evaluation count whole games. After a lost life FIRE
     is pressed, as it is in resets, where the game's actions include it."""
     max_restarts: Annotated[int, Field(ge=0, le=1_000_000)] = 3
-    """Restarts of each copy after it raised an error; the episode it was in is dropped. Games and native environments
-    restart all their copies together, and count the errors of all. A match that raises ends the run."""
+    """Restarts of each copy after it raised an error; the episode it was in is dropped. Games, native environments and
+    simulators, whose copies are stepped together, end the run."""
     carry_over: Literal["auto"] | bool = "auto"
     """Continue episodes from one generation to the next; a resumed run replays them, except those of actors. `auto`
     does so unless a generation has twice as many steps of each environment as the longest episode that the environment

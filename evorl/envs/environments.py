@@ -301,7 +301,7 @@ class Environments(SteppedEnvironments):
         starts = {
             "kind": continuation.kind,
             "origins": continuation.origins(self._vector.env),
-            "restarts": self._vector.restarts,
+            "failures": self._vector.failures.tolist(),
         }
         arrays = {
             ORIGINS: np.frombuffer(json.dumps(starts).encode(), dtype=np.uint8),
@@ -349,7 +349,7 @@ class Environments(SteppedEnvironments):
         copies = self.agents * self.num_envs
         try:
             replayed = continuation.play(self._vector.env, starts["origins"])
-            self._vector.restarts = starts["restarts"]
+            self._vector.failures = np.array(starts["failures"], dtype=np.int64).reshape(copies)
         except UserError:
             raise
         except Exception:  # Environments and corrupt files may raise anything.
@@ -425,7 +425,7 @@ def _starts(tensors: Tensors) -> dict[str, Any]:
     """The decoded start states of the running episodes. Raises UserError if they are missing or malformed."""
     try:
         starts = json.loads(tensors[ORIGINS].numpy().tobytes())
-        return {name: starts[name] for name in ("kind", "origins", "restarts")}
+        return {name: starts[name] for name in ("kind", "origins", "failures")}
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise UserError("the running episodes: their start states are missing or damaged") from error
 

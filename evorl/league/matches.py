@@ -11,16 +11,14 @@ from numpy.typing import NDArray
 
 from evorl.config import Environment
 from evorl.envs.faults.closing import close_in_time
-from evorl.envs.faults.restarting import PASSED_ON
+from evorl.envs.faults.restarting import called
 from evorl.envs.games import make_game
 from evorl.envs.games.game import Game, result_of
 from evorl.envs.games.players import MoveRequest
 from evorl.envs.spaces import EnvSpec, batched, choices
 from evorl.league.players import SeatPlayers
 from evorl.system.closing import Closeable
-from evorl.system.plugins import described
-from evorl.system.signals import note_activity, raise_if_signalled
-from evorl.types.outcomes import UserError
+from evorl.system.signals import raise_if_signalled
 
 MAX_GAMES = 128
 """Games that are played at once."""
@@ -56,12 +54,8 @@ class Arena(Closeable):
 
         Raises UserError if a game raises.
         """
-        try:
-            return self._play(fill, fixtures)
-        except PASSED_ON:
-            raise
-        except BaseException as error:
-            raise UserError(f"environment.id: {self._settings.id} raised in a match: {described(error)}") from error
+        results: NDArray[np.float64] = called(f"a match of {self._settings.id}", self._play, fill, fixtures)
+        return results
 
     def _play(self, fill: Callable[[int], SeatPlayers], fixtures: Sequence[Fixture]) -> NDArray[np.float64]:
         count = min(len(fixtures), MAX_GAMES)
@@ -72,7 +66,6 @@ class Arena(Closeable):
         results, waiting = np.zeros(len(fixtures)), list(range(len(fixtures)))[::-1]
         running: dict[int, int] = {}
         moved, moves = np.zeros(2 * count, dtype=bool), np.zeros(count, dtype=np.int64)
-        note_activity(f"a match of {self._settings.id}")
         while waiting or running:
             raise_if_signalled()
             for number in range(count):
@@ -88,7 +81,6 @@ class Arena(Closeable):
                 game = self._games[number]
                 if not game.acting or (self._max_steps is not None and moves[number] >= self._max_steps):
                     results[running.pop(number)] = result_of(*game.totals)
-        note_activity("")
         return results
 
     def _move(self, players: SeatPlayers, running: Sequence[int], moved: NDArray[np.bool_]) -> None:

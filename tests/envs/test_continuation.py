@@ -149,7 +149,7 @@ def test_new_episodes_begin_where_the_count_of_failures_is_damaged(made):
     ours.reset(3)
     played(ours, 30)
     kept = state_of(ours)
-    kept[ORIGINS] = told(kept, restarts={"seed": 0})
+    kept[ORIGINS] = told(kept, failures=[0])
     assert theirs.load_state_dict(kept, seed=9).startswith("environment 0 of agent 0 and 3 more")
     assert theirs.started.all()
 

@@ -4,6 +4,7 @@ import re
 import time
 import warnings
 
+import gymnasium as gym
 import pytest
 import torch
 from helpers import faults
@@ -11,7 +12,7 @@ from helpers import faults
 from evorl.config import Environment
 from evorl.envs import Environments
 from evorl.envs.faults import closing
-from evorl.envs.faults.restarting import restart
+from evorl.envs.faults.restarting import FAILURES, FAULT, RestartingEnv
 from evorl.types.outcomes import EvorlWarning, UserError
 
 AGENTS, ENVS = 2, 2
@@ -179,83 +180,52 @@ def broken(self, *action, **options):
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "helpers.faults:Failing-v0"])
 @pytest.mark.parametrize("method", ["step", "reset"])
-def test_where_all_copies_fail_at_once_they_are_all_made_again(name, method, monkeypatch):
+def test_where_all_copies_fail_at_once_the_run_ends_by_name(name, method, monkeypatch):
     made = environments("auto", 2, name)
-    kind = type(made._vector.env)
-    working = getattr(kind, method)
-    first, now = made.observation["observation"], made.step(ACT)
-    while not (now.terminated | now.truncated).any():
-        now = made.step(ACT)
-    led_to = made.observation["observation"]
-    made.pop_collected()
-
-    def once(self, *action, **options):
-        monkeypatch.setattr(kind, method, working)
-        broken(self)
-
-    monkeypatch.setattr(kind, method, once)
-    with pytest.warns(EvorlWarning, match=r"environment 0 of agent 0 and 3 more .* raised OSError: out of order"):
-        now = made.step(ACT) if method == "step" else made.reset(4)
-    assert made.started.all()
-    assert not (made.observation["observation"] == first).all(-1).any(), "episodes are new ones"
-    if method == "step":
-        assert not now.valid.any()
-        assert torch.equal(now.observation["observation"], led_to)
-        assert not made.pop_collected().steps.any()
-    now = made.step(ACT)
-    assert now.all_valid
-    assert (now.reward == 1.0).all()
-    monkeypatch.setattr(kind, "step", broken)
-    monkeypatch.setattr(kind, "reset", broken)
-    with pytest.raises(UserError, match=r"environment 0 of agent 0 and 3 more .*out of order .*; after 2 restarts"):
-        made.step(ACT)
+    monkeypatch.setattr(type(made._vector.env), method, broken)
+    message = rf"^environment.id: a {method} of {name} raised OSError: out of order \(\S*:\d+ in broken: raise OSError"
+    with pytest.raises(UserError, match=message):
+        made.step(ACT) if method == "step" else made.reset(4)
 
 
 @pytest.mark.parametrize(("failing", "failures", "restarted"), [(0, 1, True), (2, 3, True), (3, 4, False)])
-def test_a_restart_takes_a_new_seed_in_each_attempt_up_to_the_limit(failing, failures, restarted):
+def test_a_restart_takes_a_new_seed_in_each_attempt_up_to_the_limit(failing, failures, restarted, monkeypatch):
     seeds = []
 
-    def begin_anew(seed):
-        seeds.append(seed)
+    def begin_anew(self):
+        seeds.append(self._seed)
         if len(seeds) <= failing:
             raise ValueError(len(seeds))
         return "observation", {}
 
-    error, count, start = restart(RuntimeError("at first"), 3, 7, begin_anew)
-    assert (count, start) == (failures, ("observation", {}) if restarted else None)
-    assert isinstance(error, ValueError if failing else RuntimeError)
+    monkeypatch.setattr(RestartingEnv, "_begin_anew", begin_anew)
+    env = RestartingEnv(gym.make("CartPole-v1"), None, 3, "CartPole-v1")
+    env._seed = 7
+    observation, info = env._another(RuntimeError("at first"))
+    assert info[FAILURES] == failures
+    assert info[FAULT].startswith("ValueError" if failing else "RuntimeError")
+    assert isinstance(observation, str) == restarted
     assert len({7, *seeds}) == 1 + len(seeds)
 
 
-@pytest.mark.parametrize(("restarts", "failing_resets"), [(1, 0), (3, 2)])
-def test_all_failures_of_a_copy_count(restarts, failing_resets, monkeypatch):
-    """Environment 1 of agent 0 fails in a step, in resets that follow, and with all others."""
+@pytest.mark.parametrize(("restarts", "failing_resets"), [(0, 0), (2, 2)])
+def test_all_failures_of_a_copy_count(restarts, failing_resets):
+    """Environment 1 of agent 0 fails in a step, and in resets that follow."""
     made = environments(max_restarts=restarts, seeds=[5])
     silently(made, 5)
     faults.Failing.failing_resets = failing_resets
-    silently(made, 1)
-    assert not faults.Failing.failing_resets
-    monkeypatch.setattr(type(made._vector.env), "step", broken)
-    with pytest.raises(UserError, match=rf"environment 1 of agent 0 \(.*out of order .*; after {restarts} restarts"):
+    with pytest.raises(UserError, match=rf"environment 1 of agent 0 \(.*; after {restarts} restarts"):
         made.step(ACT)
 
 
-def test_a_process_that_dies_takes_all_episodes_with_it_and_nothing_else():
+def test_a_process_that_dies_ends_the_run_and_leaves_no_other():
     made = environments("async", how="die", seeds=[5])
-    old = made._vector.env.processes
-    try:
+    processes = made._vector.env.processes
+    with made:
         silently(made, 5)
-        with pytest.warns(EvorlWarning, match="and 3 more .* raised (EOFError|ConnectionResetError|BrokenPipeError)"):
-            now = made.step(ACT)
-        assert not now.valid.any()
-        assert [process.exitcode for process in old] == [0, 1, 0, 0], "the others have closed their environments"
-        assert made.started.all()
-        assert all(now.all_valid for now in silently(made, 4))
-        collected = made.pop_collected()
-        assert collected.returns.tolist() == [16.0, 16.0], "two episodes of each copy, and none from before twice"
-        assert collected.steps.tolist() == [18.0, 18.0]
-    finally:
-        made.close()
+        with pytest.raises(UserError, match=r"a step of .* raised (EOFError|ConnectionResetError|BrokenPipeError)"):
+            made.step(ACT)
+    assert [process.exitcode for process in processes] == [0, 1, 0, 0], "the others have closed their environments"
 
 
 def test_neither_an_interruption_nor_a_mistake_of_the_user_counts_as_a_failure():

@@ -16,7 +16,7 @@ from evorl.envs.games.vector import RESULT
 from evorl.envs.vector import make_vector
 from evorl.runs.launch import check
 from evorl.system.stopwatch import Stopwatch
-from evorl.types.outcomes import EvorlWarning, UserError
+from evorl.types.outcomes import UserError
 
 HERE = "helpers.games:"
 
@@ -298,38 +298,13 @@ def moves_on(seen):
     return (0, int(seen[1]), 1)[int(seen[0])]
 
 
-def test_a_game_that_raises_begins_anew_in_all_copies_with_the_same_opponents():
+def test_a_game_that_raises_ends_the_run():
     with Environments(Environment(id=f"{HERE}Lame", max_restarts=2), 1, 3) as environments:
-        before = environments._vector.env
-        before.opponents = Scripted(moves_on)
-        environments.reset(0)
-        # In the middle copy the other seat makes the third move.
-        with pytest.warns(EvorlWarning, match="environment 0 of agent 0 and 2 more .*a leg is broken"):
-            transition = environments.step(torch.tensor([[0, 2, 0]]))
-        assert not transition.valid.any()
-        assert not transition.terminated.any()
-        assert not transition.reward.any()
-        assert environments._vector.env is not before
-        assert environments._vector.env.opponents is before.opponents
-        assert environments.started.all()
-        assert environments._vector._failures.tolist() == [1, 1, 1]
-
-
-def test_a_game_that_raises_in_each_episode_ends_the_run():
-    with Environments(Environment(id=f"{HERE}Lame", max_restarts=2), 1, 1) as environments:
         environments._vector.env.opponents = Scripted(moves_on)
         environments.reset(0)
-        with pytest.warns(EvorlWarning):
-            steps_until_it_raises(environments, r"after 2 restarts, the maximum")
-
-
-def steps_until_it_raises(environments, told):
-    def step():
-        for _ in range(20):
-            environments.step(torch.tensor([[1]]))
-
-    with pytest.raises(UserError, match=told):
-        step()
+        # In the middle copy the other seat makes the third move.
+        with pytest.raises(UserError, match=r"^environment.id: a step of .*Lame raised RuntimeError: a leg is broken"):
+            environments.step(torch.tensor([[0, 2, 0]]))
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,7 @@ def test_refused_settings(override, words):
 def test_an_error_of_the_simulator_is_one_line_with_its_place():
     tensors = environments(fails=True)
     tensors.reset(0)
-    with pytest.raises(UserError, match=r"the step of .* raised AttributeError: .*torch_cartpole.py:\d+ in step"):
+    with pytest.raises(UserError, match=r"a step of .* raised AttributeError: .*torch_cartpole.py:\d+ in step"):
         tensors.step(torch.zeros(2, 3, dtype=torch.int64))
 
 

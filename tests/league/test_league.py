@@ -462,6 +462,6 @@ def test_a_game_that_raises_in_a_match_is_named():
     settings = config("environment.id=helpers.games:Lame").environment
     with Environments(settings, 1, 1) as environments:
         interface = environments.interface
-    told = r"^environment\.id: helpers\.games:Lame raised in a match: RuntimeError: a leg is broken"
+    told = r"^environment\.id: a match of helpers\.games:Lame raised RuntimeError: a leg is broken"
     with Arena(settings, interface) as arena, pytest.raises(UserError, match=told):
         arena.play(sides(interface), [Fixture(0, 1, 0)])

@@ -1,7 +1,7 @@
-"""Faults of environments: one that raises begins anew, one that breaks the interface ends the run by name.
+"""Faults of environments: a copy that raises begins anew, one that breaks the interface ends the run by name.
 
 - `checks`: what the calls of an environment must return;
-- `restarting`: one copy of a `sync` or `async` environment that raises;
-- `recovery`: a native vector environment, a game or a worker process that raises, and the count of all faults;
+- `restarting`: one copy of a `sync` or `async` environment that raises, and calls of all copies at once;
+- `recovery`: the count of all faults, and what running episodes are resumed from;
 - `closing`: environments that raise or hang when they are closed.
 """

@@ -14,7 +14,8 @@ from evorl.envs.continuation import another_seed, generator_state, set_generator
 from evorl.envs.faults.checks import batchable, check_start, check_step
 from evorl.envs.faults.closing import close_in_time
 from evorl.seeding import seed_global_generators
-from evorl.system.plugins import place, without_place
+from evorl.system.plugins import described, place, without_place
+from evorl.system.signals import note_activity, raise_if_signalled
 from evorl.types.outcomes import UserError
 
 Start = tuple[Any, dict[str, Any]]
@@ -27,24 +28,21 @@ PASSED_ON = (UserError, KeyboardInterrupt, SystemExit)
 that is no Exception, as of a panic in Rust."""
 
 
-def restart(
-    error: BaseException, restarts: int, seed: int, begin_anew: Callable[[int], Start]
-) -> tuple[BaseException, int, Start | None]:
-    """Begin new episodes after an `error`, with one new seed after another until nothing is raised.
+def called(what: str, call: Callable[..., Any], *arguments: Any) -> Any:
+    """Call something of all copies at once, `what` being "a step of CartPole-v1".
 
-    Returns the last error, the number of errors, and what `begin_anew(seed)` returned: None after `restarts` attempts
-    that raised. One of PASSED_ON propagates.
+    Raises UserError if that raises: only a copy that raises by itself is restarted.
     """
-    failures = 1
-    while failures <= restarts:
-        seed = another_seed(seed)
-        try:
-            return error, failures, begin_anew(seed)
-        except PASSED_ON:
-            raise
-        except BaseException as another:
-            error, failures = another, failures + 1
-    return error, failures, None
+    note_activity(what)
+    try:
+        return call(*arguments)
+    except PASSED_ON:
+        raise
+    except BaseException as error:
+        raise_if_signalled()  # A signal to the process group has ended the workers of `async`.
+        raise UserError(f"environment.id: {what} raised {described(error)}") from error
+    finally:
+        note_activity("")
 
 
 class RestartingEnv(gym.Wrapper[Any, Any, Any, Any]):
@@ -118,15 +116,6 @@ class RestartingEnv(gym.Wrapper[Any, Any, Any, Any]):
             self._is_open = False
             close_in_time(self.env.close, self._name)
 
-    def _begin_anew(self, seed: int) -> Start:
-        self._seed = seed
-        self.close()
-        self.env = self._make()
-        self._is_open = True
-        self._generator = None
-        self._last, info = self._reset(seed)
-        return self._last, batchable(info)
-
     @property
     def episode(self) -> tuple[dict[str, Any], Any]:
         """The running episode's origin, JSON-compatible, and the last observation.
@@ -158,9 +147,26 @@ class RestartingEnv(gym.Wrapper[Any, Any, Any, Any]):
             return
 
     def _another(self, error: BaseException) -> Start:
-        error, failures, start = restart(error, self._restarts, self._seed, self._begin_anew)
+        """Begin a new episode after an `error`, with one new seed after another until nothing is raised."""
+        failures, start = 1, None
+        while start is None and failures <= self._restarts:
+            self._seed = another_seed(self._seed)
+            try:
+                start = self._begin_anew()
+            except PASSED_ON:
+                raise
+            except BaseException as another:
+                error, failures = another, failures + 1
         observation, info = (self._placeholder(), {}) if start is None else start
         return observation, {**info, FAULT: without_place(error), PLACE: place(error), FAILURES: failures}
+
+    def _begin_anew(self) -> Start:
+        self.close()
+        self.env = self._make()
+        self._is_open = True
+        self._generator = None
+        self._last, info = self._reset(self._seed)
+        return self._last, batchable(info)
 
     def _placeholder(self) -> Any:
         """An observation that nothing reads: after this many failures the run ends."""

@@ -168,13 +168,6 @@ class GameVector(VectorEnv[Any, Any, Any]):
         if errors:
             raise errors[0]
 
-    def take_over(self, before: VectorEnv[Any, Any, Any]) -> None:
-        """Keep the opponents of the vector that this one replaces, or play both seats if that one did."""
-        if isinstance(before, GameVector):
-            self._plays_both = before._plays_both
-            if not isinstance(before.opponents, RandomPlayers):
-                self.opponents = before.opponents
-
     def _turn(self, copy: int) -> Turn:
         return self.games[copy].seen[int(self.seats[copy])]
 

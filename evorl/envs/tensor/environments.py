@@ -12,7 +12,7 @@ Axes: P agents, E environments of each agent; the first P * E of a simulator's N
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from evorl.config import Environment
 from evorl.envs.episodes import Collected, Recent
-from evorl.envs.faults.restarting import PASSED_ON
+from evorl.envs.faults.restarting import called
 from evorl.envs.spaces import EnvSpec, choices, mapped, to_zero
 from evorl.envs.stepped import SteppedEnvironments
 from evorl.envs.tensor.episodes import TensorEpisodes
@@ -32,7 +32,7 @@ from evorl.seeding import seed_global_generators
 from evorl.system.devices import is_host
 from evorl.system.formats import check_tensors, part_of, with_prefix
 from evorl.system.plugins import described
-from evorl.system.signals import note_activity, raise_if_signalled
+from evorl.system.signals import raise_if_signalled
 from evorl.types.agents import Agent
 from evorl.types.batches import Transition
 from evorl.types.outcomes import EvorlWarning, UserError
@@ -114,7 +114,7 @@ class TensorEnvironments(SteppedEnvironments):
         else:
             seeds = [number % SEEDS for number in seed] * self.agents
         surplus = seeds[-1:] * (simulator.copies - self._copies)
-        observation = self._called("reset", simulator.reset, [*seeds, *surplus])
+        observation = called(f"a reset of {self._id}", simulator.reset, [*seeds, *surplus])
         self._given = observation
         self.observation = self._parts(observation)
         self._episodes.restart()
@@ -126,7 +126,7 @@ class TensorEnvironments(SteppedEnvironments):
         if simulator.copies > self._copies:
             idle = actions[-1:].expand(simulator.copies - self._copies, *actions.shape[1:])
             actions = torch.cat((actions, idle))
-        step: Step = self._called("step", simulator.step, actions)
+        step: Step = called(f"a step of {self._id}", simulator.step, actions)
         reward = self._mine(step.reward).float()
         self._reader.note("a reward", reward)
         terminated, truncated = self._mine(step.terminated), self._mine(step.truncated)
@@ -155,18 +155,6 @@ class TensorEnvironments(SteppedEnvironments):
             self._resetting = ended
         self.observation = seen
         return transition
-
-    def _called(self, what: str, call: Callable[[Any], Any], argument: Any) -> Any:
-        """Call the simulator. Raises UserError if it raises: it is not restarted, since it has all copies."""
-        note_activity(f"a {what} of {self._id}")
-        try:
-            return call(argument)
-        except PASSED_ON:
-            raise
-        except BaseException as error:
-            raise UserError(f"environment.id: the {what} of {self._id} raised {described(error)}") from error
-        finally:
-            note_activity("")
 
     def _last(self, step: Step, seen: Tensors, truncated: Tensor) -> Tensors:
         """The result of the action in every environment."""
