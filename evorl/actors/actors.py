@@ -36,14 +36,12 @@ from evorl.types.outcomes import EvorlWarning
 def max_staleness(config: AnyConfig, algorithm: Algorithm, copies: int, agents: Sequence[Agent] = ()) -> int:
     """The largest accepted staleness of a rollout, in updates, for `agents` and for the configured settings.
 
-    It is twice the most that full queues and `actors.fetch_steps` can cause.
+    It is twice the most that full queues can cause.
     """
     actors, pace = config.actors, algorithm.pace(copies)
     assert actors is not None
     steps = config.algorithm.sent_steps * config.environment.num_envs * copies
-    # An actor fills its queue, and between two fetches goes on with the same parameters unless it shares them.
-    between = 0 if MESSAGE_TYPES[config.algorithm.actor_messages].shared else actors.fetch_steps
-    waiting = actors.count * (actors.queue + max(0, math.ceil(between / config.algorithm.sent_steps) - 1))
+    waiting = actors.count * actors.queue
     behind: int
     if config.algorithm.replayed:
         updates = steps * pace.updates * _most_updates(config, agents) / pace.steps
