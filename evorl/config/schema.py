@@ -17,12 +17,12 @@ from evorl.config.algorithms import SETTINGS
 from evorl.config.errors import explain, nearest, shown
 from evorl.config.evolution import Evolution, PopulationSettings
 from evorl.config.fields import (
-    DEFAULT_ALGORITHM,
     EXPONENT,
     RETURN,
     AlgorithmSettings,
     HyperparameterRange,
     Section,
+    algorithm_of,
 )
 from evorl.config.learning import ActorSettings, Network, Replay
 from evorl.config.run import Checkpoint, Environment, Evaluation, LeagueSettings, RunSettings, Tracking, Training
@@ -228,10 +228,10 @@ def validate(data: Mapping[str, Any]) -> AnyConfig:
 
     Raises UserError with the path of each invalid key and what would be valid.
     """
-    section = data.get("algorithm", {})
-    name = section.get("name", DEFAULT_ALGORITHM) if isinstance(section, dict) else DEFAULT_ALGORITHM
-    if not isinstance(name, str) or name not in SETTINGS:
-        raise UserError(f"algorithm.name: there is no algorithm {shown(name)}" + nearest(str(name), SETTINGS))
+    name = algorithm_of(data)
+    if name is None or name not in SETTINGS:
+        given = name or data["algorithm"]
+        raise UserError(f"algorithm.name: there is no algorithm {shown(given)}" + nearest(str(name), SETTINGS))
     model = model_of(SETTINGS[name])
     try:
         return model.model_validate({"algorithm": {"name": name}, **data}).resolved()

@@ -74,7 +74,7 @@ class Standings:
 
 
 def rows(matrix: Floats) -> tuple[tuple[float, ...], ...]:
-    return tuple(tuple(map(float, row)) for row in matrix)
+    return tuple(map(tuple, matrix.tolist()))
 
 
 def ratings(points: Floats, games: Floats, anchor: int) -> tuple[Floats, Floats]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -116,18 +116,15 @@ class Batch:
 
     def mapped(self, function: Callable[[Tensor], Tensor]) -> Batch:
         """This batch with `function` applied to each tensor, but for `gradients`."""
-        return Batch(
-            _mapped(self.observation, function),
-            _mapped(self.next_observation, function),
-            _mapped(self.columns, function),
-            function(self.weight),
-            function(self.due),
-            None if self.recurrent is None else self.recurrent.mapped(function),
-            self.all_due,
-            self.gradients,
-            self.number,
-            None if self.share is None else function(self.share),
-            self.applied,
+        return replace(
+            self,
+            observation=_mapped(self.observation, function),
+            next_observation=_mapped(self.next_observation, function),
+            columns=_mapped(self.columns, function),
+            weight=function(self.weight),
+            due=function(self.due),
+            recurrent=self.recurrent and self.recurrent.mapped(function),
+            share=None if self.share is None else function(self.share),
         )
 
     def part(self, members: slice | Tensor | int, units: int = 0) -> Batch:

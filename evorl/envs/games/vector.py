@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from evorl.config import Environment
 from evorl.envs.continuation import another_seed
 from evorl.envs.faults.checks import check_observation
+from evorl.envs.faults.closing import close_in_time
 from evorl.envs.games import make_game
 from evorl.envs.games.game import Game, Turn, result_of
 from evorl.envs.games.players import MoveRequest, Opponents, RandomPlayers, reseed
@@ -158,15 +159,8 @@ class GameVector(VectorEnv[Any, Any, Any]):
         return UserError(f"league.learn_from: both needs {wanted} ({self._id}); use own")
 
     def close(self, **kwargs: Any) -> None:
-        """Close all copies, then raise the first error, if there was one."""
-        errors = []
         for game in self.games:
-            try:
-                game.close()
-            except Exception as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
+            close_in_time(game.close, self._id)
 
     def _turn(self, copy: int) -> Turn:
         return self.games[copy].seen[int(self.seats[copy])]

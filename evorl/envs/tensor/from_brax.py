@@ -16,7 +16,7 @@ import torch
 
 from evorl.config import Environment
 from evorl.config.errors import nearest
-from evorl.envs.tensor.jax_simulator import JaxSimulator
+from evorl.envs.tensor.jax_simulator import JaxSimulator, Task
 from evorl.types.outcomes import UserError
 
 EPISODE = 1_000
@@ -54,7 +54,7 @@ def playground_simulator(settings: Environment, name: str, copies: int, device: 
     return JaxSimulator(PhysicsTask(env, limit, "data"), copies, device)
 
 
-class PhysicsTask:
+class PhysicsTask(Task):
     """An environment of brax's interface, whose episodes are truncated after `limit` steps."""
 
     def __init__(self, env: Any, limit: int, physics: str) -> None:

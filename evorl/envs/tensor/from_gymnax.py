@@ -14,7 +14,7 @@ import torch
 from evorl.config import Environment
 from evorl.config.errors import nearest
 from evorl.envs.suites import ENLARGED
-from evorl.envs.tensor.jax_simulator import JaxSimulator, as_gymnasium
+from evorl.envs.tensor.jax_simulator import JaxSimulator, Task, as_gymnasium
 from evorl.types.outcomes import UserError
 
 
@@ -23,7 +23,7 @@ def simulator(settings: Environment, name: str, copies: int, device: torch.devic
     return JaxSimulator(GymnaxTask(settings, name), copies, device)
 
 
-class GymnaxTask:
+class GymnaxTask(Task):
     """A gymnax environment; `environment.kwargs` are fields of its parameters, or arguments of its constructor."""
 
     def __init__(self, settings: Environment, name: str) -> None:
@@ -74,12 +74,6 @@ class GymnaxTask:
         observation, state, reward, terminated, info = self.env.step_env(key, state, action, self.params)
         truncated = self.env.is_truncated(state, self.params)
         return state, self._shown(observation), reward, terminated, truncated, info
-
-    def first(self, state: Any, observation: Any) -> Any:
-        return ()
-
-    def restart(self, key: Any, state: Any, first: Any) -> tuple[Any, Any]:
-        return self.reset(key)
 
     def picture(self, state: Any, observation: Any) -> Any:
         """Of an image of flags, each channel in a colour of its own."""

@@ -6,8 +6,9 @@ that can be saved: episodes go on bit for bit.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import gymnasium as gym
 import jax
@@ -24,28 +25,30 @@ from evorl.types.tensors import Tensors
 WHERE = "the running episodes"
 
 
-class Task(Protocol):
+class Task(ABC):
     """One copy of an environment, as pure functions of its state, a pytree."""
 
-    @property
-    def observation_space(self) -> gym.Space[Any]: ...
-    @property
-    def action_space(self) -> gym.Space[Any]: ...
-    @property
-    def limit(self) -> int | None: ...
+    observation_space: gym.Space[Any]
+    action_space: gym.Space[Any]
+    limit: int | None
 
+    @abstractmethod
     def reset(self, key: Any) -> tuple[Any, Any]:
         """The state at the start of an episode and its observation."""
 
+    @abstractmethod
     def step(self, key: Any, state: Any, action: Any) -> tuple[Any, Any, Any, Any, Any, dict[str, Any]]:
         """The state after a step, its observation, the reward, terminated, truncated, and numbers by name."""
 
     def restart(self, key: Any, state: Any, first: Any) -> tuple[Any, Any]:
         """The state and the observation after a state that ended an episode, which began with `first`."""
+        return self.reset(key)
 
     def first(self, state: Any, observation: Any) -> Any:
         """The part of an episode's first state that `restart` reuses."""
+        return ()
 
+    @abstractmethod
     def picture(self, state: Any, observation: Any) -> Any:
         """A picture [rows, columns, 3] of bytes of a state, or None."""
 
