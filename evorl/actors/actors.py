@@ -40,7 +40,7 @@ def max_staleness(config: AnyConfig, algorithm: Algorithm, copies: int, agents: 
     """
     actors, pace = config.actors, algorithm.pace(copies)
     assert actors is not None
-    steps = config.algorithm.sent_steps * config.environment.num_envs * copies
+    steps = config.algorithm.rollout_steps * config.environment.num_envs * copies
     waiting = actors.count * actors.queue
     behind: int
     if config.algorithm.replayed:
@@ -161,7 +161,7 @@ class Actors(Closeable):
         self._settings = config.actors
         self._placement = placement
         self._algorithm = algorithm
-        self.sent_steps: int = config.algorithm.sent_steps
+        self.rollout_steps: int = config.algorithm.rollout_steps
         self._bound = max_staleness(config, algorithm, placement.copies)
         warn_of_cores(self._settings.count, placement.ranks)
         self._memories: list[SharedMemory] = []
@@ -214,7 +214,7 @@ class Actors(Closeable):
                 memory.grow(size * queue)
                 self._messages |= messages_in(memory, make, range(actor * queue, (actor + 1) * queue))
         self._generation, self._published, self._turn = generation, policy.version, 0
-        self._left = steps // self.sent_steps
+        self._left = steps // self.rollout_steps
         flat, states = self._published_of(policy)
         # With shared parameters, an actor may still be publishing an update of the last generation.
         with self._board.locked(self._supervisor.look):

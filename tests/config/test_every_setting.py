@@ -117,7 +117,6 @@ ACTS = {
     "algorithm.passes": Trains("impala", "3"),
     "algorithm.minibatches": Trains("appo", "2"),
     "algorithm.entropy_scales": "algorithms/test_asynchronous.py::test_an_actor_has_its_own_share_of_the_entropy",
-    "algorithm.grad_sync_steps": Trains("a3c", "2"),
     "algorithm.exploration.random_steps": Trains("ddpg", "9"),
     "algorithm.exploration.noise": Trains("ddpg", "gaussian"),
     "algorithm.exploration.scale": Trains("ddpg", "0.5"),
