@@ -118,4 +118,4 @@ def longest_episode(settings: Environment) -> int | None:
         # Atari limits frames, not steps. A step is `frameskip` frames, or a random number within a range.
         skip = options.get("frameskip", 1)
         bounds.append(math.ceil(frames / (skip if isinstance(skip, int) else min(skip))))
-    return min((bound for bound in bounds if bound is not None and bound > 0), default=None)
+    return min((bound for bound in bounds if isinstance(bound, int) and bound > 0), default=None)

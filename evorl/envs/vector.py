@@ -49,7 +49,6 @@ def make_vector(settings: Environment, copies: int) -> Vector:
         with warnings.catch_warnings(), signals_deferred():
             warnings.simplefilter("ignore")
             mode = _mode(settings, name)
-            _check_limit(settings)
             if mode == "native":
                 options = _atari_options(settings) if name.startswith(ATARI) else _native_options(settings)
                 return gym.make_vec(name, copies, vectorization_mode="vector_entry_point", **options)
@@ -62,18 +61,6 @@ def make_vector(settings: Environment, copies: int) -> Vector:
 
 LIMIT = "max_episode_steps"
 THREADS = "num_threads"
-
-
-def _check_limit(settings: Environment) -> None:
-    """Raise UserError for a limit on episode steps that Gymnasium does not have; native environments check none."""
-    limit = settings.kwargs.get(LIMIT)
-    if limit is not None and not (
-        isinstance(limit, int) and not isinstance(limit, bool) and (limit > 0 or limit == -1)
-    ):
-        raise UserError(
-            f"environment.kwargs.{LIMIT}: {shown(limit)} is not a valid number of steps; give a whole number above 0, "
-            "or -1 for no limit"
-        )
 
 
 def _native_options(settings: Environment) -> dict[str, Any]:

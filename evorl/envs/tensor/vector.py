@@ -40,11 +40,6 @@ class VectorSimulator(Simulator):
             raise UserError(f"{key}: {settings.id!r} was called with num_envs, device, seed: {error}") from error
         self.env, self._id = env, settings.id
         self.copies, self.device = copies, device
-        for name in ("reset", "step"):
-            if not callable(getattr(env, name, None)):
-                raise UserError(
-                    f"environment.id: {self._id} returned {shown(env)}, without {name}; return a vector environment"
-                )
         self.in_step = _mode(env, self._id) == AutoresetMode.SAME_STEP
         self.observation_space: Any = getattr(env, "single_observation_space", None)
         self.action_space: Any = getattr(env, "single_action_space", None)
