@@ -22,7 +22,6 @@ from evorl.algorithms.functional import (
     without_gaps,
 )
 from evorl.config import Config
-from evorl.config.actor_critic import A2CSettings
 from evorl.distributed import Placement
 from evorl.envs.spaces import EnvSpec, known_kind, wrong_actions
 from evorl.networks.distributions import BOX_DISTRIBUTIONS, DISTRIBUTIONS, Distribution, Likelihood
@@ -50,7 +49,6 @@ def estimates(segment: Segment, discount: Tensor, gae_lambda: Tensor) -> Tensors
 class A2C(Algorithm):
     """Advantage actor-critic for a stack of agents, with one update for each on-policy rollout."""
 
-    Settings = A2CSettings
     is_actor_critic = True
     metrics: tuple[str, ...] = ("policy_loss", "value_loss", "entropy", "explained_variance")
     target_rule: TargetRule | None = None

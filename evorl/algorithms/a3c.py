@@ -13,7 +13,7 @@ from torch import Tensor
 
 from evorl.algorithms.asynchronous import Asynchronous, flattened, time_major
 from evorl.algorithms.base import ActInput, ActOutput
-from evorl.config.actor_critic import A3CDataParallelSettings, A3CSettings, A3CSharedSettings
+from evorl.config.actor_critic import A3CSettings
 from evorl.distributed import Placement
 from evorl.networks.stack import Stack
 from evorl.replay import Experience, Pace
@@ -29,8 +29,6 @@ SCALE = "entropy_scale"
 
 class A3CDataParallel(Asynchronous):
     """A2C on rollouts of several actors, which one learner joins into batches, without off-policy correction."""
-
-    Settings = A3CDataParallelSettings
 
     def initial_state(self) -> dict[str, float]:
         return {**super().initial_state(), SCALE: 1.0}
@@ -62,8 +60,6 @@ class A3CDataParallel(Asynchronous):
 class A3C(A3CDataParallel):
     """A2C whose actors compute gradients with the parameters they act with; the learner applies them on arrival."""
 
-    Settings = A3CSettings
-
     def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> Experience:
         settings: A3CSettings = self.settings
         return ReceivedGradients(
@@ -81,8 +77,6 @@ class A3CShared(A3C):
 
     The learner counts these updates as it hears of them. When a generation ends, it loads the actors' parameters.
     """
-
-    Settings = A3CSharedSettings
 
     def pace(self, copies: int) -> Pace:
         """Update-to-data ratio, as in `A3C`. Raises UserError if several ranks hold an agent."""

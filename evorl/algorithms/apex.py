@@ -17,7 +17,7 @@ from evorl.algorithms.ddpg import DDPG
 from evorl.algorithms.dqn import DQN
 from evorl.algorithms.off_policy import OffPolicy
 from evorl.config import Config
-from evorl.config.off_policy import ApeXDDPGSettings, ApeXDQNSettings, EpsilonLadder, NoiseLadder
+from evorl.config.off_policy import EpsilonLadder, NoiseLadder
 from evorl.envs.spaces import EnvSpec
 from evorl.networks.stack import Stack
 from evorl.types.outcomes import UserError
@@ -62,8 +62,6 @@ class ApeX(OffPolicy):
 class ApeXDQN(ApeX, DQN):
     """DQN whose actors explore at a different rate in each of their environments."""
 
-    Settings = ApeXDQNSettings
-
     def actor_state(self, index: int, count: int) -> Tensors:
         envs = self.config.environment.num_envs
         return {"epsilon": exploration_rates(self.settings.ladder, index, count, envs)}
@@ -71,8 +69,6 @@ class ApeXDQN(ApeX, DQN):
 
 class ApeXDDPG(ApeX, DDPG):
     """DDPG whose actors have a different noise scale in each of their environments."""
-
-    Settings = ApeXDDPGSettings
 
     def initial_state(self) -> dict[str, float]:
         return {**super().initial_state(), NOISE_SCALE: 1.0}

@@ -20,8 +20,6 @@ from evorl.types.batches import Batch
 class Asynchronous(A2C):
     """A2C on rollouts collected by actor processes."""
 
-    Settings = AsynchronousSettings
-
     def pace(self, copies: int) -> Pace:
         """Update-to-data ratio of `passes` updates on each batch of `rollouts`."""
         settings: AsynchronousSettings = self.settings

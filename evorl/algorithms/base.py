@@ -15,7 +15,6 @@ from torch import Tensor
 
 from evorl.config import Config, check_name
 from evorl.config.errors import nearest
-from evorl.config.fields import AlgorithmSettings
 from evorl.distributed import Placement
 from evorl.envs.spaces import EnvSpec, ObservationSpecs
 from evorl.kernels.library import usable_kernel
@@ -89,13 +88,11 @@ class ActOutput:
 class Algorithm(ABC):
     """Base class of algorithms: acting, experience and losses of stacks of agents. It holds no state of any agent.
 
-    A subclass names its `Settings` and `metrics`, builds `networks` and `objectives` in its constructor, and implements
-    `pace`, `experience`, `act` and `value`. The rest are defaults: acting counts environment steps, all actors act
-    alike, and no exploration noise carries over from step to step.
+    A subclass names its `metrics`, builds `networks` and `objectives` in its constructor, and implements `pace`,
+    `experience`, `act` and `value`. The rest are defaults: acting counts environment steps, all actors act alike, and
+    no exploration noise carries over from step to step.
     """
 
-    Settings: ClassVar[type[AlgorithmSettings]]
-    """The algorithm's section of the configuration, with all its defaults."""
     metrics: tuple[str, ...]
     """Names of the metrics that the losses report."""
     explores_by_noise: bool = False

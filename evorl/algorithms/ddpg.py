@@ -23,7 +23,7 @@ from evorl.algorithms.off_policy import (
     critic_loss,
 )
 from evorl.config import Config
-from evorl.config.off_policy import ActionNoise, DDPGSettings, TD3Settings
+from evorl.config.off_policy import ActionNoise
 from evorl.envs.spaces import ACTION, EnvSpec, with_action
 from evorl.networks.distributions import ActionBounds
 from evorl.networks.stack import Architectures, Polyak, Stack, StackedNetwork
@@ -35,7 +35,6 @@ from evorl.types.tensors import Observation
 class DDPG(OffPolicy):
     """DDPG for a stack of agents: an actor and critics, each with a target network."""
 
-    Settings = DDPGSettings
     is_actor_critic = True
     metrics = ("td_error", "q_values")
     explores_by_noise = True
@@ -127,7 +126,6 @@ def q_values(critics: StackedNetwork, observation: Observation, action: Tensor) 
 class TD3(DDPG):
     """DDPG with clipped double Q-learning, target policy smoothing and delayed policy updates."""
 
-    Settings = TD3Settings
     critics = TWIN_CRITICS
 
     @property

@@ -38,7 +38,6 @@ TARGETS: Mapping[str, TargetRule] = {"polyak": Polyak("tau"), "periodic": Period
 class DQN(OffPolicy):
     """Deep Q-learning for a stack of agents."""
 
-    Settings = DQNSettings
     explores_by_noise = True
     stored_action = (), torch.int64
 

@@ -25,7 +25,7 @@ from evorl.algorithms.functional import (
     without_gaps,
 )
 from evorl.config import Config
-from evorl.config.actor_critic import APPOSettings, IMPALASettings
+from evorl.config.actor_critic import APPOSettings
 from evorl.envs.spaces import EnvSpec
 from evorl.networks.distributions import Likelihood
 from evorl.networks.stack import Periodic, Stack
@@ -39,7 +39,6 @@ from evorl.types.tensors import Tensors
 class IMPALA(Asynchronous):
     """A2C with V-trace advantages and value targets, computed with the current parameters."""
 
-    Settings = IMPALASettings
     metrics: tuple[str, ...] = (*Asynchronous.metrics, "importance_weight")
 
     @torch.no_grad()
@@ -85,7 +84,6 @@ class IMPALA(Asynchronous):
 class APPO(IMPALA):
     """IMPALA with a target network as V-trace's target policy; the clipped surrogate keeps the policy close to it."""
 
-    Settings = APPOSettings
     metrics = (*IMPALA.metrics, "approx_kl", "clip_fraction")
 
     def __init__(self, config: Config[Any], interface: EnvSpec) -> None:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from evorl.algorithms.a2c import A2C
 from evorl.algorithms.functional import approximate_kl, clip_fraction, clipped_surrogate
-from evorl.config.actor_critic import PPOSettings
 from evorl.networks.distributions import Likelihood
 from evorl.networks.stack import Stack
 from evorl.types.batches import Batch, Loss
@@ -23,7 +22,6 @@ KL_MARGIN = 1.5
 class PPO(A2C):
     """A2C with the clipped surrogate instead of the policy gradient."""
 
-    Settings = PPOSettings
     report_every = 7
     metrics = (*A2C.metrics, "approx_kl", "clip_fraction")
 

@@ -49,7 +49,6 @@ class SAC(OffPolicy):
     `ContinuousSAC` and `DiscreteSAC` say what the policy, its entropy and the critics' values are.
     """
 
-    Settings = SACSettings
     is_actor_critic = True
     metrics = ("td_error", "q_values", "entropy", "temperature")
 

@@ -308,7 +308,7 @@ class SACSettings(OffPolicySettings):
         return "because `target_entropy` is set" if replaced else super().ineffective(name)
 
 
-NONE = EpsilonGreedy(start=0.0, end=0.0, decay=1.0)
+NO_EPSILON = EpsilonGreedy(start=0.0, end=0.0, decay=1.0)
 
 
 class EpsilonLadder(Section):
@@ -343,12 +343,12 @@ class ApeXSettings(Section):
 class ApeXDQNSettings(ApeXSettings, DQNSettings):
     name: str = "apex_dqn"
     ladder: EpsilonLadder = EpsilonLadder()
-    exploration: EpsilonGreedy = NONE
+    exploration: EpsilonGreedy = NO_EPSILON
     """Fixed: `ladder` sets epsilon for each environment."""
 
     @model_validator(mode="after")
     def _explores_by_the_ladder(self) -> Self:
-        if self.exploration != NONE:
+        if self.exploration != NO_EPSILON:
             raise ValueError("exploration: is fixed; set `ladder`, the epsilons of the environments")
         return self
 

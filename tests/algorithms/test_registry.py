@@ -34,7 +34,7 @@ def takes(name, *overrides, **spaces):
 
 
 def test_settings_and_registry_agree_on_names():
-    assert {name: each.Settings.model_fields["name"].default for name, each in ALGORITHMS.items()} == {
+    assert {name: each.model_fields["name"].default for name, each in SETTINGS.items()} == {
         name: name for name in ALGORITHMS
     }
 
