@@ -45,14 +45,14 @@ def make_vector(settings: Environment, copies: int) -> Vector:
     try:
         if is_game(settings.id):
             return _game_vector(settings, copies)
-        name = _known_name(settings)
+        spec = _spec_of(settings)
         with warnings.catch_warnings(), signals_deferred():
             warnings.simplefilter("ignore")
-            mode = _mode(settings, name)
+            mode = _mode(settings, spec)
             if mode == "native":
-                options = _atari_options(settings) if name.startswith(ATARI) else _native_options(settings)
-                return gym.make_vec(name, copies, vectorization_mode="vector_entry_point", **options)
-            return _restarting_vector(settings, name, mode, copies)
+                options = _atari_options(settings) if spec.id.startswith(ATARI) else _native_options(settings)
+                return gym.make_vec(spec, copies, vectorization_mode="vector_entry_point", **options)
+            return _restarting_vector(settings, spec, mode, copies)
     except PASSED_ON:
         raise
     except BaseException as error:
@@ -139,11 +139,11 @@ def _cannot_make(settings: Environment, error: BaseException) -> UserError:
     return UserError(f"{begin}{type(error).__name__}: {reason}")
 
 
-def _restarting_vector(settings: Environment, name: str, mode: str, copies: int) -> Vector:
+def _restarting_vector(settings: Environment, spec: EnvSpec, mode: str, copies: int) -> Vector:
     """Make restarting copies; if one fails, those already made are closed."""
     made: list[RestartingEnv] = []
     # RestartingEnv makes the checks of Gymnasium's wrapper, and reports by name and in one line what they find.
-    make = partial(gym.make, gym.spec(name), **{"disable_env_checker": True, **settings.kwargs})
+    make = partial(gym.make, spec, **{"disable_env_checker": True, **settings.kwargs})
     makers = [partial(_restarting, make, settings, os.getpid(), copy, made) for copy in range(copies)]
     try:
         if mode == "async":
@@ -181,16 +181,21 @@ def _work(index: int, make: Any, pipe: Any, parent_pipe: Any, memory: Any, error
             pipe.send((None, False))
 
 
-def _known_name(settings: Environment) -> str:
-    """The registered name of an environment, after importing the user's module if there is one.
+def _spec_of(settings: Environment) -> EnvSpec:
+    """An environment as it is registered, after importing the user's module if there is one.
 
-    Raises UserError if the environment is of an optional suite that is not installed.
+    Raises UserError if there is none, or if it is of an optional suite that is not installed.
     """
     module, _, name = settings.id.rpartition(":")
-    if module:
-        _register(import_from_here(module), name)
-    register_suite(name)
-    return name
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if module:
+                _register(import_from_here(module), name)
+            register_suite(name)
+            return gym.spec(name)
+    except (gym.error.Error, ImportError) as error:
+        raise _cannot_make(settings, error) from error
 
 
 def _register(module: ModuleType, name: str) -> None:
@@ -243,13 +248,9 @@ def for_evaluation(settings: Environment) -> Environment:
     """The settings for evaluation: where possible, a vectorization with one seed per copy."""
     if is_game(settings.id) or is_tensor(settings.id):
         return settings
-    try:
-        name = _known_name(settings)
-        spec = None if name.startswith(ATARI) else gym.spec(name)
-    except (gym.error.Error, ImportError) as error:
-        raise _cannot_make(settings, error) from error
+    spec = _spec_of(settings)
     # Native implementations other than Atari's take a single seed for all copies.
-    single = spec is not None and spec.entry_point is not None and spec.vector_entry_point is not None
+    single = spec.entry_point and spec.vector_entry_point and not spec.id.startswith(ATARI)
     mode = "sync" if single and settings.vectorization in ("auto", "native") else settings.vectorization
     return settings.model_copy(update={"vectorization": mode})
 
@@ -275,11 +276,8 @@ def reward_threshold(settings: Environment) -> float | None:
     if is_game(settings.id) or is_tensor(settings.id):
         return None
     try:
-        name = _known_name(settings)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return gym.spec(name).reward_threshold
-    except (gym.error.Error, ImportError, UserError):
+        return _spec_of(settings).reward_threshold
+    except UserError:
         return None
 
 
@@ -290,7 +288,7 @@ def stacked_frames(settings: Environment) -> int:
     """
     name = settings.id.rpartition(":")[2]
     register_suite(name)
-    if not name.startswith(ATARI) or _mode(settings, name) != "native":
+    if not name.startswith(ATARI) or _mode(settings, gym.spec(name)) != "native":
         return 0
     return int(settings.kwargs.get("stack_num", 4))
 
@@ -314,11 +312,11 @@ def serving_action(settings: Environment, vector: Vector) -> NDArray[Any] | None
 
 def vectorization_of(settings: Environment) -> str:
     """The vectorization of an environment, with `auto` resolved: `sync`, `async` or `native`."""
-    return "native" if is_game(settings.id) else str(_mode(settings, _known_name(settings)))
+    return "native" if is_game(settings.id) else str(_mode(settings, _spec_of(settings)))
 
 
-def _mode(settings: Environment, name: str) -> Any:
-    native = gym.spec(name).vector_entry_point is not None
+def _mode(settings: Environment, spec: EnvSpec) -> Any:
+    native = spec.vector_entry_point is not None
     if settings.vectorization == "native" and not native:
         raise UserError(f"environment.vectorization: {settings.id} has no native vector implementation")
     if settings.vectorization != "auto":

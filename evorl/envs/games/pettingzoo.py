@@ -20,12 +20,11 @@ import numpy as np
 from evorl.config import Environment
 from evorl.config.errors import nearest, shown
 from evorl.envs.faults.checks import check_spaces
-from evorl.envs.faults.restarting import PASSED_ON
 from evorl.envs.games.game import Game, Spaces, Turn
 from evorl.envs.spaces import MASK
 from evorl.seeding import seed_global_generators
 from evorl.system.extras import require
-from evorl.system.plugins import described, import_from_here, place, without_place
+from evorl.system.plugins import import_from_here
 from evorl.types.outcomes import UserError
 
 PETTINGZOO = "pettingzoo"
@@ -171,16 +170,7 @@ def make_pettingzoo(settings: Environment) -> Game:
     """A game by one of PettingZoo's interfaces: one of its own, or a class of the user."""
     module, _, name = settings.id.rpartition(":")
     make = _entry(name) if module == PETTINGZOO else getattr(import_from_here(module), name)
-    try:
-        env = make(**settings.kwargs)
-    except TypeError as error:
-        raise UserError(
-            f"environment.kwargs: {settings.id!r} does not accept these arguments: {described(error)}"
-        ) from error
-    except PASSED_ON:
-        raise
-    except BaseException as error:
-        raise _failure(settings.id, error) from error
+    env = make(**settings.kwargs)
     try:
         seats = getattr(env, "possible_agents", None)
         if not isinstance(seats, list | tuple) or len(seats) != 2:
@@ -205,13 +195,7 @@ def has_agents(kind: type) -> bool:
 
 def spaces_of(env: Any, id: str) -> Spaces:
     """The observation space without its mask, and the action space. Raises UserError unless the seats are alike."""
-    seats = []
-    for name in env.possible_agents:
-        try:
-            space, actions = env.observation_space(name), env.action_space(name)
-        except Exception as error:
-            raise _failure(id, error) from error
-        seats.append((_without_mask(space, id), actions))
+    seats = [(_without_mask(env.observation_space(name), id), env.action_space(name)) for name in env.possible_agents]
     if seats[0] != seats[1]:
         raise UserError(
             f"environment.id: the seats of {id} have different spaces; one agent can play only seats that are alike"
@@ -258,9 +242,3 @@ def _module(name: str) -> ModuleType:
             f"environment.id: {name!r} needs the module {error.name!r}, which PettingZoo's own extra "
             f"{families[name].rpartition('.')[2]} installs"
         ) from error
-    except Exception as error:  # Some need a newer or an older version of another package.
-        raise _failure(f"{PETTINGZOO}:{name}", error) from error
-
-
-def _failure(id: str, error: BaseException) -> UserError:
-    return UserError(f"environment.id: cannot make {id!r}: {without_place(error)}{place(error)}")

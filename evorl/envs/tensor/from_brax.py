@@ -32,10 +32,7 @@ def brax_simulator(settings: Environment, name: str, copies: int, device: torch.
         raise UserError(f"environment.id: brax has no environment {name!r}{nearest(name, names)}")
     kwargs = dict(settings.kwargs)
     limit = int(kwargs.pop("episode_length", EPISODE))
-    try:
-        env = envs.get_environment(name, **kwargs)
-    except TypeError as error:
-        raise UserError(f"environment.kwargs: brax:{name} does not accept these arguments: {error}") from error
+    env = envs.get_environment(name, **kwargs)
     return JaxSimulator(PhysicsTask(env, limit, "pipeline_state"), copies, device)
 
 

@@ -118,8 +118,9 @@ def _made(settings: Environment, copies: int, device: torch.device) -> Simulator
     except (UserError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
+        key = "kwargs" if settings.kwargs and isinstance(error, TypeError) else "id"
         needed = extra_needed(error) if isinstance(error, ImportError) else ""
-        raise UserError(f"environment.id: cannot make {settings.id!r}: {needed or described(error)}") from error
+        raise UserError(f"environment.{key}: cannot make {settings.id!r}: {needed or described(error)}") from error
 
 
 @atexit.register

@@ -32,12 +32,7 @@ class VectorSimulator(Simulator):
 
     def __init__(self, settings: Environment, path: str, copies: int, device: torch.device) -> None:
         """Raises UserError if the object lacks something, or does not declare when it resets."""
-        make = imported("environment.id", path)
-        try:
-            env = make(copies, device, 0, **settings.kwargs)
-        except TypeError as error:
-            key = "environment.kwargs" if settings.kwargs else "environment.id"
-            raise UserError(f"{key}: {settings.id!r} was called with num_envs, device, seed: {error}") from error
+        env = imported("environment.id", path)(copies, device, 0, **settings.kwargs)
         self.env, self._id = env, settings.id
         self.copies, self.device = copies, device
         self.in_step = _mode(env, self._id) == AutoresetMode.SAME_STEP
