@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from evorl.types.outcomes import UserError
-
 Places = NDArray[np.intp]
 Floats = NDArray[np.float64]
 
@@ -161,10 +159,8 @@ class Episodes:
         }
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Load the output of `state_dict`, of checked shapes and dtypes. Raises UserError for impossible values."""
+        """Load the output of `state_dict`, of checked shapes and dtypes."""
         agent, began, length, total = state["waiting"]
-        if not (np.isin(agent, range(self._agents)).all() and np.isfinite(state["waiting"]).all()):
-            raise UserError("an episode that ended belongs to no agent")
         self._clock, self._began = 0, -state["ages"]
         self._owners, self._owned = state["owners"].copy(), state["owned"].copy()
         self._return, self._longest = state["returns"].copy(), state["longest"].copy()

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from evorl.envs.episodes import Floats, Recent
-from evorl.types.outcomes import UserError
 from evorl.types.tensors import Tensors
 
 AT_FIRST = 256
@@ -110,14 +109,12 @@ class TensorEpisodes:
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Load the output of `state_dict`, of checked shapes and dtypes. Raises UserError for impossible values."""
-        ages, waiting = state["ages"], state["waiting"]
-        if not (waiting.isfinite().all() and state["returns"].isfinite().all() and (ages >= 0).all()):
-            raise UserError("the running episodes: their returns or ages are impossible")
+        """Load the output of `state_dict`, of checked shapes and dtypes."""
+        waiting = state["waiting"]
         self.restart()
         self._oldest, self._owners = -waiting.shape[2], state["owners"].cpu().clone()
         owned, returns, longest, ended = (state[name] for name in ("owned", "returns", "longest", "ended"))
-        self._began.copy_(-ages)
+        self._began.copy_(-state["ages"])
         self._owned.copy_(owned)
         self._return.copy_(returns)
         self._longest.copy_(longest)
