@@ -97,10 +97,9 @@ def _compact_type(space: Any) -> Any:
     """The narrowest signed type of the actions of a discrete space; that of any other space."""
     if not (sizes := choices(space)):
         return space.dtype
-    low = np.asarray(space.start).reshape(-1)
+    low = np.asarray(space.start, dtype=np.int64).reshape(-1)
     high = low + np.array(sizes) - 1
-    types = [np.iinfo(name) for name in ("int8", "int16", "int32", "int64")]
-    return next((kind.dtype for kind in types if kind.min <= low.min() and high.max() <= kind.max), space.dtype)
+    return np.min_scalar_type(min(low.min(), -1 - high.max()))
 
 
 class Continuation(ABC):
@@ -211,7 +210,7 @@ class PlainEpisodes(Continuation):
 
     def origins(self, vector: Vector) -> list[Any]:
         attributes = {
-            name: {"type": str(value.dtype), "values": value.tolist()} if isinstance(value, np.ndarray) else value
+            name: value.tolist() if isinstance(value, np.ndarray) else value
             for name, value in _changing(vector).items()
         }
         return [{"attributes": attributes, "generator": generator_state(vector.unwrapped)}]
@@ -259,5 +258,5 @@ def _changing(vector: Vector) -> dict[str, Any]:
 def _like(value: Any, saved: Any) -> Any:
     """A saved attribute with the current shape and dtype. Raises ValueError if it does not fit."""
     if isinstance(value, np.ndarray):
-        return np.array(saved["values"], dtype=value.dtype).reshape(value.shape)
+        return np.array(saved, dtype=value.dtype).reshape(value.shape)
     return type(value)(saved)

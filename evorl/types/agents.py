@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import ConfigDict, Field
@@ -171,11 +171,6 @@ class Architecture:
         kind, _, index = group.partition(".")
         return self.residual_layers[int(index)] if kind == "hidden" else self.convolutions[int(index)].residual_layers
 
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON, with lists for tuples."""
-        value: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return value
-
 
 Item = TypeVar("Item")
 
@@ -262,15 +257,6 @@ class Agent(Description):
 
     def describe(self) -> dict[str, Any]:
         """Everything but the tensors, as JSON."""
-        return {
-            "id": self.id,
-            "parent": self.parent,
-            "parent_generation": self.parent_generation,
-            "mutation": asdict(self.mutation),
-            "fitness": self.fitness,
-            "fault": self.fault,
-            **({"ranks": list(self.ranks)} if self.ranks else {}),
-            "architectures": {network: shape.to_json() for network, shape in self.architectures.items()},
-            "hyperparameters": dict(self.hyperparameters),
-            "state": asdict(self.state),
-        }
+        plain = Description(**{each.name: getattr(self, each.name) for each in fields(Description)})
+        described: dict[str, Any] = json.loads(json.dumps(asdict(plain)))
+        return described

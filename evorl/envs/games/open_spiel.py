@@ -87,9 +87,8 @@ class OpenSpielGame:
             self.seen[seat] = Turn(self.view(state, seat), self._legal(over), reward, over, False)
 
     def _drawn(self, outcomes: list[tuple[int, float]]) -> int:
-        bounds = np.cumsum([probability for _, probability in outcomes])
-        outcome = int(np.searchsorted(bounds, self._rng.random() * bounds[-1], side="right"))
-        return outcomes[min(outcome, len(outcomes) - 1)][0]
+        actions, probabilities = zip(*outcomes, strict=True)
+        return int(self._rng.choice(actions, p=probabilities))
 
     def view(self, state: Any, seat: int) -> NDArray[np.float32]:
         """The player's tensor in a state of OpenSpiel's, and its seat."""

@@ -92,9 +92,9 @@ class TensorEpisodes:
 
         These are available earlier than those of `pop`, but biased towards short episodes.
         """
-        total, count, length = self._lately.cpu().numpy()
+        sums = self._lately.cpu().numpy()[[1, 0, 2]]
         self._lately.zero_()
-        return Recent(float(total / count), float(length / count)) if count else None
+        return Recent.of(sums)
 
     def state_dict(self) -> Tensors:
         """Tensors by name; `waiting` ends at the present. The sums for `recent` are left out, as in `Episodes`."""
