@@ -61,7 +61,7 @@ def main(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Run:
             experience.begin(policy, generation)
             actors.begin(policy, generation, run.carries_over, run.generation_plan.steps)
 
-            for _ in run.steps(actors.rollout_steps, recent=actors.counters.recent):
+            for _ in run.steps(actors.sent_steps, recent=actors.counters.recent):
                 with stopwatch("waiting"):
                     message = actors.receive(policy)
                 experience.extend(message)

@@ -100,6 +100,7 @@ class Actor(Closeable):
             self.close()
             raise
         self._generation = -1
+        self._since_fetch = 0
         self._max_staleness: int = context["max_staleness"]
         self._learner_device = torch.device(context["learner_device"])
         self._acting: Acting
@@ -121,7 +122,7 @@ class Actor(Closeable):
         """Fill the messages whose numbers arrive on `reader` and report them on `writer`, until `reader` ends."""
         while request := os.read(reader, NUMBER.size):
             (number,) = NUMBER.unpack(request)
-            while not self._fetch():
+            while not self._fetch_if_due():
                 self._begin()
             message, acting = self._messages[number], self._acting
             states, _ = split_states(self._algorithm, acting.states)
@@ -134,14 +135,18 @@ class Actor(Closeable):
     def _beat(self) -> None:
         self._board.beats[self._index] = time.monotonic()
 
-    def _fetch(self) -> bool:
-        """Fetch parameters for the next rollout; False if another generation is published."""
+    def _fetch_if_due(self) -> bool:
+        """Fetch parameters if that is due before the next rollout; False if another generation is published."""
         if self._board.generation != self._generation:
             return False
-        acting = self._acting
-        version = self._board.fetch(acting.flat, acting.states, self._generation)
-        acting.version = version or 0
-        return version is not None
+        if self._since_fetch >= self._settings.fetch_steps:
+            acting = self._acting
+            version = self._board.fetch(acting.flat, acting.states, self._generation)
+            self._since_fetch, acting.version = 0, version or 0
+            if version is None:
+                return False
+        self._since_fetch += self._config.algorithm.sent_steps
+        return True
 
     def _begin(self) -> None:
         """Build a policy for the published generation, unless another one replaces it meanwhile."""
@@ -157,6 +162,7 @@ class Actor(Closeable):
         version = self._board.fetch(flat, states, self._generation)
         if version is None:
             return
+        self._since_fetch = 0
         generator = torch.Generator().manual_seed(seed("acting"))
         policy = Policy(
             described.agents, self._algorithm, generator, lambda size: flat[:size], planned_for=self._learner_device

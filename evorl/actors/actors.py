@@ -36,12 +36,14 @@ from evorl.types.outcomes import EvorlWarning
 def max_staleness(config: AnyConfig, algorithm: Algorithm, copies: int, agents: Sequence[Agent] = ()) -> int:
     """The largest accepted staleness of a rollout, in updates, for `agents` and for the configured settings.
 
-    It is twice the most that full queues can cause.
+    It is twice the most that full queues and `actors.fetch_steps` can cause.
     """
     actors, pace = config.actors, algorithm.pace(copies)
     assert actors is not None
-    steps = config.algorithm.rollout_steps * config.environment.num_envs * copies
-    waiting = actors.count * actors.queue
+    steps = config.algorithm.sent_steps * config.environment.num_envs * copies
+    # An actor fills its queue, and between two fetches goes on with the same parameters unless it shares them.
+    between = 0 if MESSAGE_TYPES[config.algorithm.actor_messages].shared else actors.fetch_steps
+    waiting = actors.count * (actors.queue + max(0, math.ceil(between / config.algorithm.sent_steps) - 1))
     behind: int
     if config.algorithm.replayed:
         updates = steps * pace.updates * _most_updates(config, agents) / pace.steps
@@ -161,7 +163,7 @@ class Actors(Closeable):
         self._settings = config.actors
         self._placement = placement
         self._algorithm = algorithm
-        self.rollout_steps: int = config.algorithm.rollout_steps
+        self.sent_steps: int = config.algorithm.sent_steps
         self._bound = max_staleness(config, algorithm, placement.copies)
         warn_of_cores(self._settings.count, placement.ranks)
         self._memories: list[SharedMemory] = []
@@ -214,7 +216,7 @@ class Actors(Closeable):
                 memory.grow(size * queue)
                 self._messages |= messages_in(memory, make, range(actor * queue, (actor + 1) * queue))
         self._generation, self._published, self._turn = generation, policy.version, 0
-        self._left = steps // self.rollout_steps
+        self._left = steps // self.sent_steps
         flat, states = self._published_of(policy)
         # With shared parameters, an actor may still be publishing an update of the last generation.
         with self._board.locked(self._supervisor.look):

@@ -102,14 +102,15 @@ class TransitionCollector(RolloutCollector):
 
 
 class GradientCollector:
-    """Computes the gradient of a rollout with the parameters that collected it."""
+    """Computes the gradient of rollouts with the parameters that collected them."""
 
     def __init__(self, acting: Acting) -> None:
         policy, config = acting.policy, acting.config
         self._rollouts = RolloutCollector(acting)
         self._memory = rollout_message(policy, config)(lambda shape, dtype: torch.empty(shape, dtype=dtype))
         self._learner = Learner(policy)
-        one = config.algorithm.model_copy(update={"rollouts": 1})
+        self._together: int = config.algorithm.grad_sync_steps
+        one = config.algorithm.model_copy(update={"rollouts": self._together, "passes": 1})
         self._received = ReceivedRollouts(
             config.model_copy(update={"algorithm": one}),
             policy.algorithm.interface.parts,
@@ -122,13 +123,14 @@ class GradientCollector:
         self._received.begin(policy, generation=0)
 
     def collect(self, message: GradientMemory, beat: Callable[[], None]) -> None:
-        """Fill a message with the gradient of a rollout."""
+        """Fill a message with the mean gradient of `grad_sync_steps` rollouts."""
         message.write(self._gradient(beat))
 
     def _gradient(self, beat: Callable[[], None]) -> Batch:
-        """Collect a rollout and return its gradient as a batch."""
-        self._rollouts.collect(self._memory, beat)
-        self._received.extend(self._memory)
+        """Collect rollouts and return their gradient as a batch."""
+        for _ in range(self._together):
+            self._rollouts.collect(self._memory, beat)
+            self._received.extend(self._memory)
         (batch,) = self._received.take_batches()
         return compute_gradients(self._learner, batch)
 

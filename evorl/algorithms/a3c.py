@@ -60,10 +60,15 @@ class A3CDataParallel(Asynchronous):
 class A3C(A3CDataParallel):
     """A2C whose actors compute gradients with the parameters they act with; the learner applies them on arrival."""
 
+    def pace(self, copies: int) -> Pace:
+        """Update-to-data ratio of one update per averaged gradient of `grad_sync_steps` rollouts."""
+        pace, together = super().pace(copies), self.settings.grad_sync_steps
+        return Pace(pace.batch * together, pace.updates, pace.steps * together)
+
     def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> Experience:
         settings: A3CSettings = self.settings
         return ReceivedGradients(
-            steps=settings.rollout_steps,
+            steps=settings.sent_steps,
             gradients=settings.rollouts,
             applied=settings.actor_messages == "updates",
             gather=placement.gather_copies,

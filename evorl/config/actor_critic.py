@@ -150,6 +150,11 @@ class AsynchronousSettings(A2CSettings):
     }
     actor_messages: ClassVar[str | None] = "rollouts"
 
+    @property
+    def sent_steps(self) -> int:
+        """Steps of each environment in one message of an actor."""
+        return self.rollout_steps
+
     @model_validator(mode="after")
     def _has_whole_sequences(self) -> Self:
         if self.sequence_length not in (None, self.rollout_steps):
@@ -173,9 +178,15 @@ class A3CSettings(A3CDataParallelSettings):
     """Gradients that are averaged for an update, on each rank; with 1 each is applied as it arrives."""
     passes: Literal[1] = 1
     """A gradient is applied once."""
+    grad_sync_steps: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Rollouts whose gradients an actor averages before it sends them."""
     normalize_observations: Literal[False] = False
 
     actor_messages: ClassVar[str | None] = "gradients"
+
+    @property
+    def sent_steps(self) -> int:
+        return self.rollout_steps * self.grad_sync_steps
 
 
 class A3CSharedSettings(A3CSettings):

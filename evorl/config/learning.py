@@ -6,7 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from evorl.config.fields import Fraction, Initialisation, Plain, Section, Text, Width
+from evorl.config.fields import Count, Fraction, Initialisation, Plain, Section, Text, Width
 
 
 class ConvolutionalLayer(Section):
@@ -124,5 +124,8 @@ class ActorSettings(Section):
     queue: Annotated[int, Field(ge=1, le=256)] = 2
     """Messages of an actor: the one it is collecting and those that wait for the learner; it blocks if none is
     free."""
+    fetch_steps: Count = 1
+    """Steps of each environment after which an actor fetches the learner's parameters, at its next rollout; an actor
+    of `a3c_shared` fetches them with each update that it makes."""
     lockstep: bool = False
     """For tests and debugging: actors take turns with the learner and each other, so that a run can be repeated."""

@@ -339,6 +339,11 @@ class ApeXSettings(Section):
 
     actor_messages: ClassVar[str | None] = "transitions"
 
+    @property
+    def sent_steps(self) -> int:
+        """Steps of each environment in one message of an actor."""
+        return self.rollout_steps
+
 
 class ApeXDQNSettings(ApeXSettings, DQNSettings):
     name: str = "apex_dqn"

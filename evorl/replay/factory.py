@@ -45,7 +45,7 @@ def replay_experience(
     islands, lanes = placement.local_size // sharing, placement.local_size * config.environment.num_envs
     storage = make_replay(share, lanes, interface, action, ranks.device, ranks.on_host, islands)
     prioritised, split = replay.prioritised is not None or not replay.shared, config.algorithm.split_batches
-    period = 1 if config.actors is None else int(config.algorithm.rollout_steps)
+    period = 1 if config.actors is None else int(config.algorithm.sent_steps)
     builder = BatchBuilder(storage, replay.n_step, returns)
     if sequences is not None:
         builder = SequenceBuilder(storage, *sequences)

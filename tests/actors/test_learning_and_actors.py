@@ -112,9 +112,10 @@ def bound(*settings):
         return max_staleness(apex, make_algorithm(apex, one.interface), 1)
 
 
-def test_the_bound_on_staleness_counts_the_rollouts_in_queues():
+def test_the_bound_on_staleness_counts_the_rollouts_between_two_fetches():
     """Rollouts have 16 steps, each with as many updates."""
-    assert bound("algorithm.learn_step=1", "actors={queue: 2}") == 2 * 2 * 16
+    assert bound("algorithm.learn_step=1", "actors={queue: 2, fetch_steps: 16}") == 2 * 2 * 16
+    assert bound("algorithm.learn_step=1", "actors={queue: 2, fetch_steps: 100}") == 2 * (2 + 6) * 16
 
 
 @pytest.mark.parametrize(("size", "updates"), [(1, 0.25), (2, 1)])

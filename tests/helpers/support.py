@@ -177,7 +177,7 @@ def play_as_actor(learner, experience, environments, steps):
     message = kind.layout(policy, config)(lambda shape, dtype: torch.empty(shape, dtype=dtype))
     collector = kind.collector(Acting(config, environments, None, policy, policy.flat, None, 0, 0, 0))
     experience.begin(policy, 0)
-    for _ in range(steps // config.algorithm.rollout_steps):
+    for _ in range(steps // config.algorithm.sent_steps):
         collector.collect(message, lambda: None)
         note_counts(message, environments)
         experience.extend(message)

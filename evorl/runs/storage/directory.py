@@ -113,7 +113,7 @@ FREE_IN_A_BRANCH = (
         f"algorithm.{name}"
         for name in (
             "reward_clip", "split_batches", "adam_epsilon", "annealing", "rollout_steps", "normalize_advantage",
-            "normalize_rewards", "entropy_scales", "double", "policy_delay", "exploration.",
+            "normalize_rewards", "entropy_scales", "grad_sync_steps", "double", "policy_delay", "exploration.",
         )
     ),
 )  # fmt: skip
