@@ -11,12 +11,10 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import FunctionType
 from typing import Any, Literal
 
-import gymnasium as gym
 from pydantic import BaseModel
 
 from evorl.config import AnyConfig, Environment, Evolution, Network
@@ -41,14 +39,6 @@ from evorl.system.processes import keep_freed_memory
 from evorl.system.signals import Interrupted, signal_handlers
 from evorl.types.outcomes import UserError
 
-KWARGS = "environment.kwargs"
-OF_MAKE = (
-    gym.wrappers.TimeLimit,
-    gym.wrappers.PassiveEnvChecker,  # Within OrderEnforcing, except where an environment asks for none.
-    gym.wrappers.HumanRendering,
-    gym.wrappers.RenderCollection,
-)
-"""Wrappers that the arguments of `gymnasium.make` ask for, around OrderEnforcing."""
 Main = Callable[[Sequence[str], Sequence[Callback]], Run]
 """A demo's `main`: (command line, callbacks) -> the run that has ended."""
 
@@ -96,7 +86,7 @@ def train(
     config: str | Path | Mapping[str, Any] | AnyConfig | None = None,
     *,
     algorithm: AlgorithmSettings | Mapping[str, Any] | str | None = None,
-    environment: Environment | str | Mapping[str, Any] | Callable[..., Any] | gym.Env[Any, Any] | None = None,
+    environment: Environment | str | Mapping[str, Any] | Callable[..., Any] | None = None,
     seed: int | None = None,
     run: RunSettings | Mapping[str, Any] | None = None,
     network: Network | Mapping[str, Any] | None = None,
@@ -126,8 +116,7 @@ def train(
 
     `environment` may be an environment class or factory function defined at the top level of a module or of the
     script. The run stores it by module and name, so a process that resumes or evaluates the run must be able to import
-    it. It may also be an instance made by `gymnasium.make`: further copies are made from its id and keyword arguments,
-    and it is not touched. An environment defined in a script or notebook can be resumed only from there, with
+    it. An environment defined in a script or notebook can be resumed only from there, with
     `run={"name": NAME, "resume": "auto"}`.
 
     `callbacks` are called with each `evorl.Generation`, on the main process, and may return an `evorl.Stop`.
@@ -193,7 +182,7 @@ def _is_one_value(path: str, value: Mapping[Any, Any]) -> bool:
     """True for a fitness, whose terms belong together, and for keyword arguments with keys that are not path parts."""
     names = map(str, value)
     is_odd = any(not name or "." in name or "=" in name for name in names)
-    return path == "evolution.fitness" or (f"{path}.".startswith(f"{KWARGS}.") and is_odd)
+    return path == "evolution.fitness" or (f"{path}.".startswith("environment.kwargs.") and is_odd)
 
 
 def _text(key: str, value: Any) -> str:
@@ -228,86 +217,19 @@ def _written(value: Any, section: str) -> str:
 
 
 def _with_environment(overrides: Mapping[str, Any], environment: Any) -> dict[str, Any]:
-    """Add the environment to the settings; an object, alone or as `id`, is replaced by settings that recreate it."""
+    """Add the environment to the settings; a class or a function, alone or as `id`, is replaced by its name."""
     if environment is None:
         return dict(overrides)
     if isinstance(environment, str):
         return {**overrides, "environment": environment}
     section = environment if isinstance(environment, Mapping) else {"id": environment}
-    if "id" not in section or isinstance(section["id"], str):
-        return {**overrides, "environment": section}
-    recreated, new_kwargs = _settings_of(section["id"]), section.get("kwargs", {})
-    if not isinstance(new_kwargs, Mapping):
-        raise UserError(
-            f"environment.kwargs: {shown(new_kwargs)} does not fit: this is a section, with keys of its own"
-        )
-    kwargs = {**recreated.get("kwargs", {}), **new_kwargs}
-    # Under a dotted key they replace those of the configuration: copies are made as the object was.
-    whole = {KWARGS: kwargs} if "kwargs" in recreated or "kwargs" in section else {}
-    rest = {name: value for name, value in {**section, **recreated}.items() if name != "kwargs"}
-    return {"environment": rest, **whole, **overrides}
-
-
-def _settings_of(environment: Any) -> dict[str, Any]:
-    """The `environment` section for a class, a function or an instance. Raises UserError if it cannot be recreated."""
-    wanted = "give a class, a function or an id"
-    if isinstance(environment, gym.Env):
-        if environment.spec is None:
-            kind = type(environment.unwrapped).__name__
-            raise UserError(f"environment: this {kind} has no `spec`, by which copies could be made; {wanted}")
-        return _settings_of_spec(environment.spec, _wrappers(environment), wanted)
-    if not callable(environment):
-        raise UserError(f"environment: {shown(environment)} is not a single environment; {wanted}")
-    return {"id": name_of(environment)}
-
-
-def _wrappers(environment: gym.Env[Any, Any]) -> list[str]:
-    """The wrappers around what `gymnasium.make` returned, and those that are registered, outermost first.
-
-    Those that the class or function itself returned are within OrderEnforcing.
-    """
-    names = []
-    while isinstance(environment, gym.Wrapper) and not isinstance(environment, gym.wrappers.OrderEnforcing):
-        if not isinstance(environment, OF_MAKE):
-            names.append(type(environment).__name__)
-        environment = environment.env
-    return names
-
-
-def _settings_of_spec(spec: gym.envs.registration.EnvSpec, wrappers: Sequence[str], wanted: str) -> dict[str, Any]:
-    """The settings of an environment made by `gymnasium.make`. Raises UserError if they cannot fully describe it."""
-    module = spec.entry_point.partition(":")[0] if isinstance(spec.entry_point, str) else ""
-    # Another process may not run the line that registered it, but it can import what that line named, which comes
-    # without registered wrappers.
-    registration = gym.registry.get(spec.id) if module.partition(".")[0] in _registering_packages() else None
-    registered = 0 if registration is None else len(registration.additional_wrappers)
-    if others := wrappers[: len(wrappers) - registered]:
-        raise UserError(
-            f"environment: a configuration cannot name the wrapper {', '.join(others)} of this {spec.id}; {wanted}, "
-            "such as a function that returns the wrapped environment"
-        )
-    # Training draws nothing; `evorl watch` chooses its own mode.
-    kwargs = {key: value for key, value in spec.kwargs.items() if key != "render_mode"}
-    if registration is not None:
-        kwargs = {
-            key: value
-            for key, value in kwargs.items()
-            if key not in registration.kwargs or registration.kwargs[key] != value
-        }
-        if spec.max_episode_steps is None and registration.max_episode_steps is not None:
-            raise UserError(f"environment: a configuration cannot remove the time limit of {spec.id}; {wanted}")
-        if spec.max_episode_steps != registration.max_episode_steps:
-            kwargs["max_episode_steps"] = spec.max_episode_steps
-        return {"id": spec.id, "kwargs": kwargs}
-    if spec.max_episode_steps is not None:
-        kwargs["max_episode_steps"] = spec.max_episode_steps
-    return {"id": str(spec.entry_point) if module else name_of(spec.entry_point), "kwargs": kwargs}
-
-
-def _registering_packages() -> set[str]:
-    """The packages whose environments are registered in every process that imports Gymnasium, or by evorl."""
-    plugins = entry_points(group="gymnasium.envs")
-    return {"gymnasium", "ale_py", *(each.value.partition(":")[0].partition(".")[0] for each in plugins)}
+    if "id" in section and not isinstance(section["id"], str):
+        if not callable(section["id"]):
+            raise UserError(
+                f"environment: {shown(section['id'])} is not a class, a function or an id, of which copies can be made"
+            )
+        section = {**section, "id": name_of(section["id"])}
+    return {**overrides, "environment": section}
 
 
 def _file_of(config: str | Path | Mapping[str, Any] | AnyConfig, folder: Path, given: Sequence[str]) -> Path:
