@@ -19,10 +19,6 @@ from evorl.system.streams import reader_has_gone
 
 HELP = ("-h", "--help")
 VERSION = ("-V", "--version")
-WORDS = "words"
-"""Name of the positional arguments that select a configuration: an algorithm or a file, and `key.path=value`."""
-OVERRIDES = "overrides"
-"""Name of the positional arguments that are all `key.path=value`."""
 
 MAY_CHANGE = (
     "those of run, training, tracking and checkpoint, population.placement, environment.max_restarts, "
@@ -185,7 +181,7 @@ def _words(parser: argparse.ArgumentParser) -> None:
     from evorl.config.yaml import shipped_names
 
     parser.add_argument(
-        WORDS,
+        "words",
         nargs="*",
         metavar="ALGORITHM | FILE | key.path=value",
         help=f"a shipped configuration ({', '.join(shipped_names())}; default: dqn) or a YAML file, and settings that "
@@ -231,7 +227,7 @@ def _resume(parser: argparse.ArgumentParser) -> None:
 
 
 def _continuation(parser: argparse.ArgumentParser, settings: str = "settings to change") -> None:
-    parser.add_argument(OVERRIDES, nargs="*", metavar="key.path=value", help=settings)
+    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help=settings)
     parser.add_argument("--processes", type=count, help="number of processes (default: as many as trained the agent)")
     parser.add_argument("--program", type=Path, metavar="FILE", help="the program that trained the run, if your own")
     _verbose(parser)
@@ -328,10 +324,6 @@ def _check(parser: argparse.ArgumentParser) -> None:
         help="its keyword arguments, as in environment.kwargs; with environment. in front, other settings",
     )
     parser.add_argument("--steps", type=count, default=1000, metavar="N", help="number of random steps (default: 1000)")
-
-
-def _completion(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="your shell")
 
 
 COMMANDS: Mapping[str, Command] = {
@@ -444,16 +436,6 @@ COMMANDS: Mapping[str, Command] = {
         "check:check",
         _check,
         ("evorl check CartPole-v1", "evorl check my_module:MyEnv size=8 --steps 10000"),
-    ),
-    "completion": Command(
-        "print the completion script of a shell: commands, options, configurations and keys",
-        "completion:completion",
-        _completion,
-        (
-            "evorl completion bash > ~/.local/share/bash-completion/completions/evorl",
-            "evorl completion zsh > ~/.zfunc/_evorl",
-            "evorl completion fish > ~/.config/fish/completions/evorl.fish",
-        ),
     ),
 }
 """All commands, in the order of `evorl --help`."""
