@@ -284,7 +284,6 @@ def _plot(parser: argparse.ArgumentParser) -> None:
 
 def _lineage(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, help="the run's directory")
-    parser.add_argument("--settings", action="store_true", help="print the hyperparameters in each generation")
 
 
 def _list(parser: argparse.ArgumentParser) -> None:
@@ -394,10 +393,10 @@ COMMANDS: Mapping[str, Command] = {
         ),
     ),
     "lineage": Command(
-        "print the best agent's ancestors and mutations, or its hyperparameters in each generation",
+        "print the best agent's ancestors and mutations",
         "inspect:lineage",
         _lineage,
-        ("evorl lineage runs/my-run", "evorl lineage runs/my-run --settings"),
+        ("evorl lineage runs/my-run",),
     ),
     "list": Command(
         "list the runs in a directory, with their progress and how they ended",

@@ -115,13 +115,13 @@ def _setting(run: RunOverview, section: str, key: str) -> str:
 
 
 def lineage(parsed: argparse.Namespace) -> None:
-    from evorl.runs.reading.lineage import ancestry, reader_of, table
+    from evorl.runs.reading.lineage import ancestry, reader_of
     from evorl.runs.storage.directory import load_elite
 
     stages, use = ancestry(parsed.run), reader_of(load_elite(parsed.run)[0])
     if origin := origin_of(read_overview(parsed.run)):
         print(on_one_line(origin))
-    print("\n".join(table(stages, use) if parsed.settings else lineage_table(stages, use)))
+    print("\n".join(lineage_table(stages, use)))
 
 
 def lineage_table(stages: Sequence[Stage], use: Callable[[str, float], float]) -> list[str]:
