@@ -6,7 +6,6 @@ What imports torch is imported where it is needed: a mistyped key needs none.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import subprocess
 import sys
@@ -22,7 +21,6 @@ from evorl.config.yaml import ACCELERATE, PACKAGE, VERBOSE, assignment, override
 from evorl.runs.configuration import program_for, read_config
 from evorl.runs.reading.read import read_overview
 from evorl.runs.reading.trust import refuse_code
-from evorl.runs.storage.checkpoint_files import STATE, Checkpoints
 from evorl.runs.storage.directory import (
     CONFIG,
     check_run,
@@ -31,7 +29,7 @@ from evorl.runs.storage.directory import (
     saved_config,
 )
 from evorl.system.console import aligned, digits, say
-from evorl.system.files import CHECKPOINTS
+from evorl.system.files import read_owner
 from evorl.system.processes import usable_cores
 from evorl.types.outcomes import RunFailed, UserError
 
@@ -152,21 +150,9 @@ def processes_for(run: Path, asked: int | None) -> int:
 
 
 def _ranks_of(run: Path) -> int:
-    """Return the number of ranks of the newest readable checkpoint, which is fully verified only on resume.
-
-    An interim checkpoint, saved within a generation, is newer than all others. A run without checkpoints has the number
-    in its metrics.
-    """
-    from evorl.runs.storage.progress import progress_of
-
-    for stem in ("interim", "generation"):
-        checkpoints = Checkpoints(run / CHECKPOINTS, keep=1, stem=stem)
-        for number in reversed(checkpoints.generations()):
-            with contextlib.suppress(UserError):
-                return progress_of(checkpoints.read(number, STATE), str(checkpoints.path(number))).ranks
-    with contextlib.suppress(UserError, KeyError, TypeError, ValueError):
-        return max(1, int(read_overview(run).last["ranks"]))
-    return 1
+    """Return the number of ranks that last trained a run, which the owner of its lock has recorded, or 1."""
+    ranks = read_owner(run).get("ranks")
+    return ranks if isinstance(ranks, int) and ranks > 0 else 1
 
 
 def become(command: Sequence[str]) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 
@@ -29,13 +28,11 @@ def test_it_trains_in_this_process_what_the_command_line_says(in_directory):
     assert lines(run / "metrics.jsonl")[-1]["agent_steps"] >= 36
 
 
-def test_a_run_without_checkpoints_has_its_number_of_processes_in_its_metrics(trained_run, tmp_path):
-    run = shutil.copytree(trained_run, tmp_path / "a")
-    shutil.rmtree(run / "checkpoints")
-    assert train.processes_for(run, None) == 1
-    rows = lines(run / "metrics.jsonl")
-    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(row | {'ranks': 2})}\n" for row in rows))
-    assert train.processes_for(run, None) == 2
+def test_a_run_is_resumed_by_as_many_processes_as_trained_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "usable_cores", lambda: 2)
+    assert train.processes_for(tmp_path, None) == 1
+    (tmp_path / ".lock").write_text(json.dumps({"ranks": 2}))
+    assert train.processes_for(tmp_path, None) == 2
 
 
 def test_several_processes_are_started_by_the_launcher_after_a_check(in_directory, monkeypatch, capsys):

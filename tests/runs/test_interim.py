@@ -220,19 +220,6 @@ def test_interim_checkpoint_whose_episodes_cannot_be_replayed_is_not_used(stoppe
 
 
 @pytest.mark.usefixtures("in_directory")
-def test_a_resume_starts_the_ranks_that_saved_within_the_generation(stopped_run):
-    def changed(payload):
-        state = json.loads(payload)
-        state.update(ranks=2, position=state["position"] | {"steps": 2 * state["position"]["steps"]})
-        return json.dumps(state).encode()
-
-    place = stopped_run(CASE, 30)
-    assert processes_for(Path("runs/b"), None) == 1
-    rewritten(place, "state.json", changed)
-    assert processes_for(Path("runs/b"), None) == 2
-
-
-@pytest.mark.usefixtures("in_directory")
 @pytest.mark.parametrize("step", [20, 700])
 def test_a_signal_in_a_call_that_swallows_every_exception_ends_the_run(step, capsys):
     """In a training step, which is saved, and in an evaluation step, which is not."""

@@ -136,8 +136,9 @@ LOCK_PATIENCE = 10.0
 
 
 def owner_of(launch: Launch) -> dict[str, Any]:
-    """The owner of a run's directory, as its lock names it: this process and its launch."""
-    return {"host": socket.gethostname(), "pid": os.getpid(), "launch": launch.name}
+    """The owner of a run's directory, as its lock names it: this process, its launch, and the number of ranks."""
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    return {"host": socket.gethostname(), "pid": os.getpid(), "launch": launch.name, "ranks": ranks}
 
 
 def has_used(launch: Launch, directory: Path) -> bool:
