@@ -24,7 +24,7 @@ from evorl.population.learner import split_states
 from evorl.seeding import derive_seed, seed_process
 from evorl.system.closing import Closeable
 from evorl.system.console import warnings_on_one_line
-from evorl.system.plugins import told_exit
+from evorl.system.plugins import described
 from evorl.types.outcomes import UserError
 from evorl.types.tensors import Tensors
 
@@ -60,7 +60,7 @@ def run(context: Mapping[str, Any], index: int, attempt: int, descriptors: Seque
     except UserError as error:
         _report(writer, str(error))
     except (SystemExit, KeyboardInterrupt) as left:
-        _report(writer, told_exit(left))
+        _report(writer, f"{described(left)} ended the run")
 
 
 def _report(writer: int, text: str) -> None:

@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from evorl.config.errors import on_one_line
 from evorl.system.console import escape_stdout, say, warnings_on_one_line
-from evorl.system.plugins import told_exit
+from evorl.system.plugins import described
 from evorl.system.processes import is_first_rank, keep_freed_memory
 from evorl.system.signals import Interrupted, signal_handlers
 from evorl.system.streams import open_missing
@@ -93,7 +93,7 @@ def _code_of(main: Callable[[Sequence[str]], object], arguments: Sequence[str]) 
         _say(f"{message}; lower population.size, environment.num_envs, algorithm.batch_size or replay.capacity")
         return 1
     except (SystemExit, KeyboardInterrupt) as left:
-        _say(told_exit(left))
+        _say(f"{described(left)} ended the run")
         return 1
     return 0
 

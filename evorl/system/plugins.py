@@ -21,21 +21,11 @@ MAX_LETTERS = 300
 """Maximum quoted characters of an error's type and message."""
 MAX_SOURCE = 100
 """Maximum quoted characters of a source line."""
-WRAPPED_EXIT = str(Path("wandb", "sdk", "lib", "exit_hooks.py"))
 
 
 def described(error: BaseException) -> str:
     """An error on one line: its type, its message, and the user's code that led to it."""
     return without_place(error) + place(error)
-
-
-def told_exit(left: BaseException) -> str:
-    """The sentence on who ended the run: an environment or a library that called `sys.exit`, or raised the like."""
-    frames = traceback.extract_tb(left.__traceback__)
-    # W&B wraps sys.exit; its wrapper is not the caller.
-    last = [frame for frame in frames if not frame.filename.endswith(WRAPPED_EXIT)][-1]
-    does = f"called sys.exit({left.code!r})" if isinstance(left, SystemExit) else f"raised {without_place(left)}"
-    return f"{last.filename}:{last.lineno} ({last.name}) {does}, which ended the run"
 
 
 def without_place(error: BaseException) -> str:
