@@ -38,7 +38,6 @@ LOCAL_LAUNCHER = PACKAGE / "distributed" / "local_launch.py"
 
 def train(parsed: argparse.Namespace) -> None:
     """`evorl train`: trains in this process or, for several processes, replaces it with Accelerate's launcher."""
-    _refuse_settings_given_twice(parsed)
     if parsed.no_track:
         parsed.words = [*parsed.words, "tracking.backends=[]"]
     if parsed.seeds is not None:
@@ -59,21 +58,6 @@ def train(parsed: argparse.Namespace) -> None:
     if parsed.processes > (cores := usable_cores()):
         say(f"warning: --processes: {parsed.processes} processes share {cores} cores and wait for each other")
     become(launch_command([str(program), *arguments], parsed.processes))
-
-
-def _refuse_settings_given_twice(parsed: argparse.Namespace) -> None:
-    """Raise UserError if an option is given together with the setting that it stands for."""
-    words = [*parsed.words, *(each for each in parsed.seeds or () if isinstance(each, str))]
-    given = leaves(override({}, file_and_assignments(words)[1]))
-    for option, key, value in (
-        ("--seed", "seed", parsed.seed),
-        ("--seeds", "seed", parsed.seeds),
-        ("--seeds", "run.resume", parsed.seeds),
-        ("--name", "run.name", parsed.name),
-        ("--verbose", "run.verbose", parsed.verbose or None),
-    ):
-        if value is not None and key in given:
-            raise UserError(f"{key}: {option} sets it; leave one of them out")
 
 
 def verbosity(parsed: argparse.Namespace) -> list[str]:
@@ -185,7 +169,7 @@ def train_seeds(parsed: argparse.Namespace) -> None:
     for number, path in runs:
         if (path / CONFIG).is_file():
             requested = launched(read_config(file, [*assignments, f"seed={number}"]))
-            _check_begun(path, check(requested, ranks=parsed.processes))
+            check_same_run(path, check(requested, ranks=parsed.processes))
     several = ["--processes", str(parsed.processes)] if parsed.processes > 1 else []
     program = [sys.executable, "-P", "-m", "evorl", "train", *several, str(file), *assignments]
     commands = [
@@ -196,21 +180,6 @@ def train_seeds(parsed: argparse.Namespace) -> None:
     print("\n".join(summary_lines([(number, path) for number, path in runs if (path / CONFIG).is_file()])))
     if failed := [str(number) for number, code in codes.items() if code]:
         raise RunFailed(f"seed {', '.join(failed)} did not finish; repeat the command to resume")
-
-
-def _check_begun(path: Path, config: AnyConfig) -> None:
-    """Raise UserError if the run in `path` has other settings, whose results would be taken for those of `config`."""
-    try:
-        check_same_run(path, config)
-    except UserError as error:
-        raise UserError(f"{error}; choose another --name") from error
-    begun = read_config(path / CONFIG, ())
-    for key, was, now in (
-        ("network.bf16", bool(begun.network.bf16), bool(config.network.bf16)),
-        ("evaluation.max_steps", begun.evaluation.max_steps, config.evaluation.max_steps),
-    ):
-        if was != now:
-            raise UserError(f"run.resume: {path} was started with another {key}; choose another --name")
 
 
 def train_each(commands: Sequence[tuple[int, Sequence[str]]], group: str) -> dict[int, int]:

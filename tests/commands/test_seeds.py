@@ -105,7 +105,6 @@ def test_words_after_seeds_are_settings(in_directory, monkeypatch):
     ("words", "message"),
     [
         (["--seeds", "1", "1"], "--seeds: each seed may be given once, not 1 1"),
-        (["--seeds", "1", "seed=4"], "seed: --seeds sets it; leave one of them out"),
         (["--seeds", "1", "algorithm.gamma=7"], "algorithm.gamma: 7 does not fit"),
     ],
 )
@@ -133,5 +132,5 @@ def test_seeds_train_and_are_taken_up_again(in_directory, capsys):
         assert run_program(run_command, [*words, other]) == 2
         told = capsys.readouterr()
         assert f"{message}" in told.err
-        assert "choose another --name" in told.err
+        assert "--name NEW" in told.err
         assert "best agents of" not in told.out, "they are of other settings"
