@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from evorl.commands.train import become, launch_command, processes_for, program_of, verbosity
-from evorl.config import AnyConfig, override, read_yaml
+from evorl.config import AnyConfig, override, read_yaml, validate
 from evorl.config.fields import leaves
 from evorl.config.yaml import assignment
 from evorl.envs.generation import MIN_SHARE
@@ -30,7 +30,6 @@ from evorl.runs.storage.directory import (
     differences,
     from_here,
     may_change_in_branch,
-    saved_config,
     way_to_change,
 )
 from evorl.runs.storage.progress import Progress, progress_of
@@ -64,7 +63,7 @@ def branch(parsed: argparse.Namespace) -> None:
     Raises UserError if the settings do not suit the agents; nothing is then written.
     """
     run, new = parsed.run, new_directory(parsed.run, parsed.new)
-    begun = saved_config(read_yaml(run / CONFIG))
+    begun = validate(read_yaml(run / CONFIG))
     refuse_code(begun, parsed.allow_code)
     config, names = branched(run, new, begun, parsed.overrides)
     program, ranks = program_of(config, parsed.program), processes_for(run, parsed.processes)

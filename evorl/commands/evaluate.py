@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from evorl.algorithms import make_algorithm
-from evorl.config import AnyConfig
+from evorl.config import AnyConfig, validate
 from evorl.config.errors import on_one_line
 from evorl.config.fields import BENCHMARK, RETURN
 from evorl.envs import make_environments
@@ -24,7 +24,7 @@ from evorl.runs.agents.opponents import Task, benchmark_of, opponent_of
 from evorl.runs.launch import check, use_threads
 from evorl.runs.reading.hub import local_run
 from evorl.runs.reading.trust import refuse_code
-from evorl.runs.storage.directory import load_elite, saved_config
+from evorl.runs.storage.directory import load_elite
 from evorl.seeding import numpy_generator, torch_generator
 from evorl.system.console import digits
 from evorl.types.agents import Agent
@@ -58,7 +58,7 @@ def evaluate_elite(run: Path, episodes: int, seed: int, allow_code: bool = False
     """
     with local_run(run) as path:
         data, agent = load_elite(path)
-        config = saved_config(data)
+        config = validate(data)
         refuse_code(config, allow_code)
         reserve(config.evaluation_environment, min(episodes, MAX_COPIES), device_of(config.evaluation_environment))
         check(config, trains=False)

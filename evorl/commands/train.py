@@ -14,7 +14,7 @@ from pathlib import Path
 
 from evorl.commands.command import file_and_assignments
 from evorl.commands.inspect import state_of
-from evorl.config import AnyConfig, read_yaml
+from evorl.config import AnyConfig, read_yaml, validate
 from evorl.config.errors import on_one_line
 from evorl.config.fields import leaves
 from evorl.config.yaml import ACCELERATE, PACKAGE, VERBOSE, assignment, override
@@ -26,7 +26,6 @@ from evorl.runs.storage.directory import (
     check_run,
     check_same_run,
     plain_name,
-    saved_config,
 )
 from evorl.system.console import aligned, digits, say
 from evorl.system.files import read_owner
@@ -99,7 +98,7 @@ def resume_command(
     location = [assignment("run.directory", str(where.parent)), assignment("run.name", where.name), "run.resume=auto"]
     assignments = [*overrides, *location]
     config = read_config(run / CONFIG, assignments)
-    refuse_code(saved_config(read_yaml(run / CONFIG)), allow_code)
+    refuse_code(validate(read_yaml(run / CONFIG)), allow_code)
     ranks = processes_for(run, processes)
     check_same_run(run, check(config, ranks=ranks))
     return launch_command([str(program_of(config, program)), "--config", str(run / CONFIG), *assignments], ranks)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from evorl.config import validate
 from evorl.config.errors import shown
 from evorl.config.schema import as_yaml
 from evorl.report.data import Drawn, load
@@ -23,7 +24,6 @@ from evorl.runs.storage.directory import (
     LINEAGE,
     METRICS,
     SUMMARY,
-    saved_config,
 )
 from evorl.system.extras import missing, require
 from evorl.system.files import file_errors, read_bytes
@@ -122,7 +122,7 @@ def write_page(run: Path, folder: Path, name: str, video: Path | None) -> list[s
     drawn = load(run)
     if not (run / FILES[0]).is_file():
         raise UserError(f"{run}: the run has no elite yet; its first generation has not ended")
-    config = saved_config(drawn.config)
+    config = validate(drawn.config)
     settings = shared_settings(config)
     for file in (*FILES, *_exported(run)):
         if (run / file).is_file():

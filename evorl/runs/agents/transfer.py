@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from evorl.algorithms import Algorithm
-from evorl.config import AnyConfig
+from evorl.config import AnyConfig, validate
 from evorl.config.errors import shown
 from evorl.distributed import Ranks
 from evorl.population import check_agents, initial_population
 from evorl.runs.reading.hub import local_run
 from evorl.runs.storage.checkpoint_files import AGENTS, Checkpoints
-from evorl.runs.storage.directory import CONFIG, load_elite, saved_config, saved_settings
+from evorl.runs.storage.directory import CONFIG, load_elite, saved_settings
 from evorl.system.files import CHECKPOINTS, refuse_links_within
 from evorl.system.formats import decode_agents, encode_agents
 from evorl.types.agents import INITIAL, Agent
@@ -90,6 +90,6 @@ def _newest(run: Path) -> list[Agent]:
 def _config_of(run: Path) -> AnyConfig:
     data = saved_settings(run)
     try:
-        return saved_config(data)
+        return validate(data)
     except UserError as error:
         raise UserError(f"{run / CONFIG}: {error}") from error

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from evorl.config import validate
 from evorl.config.errors import on_one_line, shown
-from evorl.runs.storage.directory import LINEAGE, METRICS, load_elite, saved_config
+from evorl.runs.storage.directory import LINEAGE, METRICS, load_elite
 from evorl.runs.storage.json_lines import JsonLines, Row
 from evorl.types.agents import Architecture, Measured, Mutation, Number, Words
 from evorl.types.outcomes import UserError
@@ -88,6 +89,6 @@ def reader_of(data: Mapping[str, Any]) -> Callable[[str, float], float]:
     are returned unchanged.
     """
     try:
-        return saved_config(data).effective_value
+        return validate(data).effective_value
     except UserError:
         return lambda name, value: value

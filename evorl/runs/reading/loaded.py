@@ -13,7 +13,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from evorl.algorithms import Algorithm, make_algorithm
-from evorl.config import AnyConfig
+from evorl.config import AnyConfig, validate
 from evorl.config.errors import on_one_line, shown
 from evorl.envs.json_spaces import interface_from_json
 from evorl.envs.reading import ObservationReader, action_reader, flat_mask
@@ -22,7 +22,7 @@ from evorl.population import Policy, check_agents
 from evorl.runs.reading.hub import local_run
 from evorl.runs.reading.trust import refuse_code
 from evorl.runs.storage.checkpoint_files import AGENTS, ELITE, Checkpoints
-from evorl.runs.storage.directory import INTERFACE, from_here, load_elite, saved_config, saved_settings
+from evorl.runs.storage.directory import INTERFACE, from_here, load_elite, saved_settings
 from evorl.seeding import torch_generator
 from evorl.system.console import digits
 from evorl.system.files import CHECKPOINTS, file_errors, read_json
@@ -179,7 +179,7 @@ def load(
             data, member = load_elite(path)
         else:
             data, member = saved_settings(path), _saved(path, agent, generation)
-        config = saved_config(data)
+        config = validate(data)
         interface, reader = _interface(path / INTERFACE, config)
         if config.network.factory is not None:
             refuse_code(config, allow_code)

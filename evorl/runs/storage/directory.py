@@ -63,11 +63,6 @@ def saved_settings(run: Path) -> dict[str, Any]:
     return read_yaml(run / CONFIG)
 
 
-def saved_config(data: Mapping[str, Any]) -> AnyConfig:
-
-    return validate(data)
-
-
 def plain_name(config: AnyConfig) -> str:
     """The name of a run that is given none: its algorithm and its environment."""
     return f"{config.algorithm.name}-{config.environment.id.split(':')[-1].replace('/', '-')}"
@@ -363,7 +358,7 @@ def load_elite(path: Path) -> tuple[dict[str, Any], Agent]:
 
 def check_same_run(path: Path, config: AnyConfig) -> None:
     """Raise UserError if `config` differs from that of the run in `path` in a setting that may not change on resume."""
-    for key, was, now in differences(saved_config(read_yaml(path / CONFIG)), config):
+    for key, was, now in differences(validate(read_yaml(path / CONFIG)), config):
         if key in config.algorithm.frozen_on_resume or not key.startswith(FREE_TO_CHANGE):
             raise UserError(
                 f"run.resume: {path} was started with another configuration: {key} was {was} and is now {now}; "
