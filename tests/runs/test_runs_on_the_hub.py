@@ -98,7 +98,7 @@ def test_training_begins_with_the_agent_of_a_page(pages, in_directory, capsys):
     assert run_program(run_command, ["list"]) == 0
     assert "agents of hf:me/x" in capsys.readouterr().out
     assert train("run.name=b", "population.from=hf:me/x", "population.from_agents=population") == 2
-    assert "population.from: hf:me/x: no checkpoint can be read: there is none" in error_line(capsys)
+    assert "population.from: hf:me/x: no checkpoint holds agents" in error_line(capsys)
 
 
 def test_hub_download_error_is_one_line(monkeypatch):

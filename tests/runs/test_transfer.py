@@ -127,7 +127,7 @@ def test_what_is_no_run_or_damaged_is_refused(source, capsys):
     assert "error: population.from: " in error_line(capsys)
     for file in (source / "checkpoints").rglob("agents.safetensors"):
         file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(UserError, match=r"population.from: .*no checkpoint can be read: .*agents.safetensors"):
+    with pytest.raises(UserError, match=r"population.from: .*agents.safetensors: damaged"):
         taken(source, "population.from_agents=population")
 
 

@@ -13,8 +13,8 @@ from evorl.distributed import Ranks
 from evorl.population import check_agents, initial_population
 from evorl.runs.reading.hub import local_run
 from evorl.runs.storage.checkpoint_files import AGENTS, Checkpoints
-from evorl.runs.storage.directory import CONFIG, load_elite, saved_settings
-from evorl.system.files import CHECKPOINTS, refuse_links_within
+from evorl.runs.storage.directory import check_run, load_elite, saved_settings
+from evorl.system.files import CHECKPOINTS
 from evorl.system.formats import decode_agents, encode_agents
 from evorl.types.agents import INITIAL, Agent
 from evorl.types.outcomes import UserError
@@ -42,11 +42,9 @@ def _trained(config: AnyConfig, algorithm: Algorithm, run: Path) -> list[Agent]:
     try:
         with local_run(run) as path:
             origins = [load_elite(path)[1]] if config.population.from_agents == "elite" else _newest(path)
-            theirs = _config_of(path)
+            theirs = validate(saved_settings(path))
     except UserError as error:
         raise UserError(f"population.from: {error}") from error
-    if not origins:
-        raise UserError(f"{where}: its newest checkpoint holds no agents")
     try:
         check_agents(origins, algorithm, where)
     except UserError as error:
@@ -75,21 +73,11 @@ def _trained(config: AnyConfig, algorithm: Algorithm, run: Path) -> list[Agent]:
 
 
 def _newest(run: Path) -> list[Agent]:
-    """The agents of a run's newest readable checkpoint. Raises UserError if there is none."""
-    refuse_links_within(run)
+    """The agents of a run's newest checkpoint. Raises UserError if there is none, or if it is damaged or empty."""
+    check_run(run)
     checkpoints = Checkpoints(run / CHECKPOINTS, keep=1)
-    problem = "there is none"
-    for generation in reversed(checkpoints.generations()):
-        try:
-            return checkpoints.agents(generation, AGENTS)
-        except UserError as error:
-            problem = str(error)
-    raise UserError(f"{run}: no checkpoint can be read: {problem}")
-
-
-def _config_of(run: Path) -> AnyConfig:
-    data = saved_settings(run)
-    try:
-        return validate(data)
-    except UserError as error:
-        raise UserError(f"{run / CONFIG}: {error}") from error
+    generations = checkpoints.generations()
+    agents = checkpoints.agents(generations[-1], AGENTS) if generations else []
+    if not agents:
+        raise UserError(f"{run}: no checkpoint holds agents")
+    return agents
