@@ -16,7 +16,6 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
 
 from evorl.config import Environment
-from evorl.config.errors import shown
 from evorl.envs.continuation import Vector
 from evorl.envs.environments import Resets
 from evorl.envs.faults.closing import close_vector
@@ -34,8 +33,6 @@ from evorl.types.outcomes import UserError
 Image = NDArray[np.uint8]
 FILM_STEPS = 5000
 """The maximum number of steps in a video of the elite, since other ranks wait for it. Pong may take 3,000 per game."""
-MAX_RATE = 1000
-"""The maximum number of frames per second."""
 ENLARGED = 4
 """The upscaling factor of frames shown as the agent observes them."""
 
@@ -75,7 +72,7 @@ def play(
         vector.autoreset_mode = AutoresetMode.NEXT_STEP
     try:
         resets = Resets(rendered, vector, 1, whole_games=True)
-        rate = _frame_rate(vector, settings.id)
+        rate = float((vector.metadata or {}).get("render_fps") or 30)
         for seed in seeds:
             seeded: Any = np.array([seed]) if frames else [seed]
             observation, info = vector.reset(seed=seeded)
@@ -114,17 +111,6 @@ def _simulated(
                 ended = bool(step.terminated | step.truncated) or steps == most
                 # A reset within the step has replaced the last picture.
                 yield None if ended else _picture(settings.id, environments.picture), total if ended else None, rate
-
-
-def _frame_rate(vector: Vector, id: str) -> float:
-    """The environment's frames per second. Raises UserError if they are no number that a video can have."""
-    rate = (vector.metadata or {}).get("render_fps") or 30
-    with contextlib.suppress(TypeError, ValueError):
-        if 1 <= float(rate) <= MAX_RATE:
-            return float(rate)
-    raise UserError(
-        f"environment.id: metadata['render_fps'] of {id} is {shown(rate)}; give a number from 1 to {MAX_RATE}"
-    )
 
 
 def _refuse_fault(info: Mapping[str, Any], id: str) -> None:
