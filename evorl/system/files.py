@@ -23,8 +23,6 @@ from typing import Any, BinaryIO, Literal
 
 from evorl.types.outcomes import UserError
 
-FIRST_BLOCK = 2**16
-"""Size in bytes of the first read from the end of a file."""
 WANDB = "wandb"
 """The directory that W&B creates in a run's directory."""
 CHECKPOINTS = "checkpoints"
@@ -164,21 +162,6 @@ def read_lines(path: Path) -> Iterator[bytes]:
     """Yield the lines of a file, with their line ends; the last one may have none. Raises OSError."""
     with _open(path) as file:
         yield from file
-
-
-def read_lines_backwards(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file like `read_lines`, last line first; reads only as much of the file's end as needed."""
-    with _open(path) as file:
-        position, rest = os.fstat(file.fileno()).st_size, b""
-        while position:
-            # Double the size each time, so that a long line is not joined from many blocks.
-            size = min(position, max(FIRST_BLOCK, len(rest)))
-            position -= size
-            file.seek(position)
-            *whole, last = (file.read(size) + rest).split(b"\n")
-            lines = [*(line + b"\n" for line in whole), *([last] if last else [])]
-            rest = lines.pop(0) if position else b""
-            yield from reversed(lines)
 
 
 def _open(path: Path) -> BufferedReader:

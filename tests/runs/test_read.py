@@ -12,7 +12,6 @@ from helpers.support import lines
 from evorl.runs.reading.lineage import ancestry
 from evorl.runs.reading.read import columns, read_run
 from evorl.runs.storage.json_lines import JsonLines
-from evorl.system.files import read_lines, read_lines_backwards
 from evorl.types.outcomes import UserError
 
 
@@ -100,16 +99,6 @@ def test_no_run_is_an_error(tmp_path):
 def long_run(tmp_path_factory):
     """A run of 120 generations of 12 agents, not to be changed."""
     return write_long_run(tmp_path_factory.mktemp("long") / "a", 120, 12)
-
-
-@pytest.mark.parametrize("text", ["", "\n", "a\n", "a", "a\nbb\n\nccccccccc\nd", "x" * 50 + "\n" + "y" * 9 + "\n"])
-def test_lines_are_the_same_from_either_end(text, tmp_path, monkeypatch):
-    (tmp_path / "a").write_text(text)
-    for block in range(1, 12):
-        monkeypatch.setattr("evorl.system.files.FIRST_BLOCK", block)
-        forwards = list(read_lines(tmp_path / "a"))
-        assert forwards == text.encode().splitlines(keepends=True)
-        assert list(read_lines_backwards(tmp_path / "a")) == forwards[::-1]
 
 
 def test_the_newest_line_is_found_before_damaged_ones(tmp_path):

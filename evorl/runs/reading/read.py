@@ -21,7 +21,7 @@ from evorl.types.outcomes import UserError
 
 @dataclass(frozen=True)
 class RunOverview:
-    """The outcome of a run, read without its long files.
+    """The outcome of a run, without its tables.
 
     `last` is the newest line of `metrics.jsonl`, empty before there is one; `elite` describes the best agent so far.
     `summary` says how the run ended; it is empty while the run trains, and after a kill.

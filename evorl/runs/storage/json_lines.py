@@ -14,7 +14,6 @@ from typing import Any
 from evorl.system.files import (
     open_file,
     read_lines,
-    read_lines_backwards,
     sync_directory,
     write_atomically,
 )
@@ -61,9 +60,9 @@ class JsonLines:
             yield from (row for line in read_lines(self.path) if (row := row_of(line)) is not None)
 
     def backwards(self) -> Iterator[Row]:
-        """Yield the objects of all complete lines lazily, the last one first."""
+        """Yield the objects of all complete lines, the last one first; those not asked for are not parsed."""
         if self.path.exists():
-            yield from (row for line in read_lines_backwards(self.path) if (row := row_of(line)) is not None)
+            yield from (row for line in reversed([*read_lines(self.path)]) if (row := row_of(line)) is not None)
 
     def newest(self, count: int) -> list[Row]:
         """The objects of the last `count` complete lines at most, in file order."""
