@@ -6,12 +6,11 @@ import signal
 import sys
 
 from evorl.commands.command import answer, mistake_in, run_command
-from evorl.system.streams import discard, open_missing, reader_has_gone
+from evorl.system.streams import discard, reader_has_gone
 
 
 def main() -> int:
     """Run the command line and return its exit code: 141, as of SIGPIPE, if the reader of stdout has gone."""
-    open_missing()
     try:
         code = _code_of(sys.argv[1:])
         sys.stdout.flush()

@@ -21,7 +21,6 @@ from evorl.system.console import escape_stdout, say, warnings_on_one_line
 from evorl.system.plugins import described
 from evorl.system.processes import is_first_rank, keep_freed_memory
 from evorl.system.signals import Interrupted, signal_handlers
-from evorl.system.streams import open_missing
 from evorl.types.outcomes import RunFailed, UserError
 
 MAX_TOLD = 20_000
@@ -54,7 +53,6 @@ def is_initialized() -> bool:
 
 def run_program(main: Callable[[Sequence[str]], object], arguments: Sequence[str]) -> int:
     """Run `main` and return its exit code: 0, 1 for a failure, 2 for a user error, 128 + n for signal n."""
-    open_missing()
     keep_freed_memory()
     escape_stdout()
     # The final garbage collections would traverse all of torch, which takes 0.4 s.

@@ -1,19 +1,11 @@
-"""Standard streams that are broken pipes, or were closed before the start (`>&-`)."""
+"""Standard streams that are broken pipes."""
 
 from __future__ import annotations
 
 import os
 import select
 import sys
-from pathlib import Path
 from typing import TextIO
-
-
-def open_missing() -> None:
-    """Open the null device in place of a stdout or stderr that was closed at the start, where Python has None."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 -- open to the end
 
 
 def reader_has_gone() -> bool:

@@ -84,8 +84,3 @@ def test_a_reader_that_leaves_early_sees_no_traceback(line, monkeypatch, capfd):
 def test_wrong_command_line_is_one_line(arguments, message, capsys):
     assert run_program(run_command, arguments.split()) == 2
     assert message in error_line(capsys)
-
-
-def test_a_program_without_standard_streams_succeeds():
-    done = subprocess.run(["sh", "-c", f"{shlex.quote(sys.executable)} -m evorl --version >&- 2>&-"], cwd=ROOT)
-    assert done.returncode == 0
