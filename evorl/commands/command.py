@@ -20,12 +20,6 @@ from evorl.system.streams import reader_has_gone
 HELP = ("-h", "--help")
 VERSION = ("-V", "--version")
 
-MAY_CHANGE = (
-    "those of run, training, tracking and checkpoint, population.placement, environment.max_restarts, "
-    "environment.vectorization, evaluation.max_steps and network.bf16; `evorl branch` begins a new run with others"
-)
-"""The settings that `evorl resume` may change, in words."""
-
 
 @dataclass(frozen=True)
 class Command:
@@ -216,7 +210,7 @@ def _branch(parser: argparse.ArgumentParser) -> None:
 
 def _resume(parser: argparse.ArgumentParser) -> None:
     _run(parser)
-    _continuation(parser, f"settings to change: {MAY_CHANGE}")
+    _continuation(parser, "settings to change; `evorl branch` begins a new run with those that a run may not change")
 
 
 def _continuation(parser: argparse.ArgumentParser, settings: str = "settings to change") -> None:
