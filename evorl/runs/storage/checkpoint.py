@@ -13,14 +13,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig
 from evorl.config.errors import on_one_line
 from evorl.distributed import Placement
 from evorl.envs import SteppedEnvironments
-from evorl.population import check_agents
+from evorl.population import Learner, Policy, check_agents
 from evorl.replay import Experience
 from evorl.replay.replay import ReplayExperience
 from evorl.runs.storage.checkpoint_files import (
@@ -49,14 +49,8 @@ OTHERS = "the other ranks' running episodes"
 Loaded = TypeVar("Loaded")
 
 
-class Part(Protocol):
-    """A part of the training that changes from step to step."""
-
-    def state_dict(self) -> Tensors:
-        """The state of this part on this rank."""
-
-    def load_state_dict(self, state: Tensors) -> None:
-        """Load the output of `state_dict` at the beginning of the same generation. Raises UserError."""
+Part = Policy | Learner | Experience
+"""A part of the training that changes from step to step."""
 
 
 @dataclass
