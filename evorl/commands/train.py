@@ -213,17 +213,14 @@ def summary_lines(runs: Sequence[tuple[int, Path]]) -> list[str]:
         record = read_overview(path)
         summary = record.summary
         reached = summary.get("best_fitness")
-        shown = "-"
-        if isinstance(reached, int | float):
-            best.append(float(reached))
-            shown = digits(reached)
+        if reached is not None:
+            best.append(reached)
         targets += summary.get("solved") is not None
         solved += summary.get("solved") is True
-        counts = (summary.get(key, 0) for key in ("agent_steps", "wall_clock_seconds"))
-        steps, seconds = (value if isinstance(value, int | float) else 0 for value in counts)
         rows.append((
-            str(number), path.name, shown, str(summary.get("best_fitness_episodes", "-")),
-            f"{steps:,}", f"{seconds:.0f}", state_of(record),
+            str(number), path.name, "-" if reached is None else digits(reached),
+            str(summary.get("best_fitness_episodes", "-")), f"{summary.get('agent_steps', 0):,}",
+            f"{summary.get('wall_clock_seconds', 0):.0f}", state_of(record),
         ))  # fmt: skip
     return [*map(on_one_line, aligned([HEADINGS, *rows])), _together(best, solved, targets, len(runs))]
 

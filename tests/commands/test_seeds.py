@@ -33,8 +33,8 @@ def test_seeds_summary_has_a_line_for_each_and_the_mean(tmp_path):
     assert last == "best agents of 4 seeds: mean 200.0 (95 % interval 187.0 to 213.0); solved: 4 of 4"
     last = train.summary_lines(runs[:3])[-1]
     assert last == "best agents of 3 seeds: mean 200.0; solved: 3 of 3", "too few for an interval"
-    (runs[0][1] / "summary.json").write_text(json.dumps({"ended": "finished", "agent_steps": "many"}))
-    assert train.summary_lines(runs)[1].split() == ["1", "a-seed-1", "-", "-", "0", "0", "finished"], "damaged"
+    (runs[0][1] / "summary.json").write_text(json.dumps({"ended": "SIGTERM", "best_fitness": None}))
+    assert train.summary_lines(runs)[1].split() == ["1", "a-seed-1", "-", "-", "0", "0", "SIGTERM"], "no agent yet"
 
 
 def test_a_line_is_told_with_its_seed_and_codes_are_given_back(capsys):
