@@ -356,9 +356,3 @@ def test_a_run_says_that_sampling_changes_nothing_of_agents_of_another_run():
         EvorlWarning, match=r"evolution.initial: sampled has no effect together with population.from, whose"
     ):
         load_config(["evolution.initial=sampled", "population.from=runs/x"], DQN)
-
-
-def test_a_run_says_that_its_mutations_of_hyperparameters_change_nothing():
-    with pytest.warns(EvorlWarning, match=r"no ranges, so that 12% of all mutations change nothing; .* ranges of dqn"):
-        load_config(["evolution.hyperparameters={}", "evolution.mutation.hyperparameters=0.11"], DQN)
-    load_config(["evolution.hyperparameters={}", "evolution.mutation.hyperparameters=0"], DQN)
