@@ -199,7 +199,7 @@ def test_a_replay_above_the_limit_is_not_kept_and_both_ends_say_so(in_directory)
     with pytest.warns(EvorlWarning, match="checkpoint.max_replay_mb 0.001, and is not kept; a resumed run"):
         assert train("run.name=a", small) == 0
     assert not list((in_directory / "runs" / "a" / "checkpoints").rglob("replay*"))
-    exact = "this resume is not bit-exact: the replay was too large to be kept"
+    exact = "this resume is not bit-exact: .*the replay was too large to be kept"
     with pytest.warns(EvorlWarning, match="is not kept"), pytest.warns(EvorlWarning, match=exact):
         assert train("run.name=a", small, "run.resume=auto", "training.max_steps=200") == 0
 
