@@ -156,6 +156,20 @@ def test_episodes_are_counted_as_on_the_host():
             host.recent()
 
 
+@pytest.mark.parametrize("resets", [0, 1])
+def test_an_episode_that_begins_as_its_agent_changes_counts_for_the_new_one(resets):
+    """Also where a step that only resets the copy comes first."""
+    episodes = TensorEpisodes(1, 1, torch.device("cpu"), resets)
+    episodes.hand_over([0])
+    episodes.step(torch.ones(1, 1), torch.tensor([[True]]))
+    episodes.pop()
+    episodes.hand_over([1])
+    for ended in (*[False] * resets, False, True, *[False] * 5):
+        episodes.step(torch.ones(1, 1), torch.tensor([[ended]]))
+    _, count, _, lengths = episodes.pop()
+    assert (count.tolist(), lengths.tolist()) == ([1], [2])
+
+
 def test_returns_have_no_bias_towards_short_episodes():
     """Half of all episodes last 10 steps and half 90; in a window of 100 steps most that end are short."""
     rng, episodes, sums = np.random.default_rng(0), TensorEpisodes(1, 500, torch.device("cpu")), np.zeros(2)

@@ -46,8 +46,8 @@ class TensorEpisodes:
         new = torch.tensor(owners)
         changed = ((self._owners != new) & (self._owners >= 0)).to(self._device)
         self._owners = new
-        # An episode that starts at this step belongs to the new agent from its first action.
-        self._owned &= ~changed[:, None] | (self._began == self._clock)
+        # An episode that starts at this step, or after a reset, belongs to the new agent from its first action.
+        self._owned &= ~changed[:, None] | (self._began >= self._clock)
         self._longest.masked_fill_(changed, 0)
         self._waiting.masked_fill_(changed[:, None], 0.0)
 
