@@ -72,8 +72,8 @@ class DQN(OffPolicy):
     def adopt(self, agent: Agent, origin: Any) -> Agent:
         """Return the agent if its network's outputs mean the same here. Raises UserError otherwise."""
         if origin.representation != self.settings.representation:
-            theirs, ours = origin.represented, self.settings.represented
-            raise UserError(f"its agents represent values as {theirs}, and here they are {ours}")
+            theirs, ours = (", ".join(map(str, each.representation)) for each in (origin, self.settings))
+            raise UserError(f"its agents represent values as {theirs}, and here as {ours} (algorithm.distribution)")
         return super().adopt(agent, origin)
 
     def initial_state(self) -> dict[str, float]:

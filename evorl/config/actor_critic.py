@@ -6,11 +6,11 @@ Axes: P agents.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from evorl.config.fields import (
     AlgorithmSettings,
@@ -139,7 +139,7 @@ class AsynchronousSettings(A2CSettings):
     """Rollouts in a batch, on each rank, from any of its actors."""
     passes: Annotated[int, Field(ge=1, le=1024)] = 1
     """Epochs over each batch, of one update each."""
-    sequence_length: Size | None = None  # type: ignore[assignment]
+    sequence_length: Literal[None] = None  # type: ignore[assignment]
     """Gradients of recurrent agents flow through whole rollouts, so there is nothing to set here."""
     normalize_rewards: Literal[False] = False
     split_batches: Literal[False] = False
@@ -154,12 +154,6 @@ class AsynchronousSettings(A2CSettings):
     def sent_steps(self) -> int:
         """Steps of each environment in one message of an actor."""
         return self.rollout_steps
-
-    @model_validator(mode="after")
-    def _has_whole_sequences(self) -> Self:
-        if self.sequence_length not in (None, self.rollout_steps):
-            raise ValueError("sequence_length: actors send whole rollouts; leave it out, or set rollout_steps")
-        return self
 
 
 class A3CDataParallelSettings(AsynchronousSettings):

@@ -193,16 +193,6 @@ class DQNSettings(OffPolicySettings):
         ends = (self.categorical.v_min, self.categorical.v_max) if self.distribution == "categorical" else ()
         return self.distribution, *ends
 
-    @property
-    def represented(self) -> str:
-        """The representation of action values, for error messages."""
-        ends = self.categorical
-        return {
-            "none": "means",
-            "categorical": f"distributions over atoms from {ends.v_min:g} to {ends.v_max:g} (algorithm.categorical)",
-            "quantile": "quantiles (algorithm.quantile)",
-        }[self.distribution]
-
     def warning(self, metrics: Mapping[str, NDArray[np.float64]], returns: NDArray[np.float64]) -> str | None:
         """Warn if some returns lay outside the support, and name the episodes' `returns` [P]."""
         shares = metrics.get("outside_support", np.zeros(1))

@@ -165,7 +165,7 @@ def test_errors_of_actors_are_told_though_environment_helpers_live():
     ("settings", "message"),
     [
         (["algorithm={name: dqn}", "actors={count: 2}"], "actors: dqn collects in the learner's own process"),
-        (["algorithm={name: impala, sequence_length: 4}"], "sequence_length: actors send whole rollouts"),
+        (["algorithm={name: impala, sequence_length: 4}"], "sequence_length: 4 does not fit"),
         (["algorithm={name: impala, split_batches: true}"], "algorithm.split_batches"),
         (["algorithm={name: a3c, passes: 2}"], "algorithm.passes"),
     ],

@@ -36,7 +36,7 @@ ON_CPU = {"learner_device": "cpu"}
 def test_advantages_are_scaled_where_that_is_set(name):
     found = {}
     for scaled in ("false", "true"):
-        settings = ("rollout_steps=6", "sequence_length=6", f"normalize_advantage={scaled}")
+        settings = ("rollout_steps=6", "sequence_length=null", f"normalize_advantage={scaled}")
         algorithm = made(name, *(f"algorithm.{each}" for each in settings))
         together = population([agent(id=id, dqn=algorithm) for id in range(2)], algorithm)
         (stack,) = together.policy.stacks
