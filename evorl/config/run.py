@@ -53,7 +53,7 @@ class Environment(Section):
     """Copies for each agent on each process that steps environments: a rank, or an actor."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the environment. They count as the same task, so the file's target still applies."""
-    vectorization: Literal["auto", "native", "sync", "async"] = "auto"
+    vectorization: Literal["auto", "sync", "async"] = "auto"
     """`auto` takes the environment's own vector implementation where it has one, else `sync`."""
     observation_indices: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] | None = None
     """The indices of the entries of a vector observation that agents see; null: all."""

@@ -183,10 +183,7 @@ class Config(Section, Generic[Settings]):
             return environment
         id = other.id or environment.id
         kwargs = {**(environment.kwargs if id == environment.id else {}), **other.kwargs}
-        vectorization = environment.vectorization
-        if id != environment.id and vectorization == "native":
-            vectorization = "auto"  # The other one may have no native implementation.
-        return environment.model_copy(update={"id": id, "kwargs": kwargs, "vectorization": vectorization})
+        return environment.model_copy(update={"id": id, "kwargs": kwargs})
 
     def effective_value(self, name: str, value: float) -> float:
         """Return a hyperparameter's value as used in training, the form in which it is displayed."""

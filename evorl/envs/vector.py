@@ -71,7 +71,7 @@ def _native_options(settings: Environment) -> dict[str, Any]:
 
 def _game_vector(settings: Environment, copies: int) -> Vector:
     """Make the copies of a game. Raises UserError for settings that a game does not have."""
-    if settings.vectorization not in ("auto", "native"):
+    if settings.vectorization != "auto":
         raise UserError(
             f"environment.vectorization: {settings.id} is a game, whose copies are stepped together; use auto"
         )
@@ -251,8 +251,7 @@ def for_evaluation(settings: Environment) -> Environment:
     spec = _spec_of(settings)
     # Native implementations other than Atari's take a single seed for all copies.
     single = spec.entry_point and spec.vector_entry_point and not spec.id.startswith(ATARI)
-    mode = "sync" if single and settings.vectorization in ("auto", "native") else settings.vectorization
-    return settings.model_copy(update={"vectorization": mode})
+    return settings.model_copy(update={"vectorization": "sync"} if single and settings.vectorization == "auto" else {})
 
 
 def for_actor(settings: Environment, actors: int) -> Environment:
@@ -316,13 +315,10 @@ def vectorization_of(settings: Environment) -> str:
 
 
 def _mode(settings: Environment, spec: EnvSpec) -> Any:
-    native = spec.vector_entry_point is not None
-    if settings.vectorization == "native" and not native:
-        raise UserError(f"environment.vectorization: {settings.id} has no native vector implementation")
     if settings.vectorization != "auto":
         return settings.vectorization
     # Atari's native implementation supports image observations only.
-    return "native" if native and "obs_type" not in settings.kwargs else "sync"
+    return "native" if spec.vector_entry_point is not None and "obs_type" not in settings.kwargs else "sync"
 
 
 def _atari_options(settings: Environment) -> dict[str, Any]:

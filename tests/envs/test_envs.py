@@ -76,9 +76,8 @@ def test_every_transition_stays_inside_its_episode(vectorization):
         environments.close()
 
 
-@pytest.mark.parametrize("vectorization", ["auto", "native"])
-def test_a_native_environment_marks_its_reset_steps(vectorization):
-    environments, made = transitions(Environment(id="CartPole-v1", vectorization=vectorization), 200, action=1)
+def test_a_native_environment_marks_its_reset_steps():
+    environments, made = transitions(Environment(id="CartPole-v1"), 200, action=1)
     assert not environments.always_valid
     assert made[0].all_valid
     resets = 0
@@ -101,12 +100,12 @@ def test_a_native_environment_marks_its_reset_steps(vectorization):
 
 def test_all_vectorizations_of_cartpole_agree_on_the_length_of_episodes():
     returns = {}
-    for vectorization in ("native", "sync"):
+    for vectorization in ("auto", "sync"):
         environments, _ = transitions(Environment(id="CartPole-v1", vectorization=vectorization), 300, action=1)
         collected = environments.pop_collected()
         returns[vectorization] = collected.returns.sum() / collected.episodes.sum()
         assert collected.lengths.tolist() == collected.returns.tolist(), "each step gives a reward of 1"
-    assert returns["native"] == pytest.approx(returns["sync"], abs=0.4)
+    assert returns["auto"] == pytest.approx(returns["sync"], abs=0.4)
 
 
 def test_the_same_seed_gives_the_same_start_and_another_another():
@@ -160,7 +159,7 @@ def test_a_last_mask_that_allows_no_action_allows_all():
 
 
 @pytest.mark.parametrize(("limit", "ended"), [(-1, 0), (5, 4), (None, 0)])
-@pytest.mark.parametrize("vectorization", ["native", "sync"])
+@pytest.mark.parametrize("vectorization", ["auto", "sync"])
 def test_a_limit_on_steps_means_the_same_in_native_environments(limit, ended, vectorization):
     settings = Environment(id="CartPole-v1", vectorization=vectorization, kwargs={"max_episode_steps": limit})
     _, made = transitions(settings, 6)
@@ -225,7 +224,6 @@ def test_carry_over_keeps_episodes_running():
         ({"id": "PongNoFrameskip-v4"}, "did you mean 'ALE/Pong-v5'"),
         ({"id": "nowhere:Some-v0"}, "environment.id: cannot make"),
         ({"id": "LunarLander-v3", "kwargs": {"moon": 1}}, "environment.kwargs: .*moon"),
-        ({"id": "LunarLander-v3", "vectorization": "native"}, "no native vector implementation"),
     ],
 )
 def test_what_cannot_be_made_is_named(settings, message, monkeypatch):

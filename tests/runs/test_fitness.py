@@ -143,10 +143,6 @@ def test_evaluation_has_an_environment_of_its_own_whose_rewards_are_not_those_of
         ),
         (["evaluation.environment.kwargs.nonsense=1"], "evaluation.environment.kwargs: .*nonsense"),
         (
-            ["environment.vectorization=native", "evaluation.environment=Acrobot-v1"],
-            "Acrobot-v1 has other observations",
-        ),
-        (
             ["evaluation.environment=CartPole-v0", "evaluation.fitness=training"],
             "evaluation.environment: with evaluation.f",
         ),
