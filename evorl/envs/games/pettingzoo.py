@@ -11,7 +11,6 @@ import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
-from types import ModuleType
 from typing import Any
 
 import gymnasium as gym
@@ -195,7 +194,7 @@ def has_agents(kind: type) -> bool:
 
 def spaces_of(env: Any, id: str) -> Spaces:
     """The observation space without its mask, and the action space. Raises UserError unless the seats are alike."""
-    seats = [(_without_mask(env.observation_space(name), id), env.action_space(name)) for name in env.possible_agents]
+    seats = [(_without_mask(env.observation_space(name)), env.action_space(name)) for name in env.possible_agents]
     if seats[0] != seats[1]:
         raise UserError(
             f"environment.id: the seats of {id} have different spaces; one agent can play only seats that are alike"
@@ -205,26 +204,18 @@ def spaces_of(env: Any, id: str) -> Spaces:
     return observation, action
 
 
-def _without_mask(space: gym.Space[Any], id: str) -> gym.Space[Any]:
+def _without_mask(space: gym.Space[Any]) -> gym.Space[Any]:
     """A seat's observation space without its mask; if only one entry of a Dict is left, that entry's space."""
     if not isinstance(space, gym.spaces.Dict) or MASK not in space.spaces:
         return space
     rest = {name: inner for name, inner in space.spaces.items() if name != MASK}
-    if not rest:
-        raise UserError(f"environment.id: {id} shows nothing but the action mask")
     return next(iter(rest.values())) if len(rest) == 1 else gym.spaces.Dict(rest)
 
 
 @cache
 def _entry(name: str) -> Callable[..., Any]:
-    """PettingZoo's game of this name. Raises UserError if there is none, or if a package that it needs is missing."""
+    """PettingZoo's game of this name. Raises UserError if there is none."""
     require("games", f"environment.id: {PETTINGZOO}:{name}")
-    module = _module(name)
-    made: Callable[..., Any] = next(getattr(module, entry) for entry in ENTRIES if hasattr(module, entry))
-    return made
-
-
-def _module(name: str) -> ModuleType:
     # Not imported before it is known to be the one: each family needs packages of its own.
     specs = [spec for family in FAMILIES if (spec := find_spec(f"{PETTINGZOO}.{family}")) is not None]
     families = {
@@ -235,10 +226,6 @@ def _module(name: str) -> ModuleType:
     }
     if name not in families:
         raise UserError(f"environment.id: PettingZoo has no game {name!r}{nearest(name, sorted(families))}")
-    try:
-        return importlib.import_module(f"{families[name]}.{name}")
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"environment.id: {name!r} needs the module {error.name!r}, which PettingZoo's own extra "
-            f"{families[name].rpartition('.')[2]} installs"
-        ) from error
+    module = importlib.import_module(f"{families[name]}.{name}")
+    made: Callable[..., Any] = next(getattr(module, entry) for entry in ENTRIES if hasattr(module, entry))
+    return made
