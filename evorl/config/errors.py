@@ -76,7 +76,7 @@ def explain(model: type[BaseModel], error: ValidationError) -> str:
 
 
 def _united(problems: Sequence[ErrorDetails]) -> list[ErrorDetails]:
-    """Merge the two errors of a value that may also be a word such as `auto` into one, with the word in its context."""
+    """Merge the two errors of a value that may also be a word such as `auto` into one."""
     literal = [error for error in problems if error["type"] == "literal_error"]
     words = {error["loc"][:-1]: error["msg"] for error in literal if str(error["loc"][-1]).startswith("literal[")}
     united: list[ErrorDetails] = []
@@ -85,16 +85,12 @@ def _united(problems: Sequence[ErrorDetails]) -> list[ErrorDetails]:
         if path not in words:
             united.append(error)
         elif error["type"] != "literal_error":
-            united.append({**error, "loc": path, "ctx": {"word": words[path].removeprefix("Input should be ")}})
+            word = words[path].removeprefix("Input should be ")
+            united.append({**error, "loc": path, "msg": f"{error['msg']}, or {word}"})
     return united
 
 
 def _explanation(model: type[BaseModel], problem: ErrorDetails) -> str:
-    text, word = _alone(model, problem), problem.get("ctx", {}).get("word")
-    return text if word is None else f"{text}, or {word}"
-
-
-def _alone(model: type[BaseModel], problem: ErrorDetails) -> str:
     location = tuple(str(part) for part in problem["loc"])
     path, kind, value = ".".join(location), problem["type"], problem.get("input")
     if kind == "extra_forbidden":
