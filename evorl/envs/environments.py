@@ -136,12 +136,7 @@ ORIGINS, SEEN, COUNTED = "origins", "observation.", "episodes."
 
 
 class Environments(SteppedEnvironments):
-    """P * E copies of one environment, stepped together.
-
-    `observation` is the current observation, each part [P, E, ...], and `started` [P, E] marks the first observation of
-    an episode. `step` returns the transitions, none of which crosses an episode boundary. If `always_valid`, every step
-    is a valid transition unless an environment raises.
-    """
+    """Copies of an environment of Gymnasium, or of a game; no transition crosses an episode boundary."""
 
     def __init__(
         self,
