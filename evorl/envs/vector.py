@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import gymnasium as gym
 import numpy as np
 import torch
-from gymnasium.envs.registration import EnvSpec, find_highest_version, parse_env_id
+from gymnasium.envs.registration import EnvSpec, find_highest_version
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.async_vector_env import _async_worker
 from numpy.typing import NDArray
@@ -96,7 +96,8 @@ def _why_unknown(id: str, error: Exception) -> str:
         return f"Atari's old names are gone; did you mean 'ALE/{old[1]}-v5'?"
     if needed := extra_needed(error):
         return needed
-    if ":" not in id and (version := _newest_version(id)) is not None:
+    namespace, _, bare = id.rpartition("/")
+    if (version := find_highest_version(namespace or None, bare)) is not None:
         return f"an id has its version; did you mean '{id}-v{version}'?"
     if isinstance(error.__cause__, ImportError) and not isinstance(error.__cause__, ModuleNotFoundError):
         return message_of(error.__cause__)  # Of a package that is there; Gymnasium says that it is not installed.
@@ -108,15 +109,6 @@ def _why_unknown(id: str, error: Exception) -> str:
     if path or not isinstance(error, gym.error.NameNotFound | gym.error.NamespaceNotFound):
         return message_of(error)
     return f"{message_of(error)} Name an environment of your own together with its module, as module:{name}"
-
-
-def _newest_version(id: str) -> int | None:
-    """The highest version registered for an id without one, or None."""
-    try:
-        namespace, name, version = parse_env_id(id)
-    except gym.error.Error:
-        return None
-    return find_highest_version(namespace, name) if version is None else None
 
 
 def _cannot_make(settings: Environment, error: BaseException) -> UserError:
