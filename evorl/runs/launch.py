@@ -223,18 +223,13 @@ def _check_names(config: AnyConfig) -> None:
 
 
 def _check_training(config: AnyConfig, ranks: int) -> None:
-    """Raise UserError unless the packages and the directory of a run are there, and deadlines fit."""
+    """Raise UserError unless the packages of a run are there, and deadlines fit."""
     for backend in config.tracking.backends:
         if backend in EXTRAS:
             require(backend, f"tracking.backends: {backend}")
     check_exclusions(config)
     if config.tracking.video:
         require("video", "tracking.video")
-    try:
-        if config.run.directory.exists() and not config.run.directory.is_dir():
-            raise UserError(f"run.directory: {config.run.directory} is not a directory")
-    except OSError as error:
-        raise UserError(f"run.directory: {error.strerror}: {config.run.directory}") from error
     if ranks > 1 and config.tracking.backends and config.run.timeout <= TRACKER_PATIENCE:
         raise UserError(
             f"run.timeout: the main process may wait {TRACKER_PATIENCE:g} s for a tracker, and the others wait "
