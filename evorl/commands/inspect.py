@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import stat
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -58,14 +57,11 @@ def rows_of_runs(directory: Path) -> list[tuple[str, ...]]:
 
 
 def _began(path: Path) -> float | None:
-    """Return the modification time of a run's configuration, 0 if it is not accessible, None if there is no run."""
-    try:
-        status = (path / CONFIG).stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError:
-        return 0.0
-    return status.st_mtime if stat.S_ISREG(status.st_mode) else None
+    """Return the modification time of a run's configuration, None if there is no run or if it is not accessible."""
+    with contextlib.suppress(OSError):
+        if (path / CONFIG).is_file():
+            return (path / CONFIG).stat().st_mtime
+    return None
 
 
 def _row(path: Path, name: str) -> tuple[str, ...]:
