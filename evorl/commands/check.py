@@ -90,7 +90,7 @@ def settings_of(id: str, words: list[str]) -> AnyConfig:
 
 
 def verdicts(settings: Environment, steps: int) -> Iterator[tuple[str, Verdict]]:
-    """Yield every verdict with its name; stop early if a check in `NEEDED` raises.
+    """Yield every verdict with its name; stop early if a check in `NEEDED` fails.
 
     Nothing restarts: the first error of the environment is the verdict, in the words of a run.
     """
@@ -101,16 +101,13 @@ def verdicts(settings: Environment, steps: int) -> Iterator[tuple[str, Verdict]]
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                verdicts = examine(settings, steps)
+                found = examine(settings, steps)
         except UserError as error:
-            verdicts = [Verdict("fail", _without_key(error))]
+            found = [Verdict("fail", _without_key(error))]
         except Exception as error:  # Environments may raise anything.
-            verdicts = [Verdict("fail", f"raised {described(error)}")]
-        else:
-            yield from ((name, verdict) for verdict in verdicts)
-            continue
-        yield name, verdicts[0]
-        if name in NEEDED:
+            found = [Verdict("fail", f"raised {described(error)}")]
+        yield from ((name, verdict) for verdict in found)
+        if name in NEEDED and found[0].level == "fail":
             return
 
 
@@ -250,12 +247,11 @@ def _rate(settings: Environment, copies: int) -> float:
     rng = numpy_generator(SEED, generation=0, rank=0, purpose="check")
     with make_environments(settings, 1, copies, device_of(settings)) as environments:
         environments.reset(SEED)
-        # The first step may compile or load something.
-        count, began, seconds = -copies, time.perf_counter(), 0.0
-        while seconds < SECONDS or count <= 0:
+        _random_step(environments, rng)  # It may compile or load something.
+        count, began, seconds = 0, time.perf_counter(), 0.0
+        while seconds < SECONDS or not count:
             _random_step(environments, rng)
             count += copies
-            began = began if count else time.perf_counter()
             seconds = time.perf_counter() - began
     return count / seconds
 
