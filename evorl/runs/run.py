@@ -333,7 +333,7 @@ class Run:
             return
         reason = self._pauses.reason
         self.progress.wall_clock_seconds = self._wall_clock_seconds()
-        position = Position([], self.generation_plan.steps, training_seconds, dict(self.stopwatch.seconds))
+        position = Position([], training_seconds, dict(self.stopwatch.seconds))
         agents = encode_agents(self.agents) if self.ranks.is_main else b""
         problem = self._checkpoints.save_within(self.progress, agents, parts, done, position)
         if problem:

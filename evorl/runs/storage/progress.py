@@ -23,7 +23,7 @@ Seconds = Annotated[float, Field(ge=0)]
 
 @dataclass(frozen=True)
 class Position:
-    """Progress within a generation: the vector steps that each rank has done, of `horizon`, and the seconds they took.
+    """Progress within a generation: the vector steps that each rank has done, and the seconds they took.
 
     `seconds` are those of the parts of the loop.
     """
@@ -31,7 +31,6 @@ class Position:
     __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     steps: Annotated[list[Number], Field(min_length=1, max_length=1_000_000)]
-    horizon: Number
     training_seconds: Seconds = 0.0
     seconds: Annotated[dict[Words, Seconds], Field(max_length=100)] = field(default_factory=dict)
 
