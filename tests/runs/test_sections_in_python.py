@@ -5,7 +5,6 @@ import re
 import typing
 from types import SimpleNamespace
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from helpers.support import SMALL
@@ -140,11 +139,3 @@ def test_fitness_of_python_replaces_terms_of_a_file(configured):
     for before in ({"return": 1.0}, "rating"):
         file = {"algorithm": "dqn", "evolution": {"fitness": before}}
         assert configured(file, evolution=fitness).evolution.fitness == {"info.success": 1.0}
-
-
-def test_an_environment_has_its_own_keyword_arguments_alone(configured):
-    file = {"environment": {"id": "LunarLander-v3", "kwargs": {"gravity": -5.0}}}
-    windy = gym.make("LunarLander-v3", enable_wind=True)
-    assert configured(file, environment=windy).environment.kwargs == {"enable_wind": True}
-    own = {"environment.kwargs.gravity": -3.0}
-    assert configured(file, environment=windy, **own).environment.kwargs == {"enable_wind": True, "gravity": -3.0}
