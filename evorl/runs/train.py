@@ -229,7 +229,10 @@ def _with_environment(overrides: Mapping[str, Any], environment: Any) -> dict[st
                 f"environment: {shown(section['id'])} is not a class, a function or an id, of which copies can be made"
             )
         section = {**section, "id": name_of(section["id"])}
-    return {**overrides, "environment": section}
+        if "kwargs" in section:
+            # Under a dotted key they replace those of the configuration, which are another environment's.
+            overrides = {"environment.kwargs": section.pop("kwargs"), **overrides}
+    return {"environment": section, **overrides}
 
 
 def _file_of(config: str | Path | Mapping[str, Any] | AnyConfig, folder: Path, given: Sequence[str]) -> Path:
