@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from helpers.support import SMALL
 
 import evorl
@@ -139,3 +140,9 @@ def test_fitness_of_python_replaces_terms_of_a_file(configured):
     for before in ({"return": 1.0}, "rating"):
         file = {"algorithm": "dqn", "evolution": {"fitness": before}}
         assert configured(file, evolution=fitness).evolution.fitness == {"info.success": 1.0}
+
+
+def test_a_class_has_its_own_keyword_arguments_alone(configured):
+    file = {"environment": {"id": "LunarLander-v3", "kwargs": {"gravity": -5.0}}}
+    own = {"id": CartPoleEnv, "kwargs": {"sutton_barto_reward": True}}
+    assert configured(file, environment=own).environment.kwargs == {"sutton_barto_reward": True}
