@@ -87,13 +87,13 @@ def resume_command(
                 f"{key}: a resumed run stays in its directory, {run}; leave it out, or begin a new run from its agents "
                 f"with population.from={run}"
             )
-    from evorl.runs.launch import check
-
     where = run.resolve()
     location = [assignment("run.directory", str(where.parent)), assignment("run.name", where.name), "run.resume=auto"]
     assignments = [*overrides, *location]
     config = read_config(run / CONFIG, assignments)
     refuse_code(validate(read_yaml(run / CONFIG)), allow_code)
+    from evorl.runs.launch import check
+
     ranks = processes_for(run, processes)
     check_same_run(run, check(config, ranks=ranks))
     return launch_command([str(program_of(config, program)), "--config", str(run / CONFIG), *assignments], ranks)
