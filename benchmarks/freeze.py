@@ -25,7 +25,7 @@ from safetensors.numpy import load_file
 
 from evorl.config.yaml import shipped_names
 from evorl.runs.launch import load_config
-from evorl.runs.program import run_program
+from evorl.runs.program import Parser, run_program
 
 CONFIGS = Path(__file__).parent.parent / "configs" / "training"
 TIMES = ("wall_clock_seconds", "env_steps_per_second", "updates_per_second", "seconds", "made_with", "actors")
@@ -98,7 +98,7 @@ def rows(path: Path) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("configurations", nargs="*", default=shipped_names())
     parser.add_argument("--output", type=Path)
     parser.add_argument("--jobs", type=int, default=2)

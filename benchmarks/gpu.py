@@ -46,7 +46,7 @@ from evorl.algorithms import Algorithm, make_algorithm
 from evorl.config.yaml import shipped_names
 from evorl.population import Learner, Policy, initial_population
 from evorl.runs.launch import load_config
-from evorl.runs.program import run_program
+from evorl.runs.program import Parser, run_program
 from evorl.seeding import torch_generator
 from evorl.types.agents import Agent
 from evorl.types.batches import Batch
@@ -69,7 +69,7 @@ Row = dict[str, Any]
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser()
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("gpu.json"))
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--configurations", nargs="+", default=shipped_names())

@@ -59,7 +59,7 @@ def lines(paths: Iterable[Path]) -> int:
 def leaves(root: Path) -> set[str]:
     """The dotted keys of all settings that are not sections; an algorithm's are under `algorithm`."""
     sys.path.insert(0, str(root))
-    algorithms = importlib.import_module("evorl.algorithms").SETTINGS.values()
+    algorithms = importlib.import_module("evorl.config.algorithms").SETTINGS.values()
     keys = set(keys_of(importlib.import_module("evorl.config").Config))
     return (keys - {"algorithm"}) | {key for model in algorithms for key in keys_of(model, "algorithm.")}
 
