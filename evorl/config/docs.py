@@ -61,7 +61,8 @@ def settings_of(model: type[BaseModel], prefix: str = "", defaults: BaseModel | 
 def explained(settings: Sequence[Setting], key: str, config: AnyConfig) -> list[str]:
     """Return the help lines for a key and all keys below it, with the values and ranges of `config`.
 
-    A key may be given by its last part. Raises UserError if there is none.
+    A key may be given by its last part; what is no key is looked for in the descriptions. Raises UserError if it is
+    nowhere.
     """
     values, ranges = leaves(config.model_dump(mode="json")), config.evolution.hyperparameters or {}
     lines: list[str] = []
@@ -81,13 +82,17 @@ def explained(settings: Sequence[Setting], key: str, config: AnyConfig) -> list[
 
 
 def _matching(settings: Sequence[Setting], key: str) -> list[Setting]:
-    """The key and those below it; else the only one of this last part."""
+    """The key and those below it; else the only one of this last part; else those whose descriptions have the word."""
     exact = [setting for setting in settings if setting.path == key or setting.path.startswith(f"{key}.")]
     named = [setting for setting in settings if setting.path.endswith(f".{key}")]
     if exact or len(named) == 1:
         return exact or named
     if len(named) > 1:
         raise UserError(f"--explain: {key!r} is one of {', '.join(setting.path for setting in named)}")
+    word = key.lower()
+    described = [setting for setting in settings if word in f"{setting.path} {setting.sentence}".lower()]
+    if described and "." not in key:
+        return described
     raise UserError(f"--explain: there is no key {key!r}" + nearest(key, [setting.path for setting in settings]))
 
 

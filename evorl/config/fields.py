@@ -89,12 +89,14 @@ def _weights(given: Any) -> Any:
 def _are_terms(weights: dict[str, float]) -> dict[str, float]:
     if RATING in weights and weights != {RATING: 1.0}:
         raise ValueError(f"{RATING} stands alone, without a weight")
-    for name in weights:
+    for name, weight in weights.items():
         if name not in (RETURN, RATING) and not (name.startswith(INFO) and name != INFO):
             raise ValueError(
                 f"{shown(name)} is neither {RETURN!r} nor '{INFO}KEY', KEY being one of the environment's info, nor, "
                 f"in a game, {RATING!r}"
             )
+        if weight == 0:
+            raise ValueError(f"{name} has the weight 0; leave it out")
     if not weights:
         raise ValueError(f"no term is left; {RETURN!r} is the default")
     return weights
@@ -227,6 +229,10 @@ class AlgorithmSettings(Section):
     def effective_value(self, name: str, value: float, num_envs: int, *, recurrent: bool) -> float:
         """Return a hyperparameter's value as used in training; evolution perturbs integers continuously."""
         return round(value) if self._is_whole(name) else value
+
+    def ineffective(self, name: str) -> str | None:
+        """Return why a hyperparameter has no effect given the other settings, or None if it has one."""
+        return None
 
     def _is_whole(self, name: str) -> bool:
         return name in type(self).model_fields and _takes_only_whole(type(self).model_fields[name].annotation)

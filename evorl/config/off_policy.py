@@ -183,6 +183,10 @@ class DQNSettings(OffPolicySettings):
             return used
         return max(1, int(used) // self.sequence_length) * self.sequence_length
 
+    def ineffective(self, name: str) -> str | None:
+        periodic = name == "tau" and self.target == "periodic"
+        return "because `target: periodic` copies the whole network" if periodic else super().ineffective(name)
+
     @property
     def representation(self) -> tuple[Any, ...]:
         """The distribution and its support, which are equal for networks that can be exchanged."""
@@ -288,6 +292,10 @@ class SACSettings(OffPolicySettings):
         "target_entropy_share",
     )
     ranges: ClassVar[Mapping[str, HyperparameterRange]] = CRITIC_RANGES
+
+    def ineffective(self, name: str) -> str | None:
+        replaced = name == "target_entropy_share" and self.target_entropy is not None
+        return "because `target_entropy` is set" if replaced else super().ineffective(name)
 
 
 NO_EPSILON = EpsilonGreedy(start=0.0, end=0.0, decay=1.0)

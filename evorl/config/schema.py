@@ -143,7 +143,7 @@ class Config(Section, Generic[Settings]):
             raise ValueError(f"replay.{name}: {self.algorithm.name} learns from rollouts; leave it out")
 
     def _check_hyperparameter(self, name: str, ends: HyperparameterRange) -> None:
-        """Raise ValueError if evolution cannot perturb a setting between these ends."""
+        """Raise ValueError if evolution cannot perturb a setting between these ends, or that would have no effect."""
         if name not in self.algorithm.hyperparameters:
             raise ValueError(
                 f"evolution.hyperparameters.{name}: {self.algorithm.name} has no hyperparameter of this name"
@@ -153,6 +153,8 @@ class Config(Section, Generic[Settings]):
             raise ValueError(
                 f"algorithm.{name}: is null, and evolution perturbs only numbers; set it, or drop its range"
             )
+        if reason := self.algorithm.ineffective(name):
+            raise ValueError(f"evolution.hyperparameters.{name}: has no effect, {reason}; drop its range")
         for end, value in (("min", ends.min), ("max", ends.max)):
             if reason := self.algorithm.validation_error(name, value):
                 raise ValueError(f"evolution.hyperparameters.{name}.{end}: {reason}")

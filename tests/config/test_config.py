@@ -337,6 +337,20 @@ def test_default_ranges_hold_what_is_configured_and_leave_out_what_is_off():
     assert set(given.evolution.hyperparameters) == {"clip"}
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "name", "why"),
+    [
+        ("{name: dqn, target: periodic, target_period: 10}", "tau", "because `target: periodic` copies the whole"),
+        ("{name: sac, target_entropy: -2}", "target_entropy_share", "because `target_entropy` is set"),
+    ],
+)
+def test_a_range_without_effect_is_refused(algorithm, name, why):
+    ranges = f"evolution.hyperparameters={{{name}: {{min: 0.01, max: 0.02}}}}"
+    with pytest.raises(UserError, match=rf"evolution.hyperparameters.{name}: has no effect, {why}.*drop its range"):
+        config(f"algorithm={algorithm}", ranges)
+    config(f"algorithm={{name: {algorithm[7:10]}}}", ranges)
+
+
 def test_a_run_says_that_sampling_changes_nothing_of_agents_of_another_run():
     with pytest.warns(
         EvorlWarning, match=r"evolution.initial: sampled has no effect together with population.from, whose"

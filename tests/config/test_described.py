@@ -83,9 +83,10 @@ def test_a_key_is_explained(key, told, capsys):
             ["(default: 0.0003); here: 0.002", "Evolution changes it between 0.0001"],
         ),
         (["ppo", "--explain", "algorithm.gamma"], ["; here: 0.995", "Evolution does not change it here; it could, by"]),
+        (["--explain", "bfloat16"], ["network.bf16: true or false"]),
     ],
 )
-def test_a_key_is_explained_with_its_value_and_its_range(words, told, capsys):
+def test_a_key_is_explained_with_its_value_its_range_and_by_a_word_of_its_description(words, told, capsys):
     run_command(["config", *words])
     shown = capsys.readouterr().out
     assert all(text in shown for text in told)

@@ -98,6 +98,7 @@ def test_terms_are_weighted_and_resumed(in_directory):
     [
         ("success", "evolution.fitness: 'success' is neither 'return' nor 'info.KEY'"),
         ("{}", "evolution.fitness: no term is left"),
+        ("{return: 0}", "evolution.fitness: return has the weight 0"),
     ],
 )
 def test_what_cannot_be_fitness_is_refused(fitness, said):
