@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from evorl.commands.train import become, launch_command, processes_for, program_of
+from evorl.commands.train import become, launch_command, processes_for, program_of, verbosity
 from evorl.config import AnyConfig, override, read_yaml, validate
 from evorl.config.fields import leaves
 from evorl.config.yaml import assignment
@@ -79,7 +79,7 @@ def branch(parsed: argparse.Namespace) -> None:
             say(f"{key}: is now {now}, and was {was}")
     for name in names:
         say(_change(name, before, begun, config))
-    become(launch_command([str(program), "--config", str(new / CONFIG)], ranks))
+    become(launch_command([str(program), "--config", str(new / CONFIG), *verbosity(parsed)], ranks))
 
 
 def new_directory(run: Path, name: str) -> Path:

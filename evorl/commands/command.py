@@ -20,6 +20,12 @@ from evorl.system.streams import reader_has_gone
 HELP = ("-h", "--help")
 VERSION = ("-V", "--version")
 
+MAY_CHANGE = (
+    "those of run, training, tracking and checkpoint, population.placement, environment.max_restarts, "
+    "environment.vectorization, evaluation.max_steps and network.bf16; `evorl branch` begins a new run with others"
+)
+"""The settings that `evorl resume` may change, in words."""
+
 
 @dataclass(frozen=True)
 class Command:
@@ -183,6 +189,12 @@ def _words(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _verbose(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--verbose", "-v", action="store_true", help="print more at the start; short for run.verbose=true"
+    )
+
+
 def _train(parser: argparse.ArgumentParser) -> None:
     _words(parser)
     parser.add_argument("--processes", type=count, default=1, help="number of processes of a run (default: 1)")
@@ -199,6 +211,7 @@ def _train(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="train one run per seed in turn and summarise them; seeds that have finished are not repeated",
     )
+    _verbose(parser)
 
 
 def _branch(parser: argparse.ArgumentParser) -> None:
@@ -210,13 +223,14 @@ def _branch(parser: argparse.ArgumentParser) -> None:
 
 def _resume(parser: argparse.ArgumentParser) -> None:
     _run(parser)
-    _continuation(parser, "settings to change; `evorl branch` begins a new run with those that a run may not change")
+    _continuation(parser, f"settings to change: {MAY_CHANGE}")
 
 
 def _continuation(parser: argparse.ArgumentParser, settings: str = "settings to change") -> None:
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help=settings)
     parser.add_argument("--processes", type=count, help="number of processes (default: as many as trained the agent)")
     parser.add_argument("--program", type=Path, metavar="FILE", help="the program that trained the run, if your own")
+    _verbose(parser)
 
 
 def _evaluate(parser: argparse.ArgumentParser) -> None:

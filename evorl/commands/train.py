@@ -17,7 +17,7 @@ from evorl.commands.inspect import state_of
 from evorl.config import AnyConfig, read_yaml, validate
 from evorl.config.errors import on_one_line
 from evorl.config.fields import leaves
-from evorl.config.yaml import ACCELERATE, PACKAGE, assignment, override
+from evorl.config.yaml import ACCELERATE, PACKAGE, VERBOSE, assignment, override
 from evorl.runs.configuration import program_for, read_config
 from evorl.runs.reading.read import read_overview
 from evorl.runs.reading.trust import refuse_code
@@ -42,7 +42,7 @@ def train(parsed: argparse.Namespace) -> None:
     if parsed.seeds is not None:
         train_seeds(parsed)
         return
-    arguments = program_arguments(parsed.words, parsed.seed, parsed.name)
+    arguments = program_arguments([*parsed.words, *verbosity(parsed)], parsed.seed, parsed.name)
     config = read_config(Path(arguments[1]), arguments[2:])
     program = program_for(config)
     if parsed.processes == 1:
@@ -59,6 +59,10 @@ def train(parsed: argparse.Namespace) -> None:
     become(launch_command([str(program), *arguments], parsed.processes))
 
 
+def verbosity(parsed: argparse.Namespace) -> list[str]:
+    return [VERBOSE] if parsed.verbose else []
+
+
 def program_arguments(words: Sequence[str], seed: int | None, name: str | None) -> list[str]:
     """Convert the command line to the arguments of the training program. Raises UserError."""
     file, assignments = file_and_assignments(words)
@@ -69,7 +73,8 @@ def program_arguments(words: Sequence[str], seed: int | None, name: str | None) 
 
 def resume(parsed: argparse.Namespace) -> None:
     """`evorl resume`: the training program replaces this process."""
-    become(resume_command(parsed.run, parsed.overrides, parsed.program, parsed.processes, parsed.allow_code))
+    assignments = [*parsed.overrides, *verbosity(parsed)]
+    become(resume_command(parsed.run, assignments, parsed.program, parsed.processes, parsed.allow_code))
 
 
 def resume_command(
@@ -150,7 +155,9 @@ def train_seeds(parsed: argparse.Namespace) -> None:
         raise UserError(f"--seeds: each seed may be given once, not {' '.join(map(str, seeds))}")
     if len(seeds) > 1 and os.environ.get("WANDB_SWEEP_ID") and not parsed.no_track:
         raise UserError("--seeds: a run of a W&B sweep is one training run; make `seed` a parameter of the sweep")
-    file, assignments = file_and_assignments([*parsed.words, *(each for each in parsed.seeds if isinstance(each, str))])
+    file, assignments = file_and_assignments(
+        [*parsed.words, *verbosity(parsed), *(each for each in parsed.seeds if isinstance(each, str))]
+    )
     config = read_config(file, assignments)
     from evorl.runs.launch import check, launched
 

@@ -1,4 +1,7 @@
-"""The start of a training program: the command line becomes a configuration, checked against environment and launch."""
+"""The start of a training program: the command line becomes a configuration, checked against environment and launch.
+
+Options of Accelerate that would have no effect or fail in a traceback are rejected.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import argparse
 import math
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -16,6 +19,7 @@ from evorl.config import AnyConfig, check_name
 from evorl.config.fields import BENCHMARK, RATING, RETURN, leaves
 from evorl.config.run import LeagueSettings
 from evorl.config.yaml import (
+    VERBOSE,
     configuration_file,
     override,
     plain_assignments,
@@ -48,6 +52,31 @@ from evorl.tracking.trackers import TRACKERS
 from evorl.types.outcomes import EvorlWarning, UserError
 
 PRECISION = "ACCELERATE_MIXED_PRECISION"
+PRECISIONS = ("no", "bf16")
+PLAIN = {
+    "dynamo_backend": ("ACCELERATE_DYNAMO_BACKEND", "no"),
+    "use_fsdp": ("ACCELERATE_USE_FSDP", "false"),
+    "use_deepspeed": ("ACCELERATE_USE_DEEPSPEED", "false"),
+    "use_megatron_lm": ("ACCELERATE_USE_MEGATRON_LM", "false"),
+    "use_parallelism_config": ("ACCELERATE_USE_PARALLELISM_CONFIG", "false"),
+    "gradient_accumulation_steps": ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1"),
+}
+"""For each option, its environment variable and the only value that evorl supports."""
+
+
+def refuse_options(variables: Mapping[str, str] = os.environ) -> None:
+    """Raise UserError if Accelerate was given an option that evorl does not support."""
+    precision = variables.get(PRECISION, "no").lower()
+    if precision not in PRECISIONS:
+        raise UserError(f"accelerate's mixed_precision: {precision} is not supported; use 'bf16' or 'no'")
+    for option, (name, plain) in PLAIN.items():
+        value = variables.get(name, plain)
+        if value.lower() != plain:
+            raise UserError(
+                f"accelerate's {option}: {value.lower()} would have no effect, since evorl trains its stacks itself "
+                f"and only their gradients are averaged; leave it out, or use {plain!r}"
+            )
+
 
 SMALL_IMAGE = 64 * 64
 """Pixels of the largest image that one thread encodes.
@@ -104,6 +133,7 @@ def load_config(arguments: Sequence[str], default: Path, asynchronous: bool | No
     If `asynchronous` is True, only algorithms that learn from actor processes are accepted; if False, only the others;
     if None, both.
     """
+    refuse_options()
     parser = Parser(
         usage=f"%(prog)s {USAGE}",
         description="Train and evolve a population of agents.",
@@ -117,9 +147,12 @@ def load_config(arguments: Sequence[str], default: Path, asynchronous: bool | No
         help=f"YAML file, or a shipped one's name (default: {default})",
     )
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings that replace the file's")
+    parser.add_argument(
+        "--verbose", "-v", action="store_true", help="print more at the start; short for run.verbose=true"
+    )
     parsed = parser.parse_intermixed_args(plain_assignments(arguments, "seed"))
     file = configuration_file(parsed.config, parsed.overrides)
-    settings = read_config(file, parsed.overrides)
+    settings = read_config(file, [*parsed.overrides, *([VERBOSE] if parsed.verbose else [])])
     config = check(launched(_with_named(settings, parsed.overrides)))
     if asynchronous not in (None, config.actors is not None):
         other = "demos/asynchronous.py" if config.actors else "demos/online.py"
@@ -163,12 +196,9 @@ def launched(config: AnyConfig) -> AnyConfig:
     """The configuration as this launch runs it: with absolute directories and its precision.
 
     An environment may change the working directory. Accelerate's mixed precision holds unless `network.bf16` is set.
-    Raises UserError if they contradict each other, or if that is not supported.
+    Raises UserError if they contradict each other.
     """
-    precision = os.environ.get(PRECISION, "no").lower()
-    if precision not in ("no", "bf16"):
-        raise UserError(f"accelerate's mixed_precision: {precision} is not supported; use 'bf16' or 'no'")
-    bf16 = precision == "bf16"
+    bf16 = os.environ.get(PRECISION, "no").lower() == "bf16"
     if bf16 and config.network.bf16 is False:
         raise UserError("network.bf16: false, and accelerate's mixed_precision is 'bf16'; leave one of them out")
     run, network, population, league = config.run, config.network, config.population, config.league

@@ -103,7 +103,7 @@ MOUNTAIN_CAR = ["environment={id: MountainCar-v0, num_envs: 2}", "evolution.step
 def test_a_generation_shorter_than_an_episode_still_trains_on_whole_episodes(in_directory, capsys):
     """MountainCar's episodes take 200 steps and a generation 150: restarted, no episode would ever end."""
     with pytest.warns(EvorlWarning, match="no episode ended in generation 1, which had 150 steps") as caught:
-        assert train("run.name=a", "run.verbose=true", *MOUNTAIN_CAR) == 0
+        assert train("run.name=a", "-v", *MOUNTAIN_CAR) == 0
     assert len(caught) == 1
     assert "Episodes continue across generations (a generation has 150 steps" in capsys.readouterr().err
     rows = lines(in_directory / "runs" / "a" / "metrics.jsonl")

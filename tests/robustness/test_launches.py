@@ -13,12 +13,12 @@ import time
 
 import pytest
 import torch.distributed as dist
-from helpers.support import ROOT, SMALL, config, free_port, lines
+from helpers.support import ROOT, SMALL, free_port, lines
 
 from evorl.commands.train import launch_command
 from evorl.distributed import Launch, Peer, Ranks
 from evorl.distributed.ranks import choose_backend, join_attempt, loopback
-from evorl.runs.launch import launched
+from evorl.runs.launch import refuse_options
 from evorl.runs.storage.directory import has_used, owner_of
 from evorl.system.signals import signal_handlers
 from evorl.types.outcomes import UserError
@@ -98,10 +98,24 @@ def test_ranks_take_gpus_only_where_each_has_its_own(gpus, backend):
     assert ranks.unused_gpus == (len({*gpus} - {""}) if backend == "gloo" else 0)
 
 
-def test_half_precision_is_refused(monkeypatch):
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
+@pytest.mark.parametrize(
+    ("variable", "value", "option"),
+    [
+        ("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR", "dynamo_backend: inductor"),
+        ("ACCELERATE_USE_FSDP", "true", "use_fsdp: true"),
+    ],
+)
+def test_options_without_an_effect_are_refused(variable, value, option):
+    with pytest.raises(UserError, match=f"accelerate's {option} would have no effect"):
+        refuse_options({variable: value})
+    refuse_options(
+        {"ACCELERATE_MIXED_PRECISION": "bf16", "ACCELERATE_DYNAMO_BACKEND": "no", "ACCELERATE_USE_CPU": "False"}
+    )
+
+
+def test_half_precision_is_refused():
     with pytest.raises(UserError, match=r"mixed_precision: fp16 is not supported; use 'bf16' or"):
-        launched(config())
+        refuse_options({"ACCELERATE_MIXED_PRECISION": "fp16"})
 
 
 DRIFTING = """

@@ -15,8 +15,10 @@ import pytest
 import torch
 from helpers.support import EVERY_MUTATION, ROOT, SMALL, agent, algorithm, batch, config, lines, population, train
 
+from evorl.commands.command import MAY_CHANGE
 from evorl.commands.train import resume_command
 from evorl.runs.storage.checkpoint_files import Checkpoints
+from evorl.runs.storage.directory import FREE_TO_CHANGE
 from evorl.runs.storage.json_lines import JsonLines
 from evorl.system.files import Lock, is_locked
 from evorl.types.outcomes import EvorlWarning, UserError
@@ -292,6 +294,8 @@ def test_a_resumed_run_stays_in_its_directory(trained_run):
         resume_command(trained_run, ["run.name=other"], None, None)
     with pytest.raises(UserError, match="evorl branch"):
         resume_command(trained_run, ["algorithm.learning_rate=0.005"], None, 1)
+    for key in FREE_TO_CHANGE:
+        assert key.rstrip(".") in MAY_CHANGE or key == "population.hyperparameters", "`evorl resume --help` lists it"
 
 
 def test_a_signal_ends_a_program_in_order_and_processes_of_environments_do_not_hold_it_up(tmp_path):

@@ -119,7 +119,7 @@ def test_a_run_says_it_in_four_lines(in_directory, capsys):
 
 
 def test_on_request_it_says_how_agents_learn_and_in_which_generations(in_directory, capsys):
-    assert train("run.name=a", *ROLLOUTS, "run.verbose=true") == 0
+    assert train("run.name=a", *ROLLOUTS, "-v") == 0
     lines = capsys.readouterr().err.splitlines()
     assert lines[4].startswith("observations: Box(4,)")
     assert lines[5].startswith("each update: 8 transitions; ")
