@@ -168,7 +168,7 @@ def train_seeds(parsed: argparse.Namespace) -> None:
     for number, path in runs:
         if (path / CONFIG).is_file():
             requested = launched(read_config(file, [*assignments, f"seed={number}"]))
-            check_same_run(path, check(requested, ranks=parsed.processes))
+            _check_begun(path, check(requested, ranks=parsed.processes))
     several = ["--processes", str(parsed.processes)] if parsed.processes > 1 else []
     program = [sys.executable, "-P", "-m", "evorl", "train", *several, str(file), *assignments]
     commands = [
@@ -179,6 +179,19 @@ def train_seeds(parsed: argparse.Namespace) -> None:
     print("\n".join(summary_lines([(number, path) for number, path in runs if (path / CONFIG).is_file()])))
     if failed := [str(number) for number, code in codes.items() if code]:
         raise RunFailed(f"seed {', '.join(failed)} did not finish; repeat the command to resume")
+
+
+def _check_begun(path: Path, config: AnyConfig) -> None:
+    """Raise UserError if the run in `path` has other settings, whose results would be taken for those of `config`."""
+    check_same_run(path, config)
+    begun = read_config(path / CONFIG, ())
+    # A resumed run may change these, but results with both cannot be averaged.
+    for key, was, now in (
+        ("network.bf16", bool(begun.network.bf16), bool(config.network.bf16)),
+        ("evaluation.max_steps", begun.evaluation.max_steps, config.evaluation.max_steps),
+    ):
+        if was != now:
+            raise UserError(f"run.resume: {path} was started with another {key}; choose another --name")
 
 
 def train_each(commands: Sequence[tuple[int, Sequence[str]]], group: str) -> dict[int, int]:

@@ -132,3 +132,7 @@ def test_seeds_train_and_are_taken_up_again(in_directory, capsys):
     refused = capsys.readouterr().err
     assert "was started with another configuration: algorithm.gamma was" in refused
     assert "`evorl branch runs/a-seed-1 NEW algorithm.gamma=0.5`" in refused
+    assert run_program(run_command, [*words, "evaluation.max_steps=7"]) == 2
+    told = capsys.readouterr()
+    assert "was started with another evaluation.max_steps; choose another --name" in told.err
+    assert "best agents of" not in told.out, "they are of other settings"
