@@ -101,7 +101,6 @@ class Actor(Closeable):
             raise
         self._generation = -1
         self._since_fetch = 0
-        self._max_staleness: int = context["max_staleness"]
         self._learner_device = torch.device(context["learner_device"])
         self._acting: Acting
         self._collector: Any
@@ -179,7 +178,6 @@ class Actor(Closeable):
             states,
             self._generation,
             version,
-            self._max_staleness,
         )
         self._collector = message_type.collector(self._acting)
         # Later generations use the seeds of a first attempt, as they would after a resume.

@@ -6,10 +6,8 @@ Axes: P agents, A actors, R ranks.
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,38 +27,7 @@ from evorl.population.learner import read_state, split_states, state_size, write
 from evorl.system.closing import Closeable
 from evorl.system.files import file_errors
 from evorl.system.processes import check_room, usable_cores
-from evorl.types.agents import Agent
 from evorl.types.outcomes import EvorlWarning
-
-
-def max_staleness(config: AnyConfig, algorithm: Algorithm, copies: int, agents: Sequence[Agent] = ()) -> int:
-    """The largest accepted staleness of a rollout, in updates, for `agents` and for the configured settings.
-
-    It is twice the most that full queues and `actors.fetch_steps` can cause.
-    """
-    actors, pace = config.actors, algorithm.pace(copies)
-    assert actors is not None
-    steps = config.algorithm.sent_steps * config.environment.num_envs * copies
-    # An actor fills its queue, and between two fetches goes on with the same parameters unless it shares them.
-    between = 0 if MESSAGE_TYPES[config.algorithm.actor_messages].shared else actors.fetch_steps
-    waiting = actors.count * (actors.queue + max(0, math.ceil(between / config.algorithm.sent_steps) - 1))
-    behind: int
-    if config.algorithm.replayed:
-        updates = steps * pace.updates * _most_updates(config, agents) / pace.steps
-        # Each agent has its own update schedule, so every rollout may trigger an update of some agent.
-        behind = math.ceil(waiting * (math.ceil(updates) if config.population.agents > 1 else updates))
-    else:
-        # A batch of several rollouts has all its updates at once.
-        behind = math.ceil(waiting * steps / pace.steps) * math.ceil(pace.updates)
-    return 2 * behind
-
-
-def _most_updates(config: AnyConfig, agents: Sequence[Agent]) -> float:
-    """The largest factor by which agents exceed, or may evolve to exceed, the configured update-to-data ratio."""
-    least = [agent.hyperparameters["learn_step"] for agent in agents]
-    if (evolved := (config.evolution.hyperparameters or {}).get("learn_step")) is not None:
-        least.append(evolved.min)
-    return max([1.0, *(float(config.algorithm.learn_step / steps) for steps in least)])
 
 
 def warn_of_cores(count: int, ranks: Ranks) -> None:
@@ -76,7 +43,7 @@ def warn_of_cores(count: int, ranks: Ranks) -> None:
 
 
 Floats = NDArray[np.float64]
-SUMMED = ("rollouts", "staleness", "queue_depth", "restarts", "discarded_stale", "discarded_old")
+SUMMED = ("rollouts", "staleness", "queue_depth", "restarts", "discarded_old")
 """The metrics that are summed over messages and actors; staleness and queue depth are then divided by the rollouts."""
 
 
@@ -97,26 +64,18 @@ class Counters:
 
     def received(self, actor: int, counts: Floats, staleness: int, waiting: int) -> None:
         """Record a message's counters [C, P], its staleness in updates, and how many other messages are waiting."""
-        self._note(Collected(*counts))
+        collected = Collected(*counts)
+        self._counts += counts
+        self._lately += collected.episodes.sum(), collected.returns.sum(), collected.lengths.sum()
         self._steps[actor] += counts[0].sum()
         self._sums["rollouts"] += 1
         self._sums["staleness"] += staleness
         self._sums["queue_depth"] += waiting
         self._max_staleness = max(self._max_staleness, staleness)
 
-    def discarded(self, stale: Floats | None) -> None:
-        """Count a discarded message: too stale, with these counters [C, P], or of an earlier generation (None).
-
-        A stale message's steps do not count, but its episodes do. Messages become stale mostly while an environment
-        resets after an episode, so few episodes would be counted otherwise.
-        """
-        self._sums["discarded_old" if stale is None else "discarded_stale"] += 1
-        if stale is not None:
-            self._note(Collected(*stale)._replace(steps=np.zeros_like(stale[0])))
-
-    def _note(self, collected: Collected) -> None:
-        self._counts += np.stack(collected)
-        self._lately += collected.episodes.sum(), collected.returns.sum(), collected.lengths.sum()
+    def discarded(self) -> None:
+        """Count a discarded message, which is of an earlier generation."""
+        self._sums["discarded_old"] += 1
 
     def pop_collected(self) -> Collected:
         """The counters of the messages received since the last call."""
@@ -164,7 +123,6 @@ class Actors(Closeable):
         self._placement = placement
         self._algorithm = algorithm
         self.sent_steps: int = config.algorithm.sent_steps
-        self._bound = max_staleness(config, algorithm, placement.copies)
         warn_of_cores(self._settings.count, placement.ranks)
         self._memories: list[SharedMemory] = []
         self._first = placement.ranks.rank * self._settings.count
@@ -176,7 +134,6 @@ class Actors(Closeable):
             "first_actor": self._first,
             "copies": placement.copies,
             "learner_device": placement.ranks.device.type,
-            "max_staleness": self._bound,
         }
         self._message_type = MESSAGE_TYPES[config.algorithm.actor_messages]
         with file_errors(COUNT_KEY), contextlib.ExitStack() as opened:
@@ -207,8 +164,6 @@ class Actors(Closeable):
         make, first = self._message_type.layout(policy, self._config), not self._generation
         size = message_size(make)
         if first:
-            # Agents of another run may learn more often than the settings say.
-            self._bound = max_staleness(self._config, self._algorithm, self._placement.copies, policy.agents)
             rollouts = f"actors.queue: {count * queue} rollouts of {size / 2**20:.1f} MiB"
             check_room(size * count * queue, rollouts, processes=self._placement.ranks.on_host)
         with file_errors(COUNT_KEY):
@@ -231,19 +186,15 @@ class Actors(Closeable):
         self.counters.begin()
 
     def receive(self, policy: Policy) -> Any:
-        """Wait for the next message that is of this generation and within the bound on staleness.
+        """Wait for the next message of this generation.
 
         Raises UserError if an actor reports one, and RunFailed if actors cannot be kept alive.
         """
-        while True:
-            arrival = self._supervisor.receive()
-            message = self._messages[arrival.number]
-            staleness = int(message.behind[0]) if self._message_type.shared else policy.version - arrival.version
-            if arrival.generation == self._generation and staleness <= self._bound:
-                break
-            is_stale = arrival.generation == self._generation
-            self.counters.discarded(message.counts.numpy() if is_stale else None)
+        while (arrival := self._supervisor.receive()).generation != self._generation:
+            self.counters.discarded()
             self._supervisor.hand_out(arrival.actor, arrival.number)
+        message = self._messages[arrival.number]
+        staleness = int(message.behind[0]) if self._message_type.shared else policy.version - arrival.version
         self.counters.received(arrival.actor, message.counts.numpy(), staleness, self._supervisor.waiting)
         return message
 

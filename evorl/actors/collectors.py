@@ -44,7 +44,6 @@ class Acting:
     states: Tensor
     generation: int
     version: int
-    max_staleness: int
 
 
 class RolloutCollector:
@@ -143,7 +142,7 @@ class UpdateCollector(GradientCollector):
         self._acting = acting
 
     def collect(self, message: GradientMemory, beat: Callable[[], None]) -> None:
-        """Fill a message with a gradient and apply it, unless it is too stale or the generation is over."""
+        """Fill a message with a gradient and apply it, unless the generation is over."""
         acting, version = self._acting, self._acting.version
         batch = self._gradient(beat)
         message.write(batch)
@@ -153,8 +152,6 @@ class UpdateCollector(GradientCollector):
             if newest is None:
                 return
             message.behind[0], acting.version = newest - version, newest
-            if newest - version > acting.max_staleness:
-                return
             _, updates = split_states(acting.policy.algorithm, acting.states)
             read_state(self._learner, acting.flat, updates)
             self._learner.update(batch)

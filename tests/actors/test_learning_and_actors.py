@@ -15,11 +15,9 @@ from helpers.support import agent, config, first_architecture, population
 
 from evorl.actors import supervisor
 from evorl.actors.actor import Actor
-from evorl.actors.actors import Counters, max_staleness
+from evorl.actors.actors import Counters
 from evorl.actors.memory import Board, Description, SharedMemory
-from evorl.algorithms import make_algorithm
 from evorl.distributed import Ranks
-from evorl.envs import Environments
 from evorl.envs.episodes import Recent
 from evorl.population import Policy
 from evorl.types.outcomes import RunFailed
@@ -71,22 +69,11 @@ def test_the_learner_counts_the_updates_that_actors_make_to_shared_parameters_an
         assert [agent.state.updates["policy"] for agent in learning.learner.to_agents()] == [4, 4]
 
 
-def test_rollouts_of_parameters_that_are_too_old_are_discarded():
-    with Learning("actors.queue=2") as learning:  # Each rollout has an update, so 4 are twice what queues can cause.
-        await_waiting(learning, 2)
-        learning.policy.version += 5
-        learning.actors.publish(learning.policy)
-        learning.learn(1)
-        figures = learning.actors.pop_metrics(learning.placement)
-    assert figures["discarded_stale"] >= 2
-    assert figures["max_staleness"] <= 4
-
-
 @pytest.mark.parametrize(("copies", "first", "count"), [(1, 0, 4), (4, 8, 16)])
 def test_environments_explore_differently_among_those_of_the_same_agents(copies, first, count):
     """The third of four ranks with two actors of two environments. Ranks with agents of their own count alone."""
     apex = config(*APEX, "actors.count=2")
-    context = {"config": apex.to_yaml(), "agents": 1, "rank": 2, "copies": copies, "max_staleness": 9, **ON_CPU}
+    context = {"config": apex.to_yaml(), "agents": 1, "rank": 2, "copies": copies, **ON_CPU}
     board, memory = Board(2), SharedMemory()
     actors = [Actor(context, index, 0, board.memory.descriptor, board.lock, memory.descriptor) for index in range(2)]
     rates = [rate for actor in actors for rate in actor._own_state["epsilon"].flatten().tolist()]
@@ -104,46 +91,22 @@ def test_actors_see_what_acting_changes_before_the_first_update():
         assert states[names.index("steps")].tolist() == [6 * 16 * 2] * 2
 
 
-def bound(*settings):
-    apex = config(
-        *APEX, "environment.num_envs=1", "evolution.hyperparameters={gamma: {min: 0.9, max: 0.99}}", *settings
-    )
-    with Environments(apex.environment, 1, 1) as one:
-        return max_staleness(apex, make_algorithm(apex, one.interface), 1)
-
-
-def test_the_bound_on_staleness_counts_the_rollouts_between_two_fetches():
-    """Rollouts have 16 steps, each with as many updates."""
-    assert bound("algorithm.learn_step=1", "actors={queue: 2, fetch_steps: 16}") == 2 * 2 * 16
-    assert bound("algorithm.learn_step=1", "actors={queue: 2, fetch_steps: 100}") == 2 * (2 + 6) * 16
-
-
-@pytest.mark.parametrize(("size", "updates"), [(1, 0.25), (2, 1)])
-def test_the_bound_on_staleness_counts_an_update_of_the_population_for_each_rollout_of_agents_out_of_phase(
-    size, updates
-):
-    """An agent is due once in four rollouts."""
-    assert bound("algorithm.learn_step=64", f"population.size={size}", "actors={queue: 8}") == 2 * 8 * updates
-
-
-def test_nothing_of_full_queues_is_discarded_though_the_updates_with_a_batch_come_all_at_once():
-    with Learning("algorithm={name: impala, rollout_steps: 5, rollouts: 16, passes: 8}") as learning:
-        assert max_staleness(learning.config, learning.algorithm, 1) == 2 * 8
-        for _ in range(2):
-            learning.learn(15)
-            await_waiting(learning, 2)
-            learning.learn(1)
-        learning.learn(2)
+@pytest.mark.parametrize(("fetch_steps", "staleness"), [(5, 0), (6, 1), (15, 2)])
+def test_actors_fetch_parameters_after_the_configured_steps(fetch_steps, staleness):
+    """Each rollout of 5 steps has an update, and the actor waits for it."""
+    actors = f"actors={{count: 1, lockstep: true, fetch_steps: {fetch_steps}}}"
+    with Learning("algorithm={name: impala, rollout_steps: 5}", actors, start=False) as learning:
+        learning.begin(1, steps=5 * 7)
+        learning.learn(7)
         figures = learning.actors.pop_metrics(learning.placement)
-    assert figures["discarded_stale"] == 0
-    assert figures["max_staleness"] == 8
+    assert figures["max_staleness"] == staleness
 
 
 @pytest.mark.parametrize(("device", "stacks"), [("cpu", 2), ("cuda", 1)])
 def test_actors_group_agents_as_the_learner_on_its_device_does(device, stacks):
     """Parameters arrive in the layout of the learner, which groups more agents on a GPU."""
     impala = config(*SETTINGS, "actors.count=1", "network.hidden_sizes=[16, 16]")
-    context = {"config": impala.to_yaml(), "agents": 2, "rank": 0, "copies": 1, "max_staleness": 9}
+    context = {"config": impala.to_yaml(), "agents": 2, "rank": 0, "copies": 1}
     board, memory = Board(1), SharedMemory()
     with Actor(
         context | {"learner_device": device}, 0, 0, board.memory.descriptor, board.lock, memory.descriptor
@@ -164,23 +127,17 @@ def test_actors_group_agents_as_the_learner_on_its_device_does(device, stacks):
         assert torch.equal(policy.flat, learner.flat)
 
 
-def test_episodes_of_rollouts_that_are_too_old_count():
+def test_episodes_of_received_rollouts_count_and_discarded_ones_are_counted():
     counters = Counters(actors=1, agents=2)
     counts = np.array([[5.0, 5], [30, 0], [2, 0], [3, 1], [9, 0]])
     counters.received(0, counts, staleness=1, waiting=0)
-    counters.discarded(counts)
-    counters.discarded(None)
+    counters.received(0, counts, staleness=3, waiting=0)
+    counters.discarded()
     assert counters.recent() == Recent(episodic_return=15, episodic_length=4.5)
-    assert np.stack(counters.pop_collected()).tolist() == [[5, 5], *(2 * counts[1:]).tolist()]
+    assert np.stack(counters.pop_collected()).tolist() == (2 * counts).tolist()
     figures = counters.pop(SimpleNamespace(ranks=Ranks()), restarts=0)
-    assert (figures["discarded_stale"], figures["discarded_old"], figures["rollouts"]) == (1, 1, 1)
-
-
-def await_waiting(learning, count):
-    """Wait until so many messages wait for the learner."""
-    until = time.monotonic() + 10
-    while learning.actors._supervisor.waiting < count and time.monotonic() < until:
-        time.sleep(0.01)
+    assert (figures["discarded_old"], figures["rollouts"]) == (1, 2)
+    assert (figures["staleness"], figures["max_staleness"]) == (2, 3)
 
 
 def test_no_actor_writes_into_the_slots_of_another_that_are_larger_now():

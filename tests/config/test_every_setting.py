@@ -161,9 +161,7 @@ ACTS = {
     "network.recurrent_size": Trains("lstm", "9"),
     "actors.count": "actors/test_actors.py::test_actors_that_die_or_hang_are_replaced_and_all_end_with_the_learner",
     "actors.queue": "actors/test_actors.py::test_actors_wait_for_the_learner_and_follow_it_into_the_next_generation",
-    "actors.fetch_steps": (
-        "actors/test_learning_and_actors.py::test_the_bound_on_staleness_counts_the_rollouts_between_two_fetches"
-    ),
+    "actors.fetch_steps": "actors/test_learning_and_actors.py::test_actors_fetch_parameters_after_the_configured_steps",
     "actors.lockstep": "distributed/test_every_algorithm.py::test_replicas_are_bit_identical_and_so_is_a_resumed_run",
     "replay.capacity": Trains("dqn", "20"),
     "replay.learning_starts": Trains("dqn", "30"),

@@ -175,7 +175,7 @@ def play_as_actor(learner, experience, environments, steps):
     # Where actors update what they share they first compute gradients.
     kind = MESSAGE_TYPES[config.algorithm.actor_messages.replace("updates", "gradients")]
     message = kind.layout(policy, config)(lambda shape, dtype: torch.empty(shape, dtype=dtype))
-    collector = kind.collector(Acting(config, environments, None, policy, policy.flat, None, 0, 0, 0))
+    collector = kind.collector(Acting(config, environments, None, policy, policy.flat, None, 0, 0))
     experience.begin(policy, 0)
     for _ in range(steps // config.algorithm.sent_steps):
         collector.collect(message, lambda: None)

@@ -35,7 +35,7 @@ def collecting():
     policy = Policy(initial_population(settings, chosen), chosen, generator)
     environments.begin(3, policy.agents, False)
     message = transition_message(policy, settings)(lambda shape, dtype: torch.empty(shape, dtype=dtype))
-    acting = Acting(settings, environments, None, policy, policy.flat, None, 1, 0, 9)
+    acting = Acting(settings, environments, None, policy, policy.flat, None, 1, 0)
     return TransitionCollector(acting), message, policy
 
 
