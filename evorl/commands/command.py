@@ -272,13 +272,10 @@ def _report(parser: argparse.ArgumentParser) -> None:
 
 
 def _plot(parser: argparse.ArgumentParser) -> None:
-    from evorl.report.statistics import MEASURES
-
     _runs(parser, "a run's directory; several runs are compared")
     _output(
         parser, "a .png, .svg or .pdf file (default: plot.png in the run's directory or, for several runs, in this one)"
     )
-    parser.add_argument("--measure", choices=tuple(MEASURES), help="what to compare several runs by (default: best)")
     parser.add_argument("--hyperparameter", metavar="NAME", help="with one run: a hyperparameter to plot as well")
 
 

@@ -87,7 +87,7 @@ def plot(parsed: argparse.Namespace) -> None:
     output = parsed.output or (parsed.runs[0] / "plot.png" if len(parsed.runs) == 1 else Path("plot.png"))
     check_output(output)
     replaced = " (replaces the one before)" if output.exists() else ""
-    draw(load_several(parsed.runs), output, parsed.measure, parsed.hyperparameter)
+    draw(load_several(parsed.runs), output, parsed.hyperparameter)
     print(f"{output}{replaced}")
 
 

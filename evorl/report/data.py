@@ -53,7 +53,6 @@ class Generation:
     ranks: Count = 1
     placement: str = ""
     env_steps_per_second: Measured = 0.0
-    mean_fitness: Measured | None = None
     elite_fitness: Measured | None = None
     elite_std: Measured | None = None
     elite_episodes: Count = 0

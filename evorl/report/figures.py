@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from evorl.report.data import Drawn, born_by
-from evorl.report.statistics import MEASURES, POINTS, Effect, Group, cut_off, extent, points
+from evorl.report.statistics import POINTS, Effect, Group, cut_off, extent, points
 from evorl.runs.reading.lineage import Stage
 from evorl.system.console import digits
 from evorl.tracking.tracker import thinned
@@ -22,6 +22,7 @@ from evorl.tracking.tracker import thinned
 Figure = dict[str, Any]
 INK = "$ink"
 STEPS = "environment steps of each agent"
+BEST = "best agent so far"
 WRITTEN = 24
 """The most agents of a payoff matrix for which each cell has its numbers written in it."""
 LEGEND = 56
@@ -272,12 +273,11 @@ def effects_figure(effects: Sequence[Effect]) -> Figure | None:
     return {"data": traces, "layout": {**layout, "showlegend": False, "height": 110 + 46 * len(effects)}}
 
 
-def comparison(groups: Sequence[Group], measure: str) -> Figure:
-    """Plot a measure over steps for each group: every seed, their mean, and its 95 % confidence interval."""
-    traces = [trace for number, group in enumerate(groups) for trace in _traces(group, measure, number)]
-    words, values = MEASURES[measure][0], [value for group in groups for value in group.values(measure)]
-    layout = _axes(STEPS, words)
-    layout["yaxis"] |= {"range": extent(values)}
+def comparison(groups: Sequence[Group]) -> Figure:
+    """Plot the best agent over steps for each group: every seed, their mean, and its 95 % confidence interval."""
+    traces = [trace for number, group in enumerate(groups) for trace in _traces(group, number)]
+    layout = _axes(STEPS, BEST)
+    layout["yaxis"] |= {"range": extent([score for group in groups for score in group.scores()])}
     lines = sum(trace["name"].count("<br>") + 1 for trace in traces if "showlegend" not in trace)
     layout |= {"height": 420 + 10 * lines}
     return {"data": traces, "layout": layout}
@@ -439,13 +439,13 @@ def _axes(x: str, y: str) -> Figure:
     }
 
 
-def _traces(group: Group, measure: str, number: int) -> Iterator[Figure]:
+def _traces(group: Group, number: int) -> Iterator[Figure]:
     colour = GROUPS[number % len(GROUPS)]
     for run in group.runs:
-        steps, values = points(run, measure)
+        steps, scores = points(run)
         named = {"name": html.escape(run.name), "hovertemplate": "%{fullData.name}: %{y:.4~r}<extra></extra>"}
-        yield _line(steps.tolist(), values.tolist(), colour, 1, opacity=0.45, showlegend=False, **named)
-    grid, means = group.curve(measure)
+        yield _line(steps.tolist(), scores.tolist(), colour, 1, opacity=0.45, showlegend=False, **named)
+    grid, means = group.curve()
     x = grid.tolist()
     if means and means[0].low is not None:
         low, high = [mean.low for mean in means], [mean.high for mean in means]

@@ -12,7 +12,7 @@ from evorl.config.schema import as_yaml
 from evorl.report import figures
 from evorl.report.data import Drawn
 from evorl.report.figures import look
-from evorl.report.statistics import FEWEST, Effect, Group, Interval, effects, groups, interval, measures
+from evorl.report.statistics import FEWEST, Effect, Group, Interval, effects, groups, interval
 from evorl.runs.agents.comparison import comparison_of, sentence
 from evorl.system.console import compact, digits, duration
 
@@ -28,7 +28,7 @@ def page(runs: Sequence[Drawn]) -> str:
     )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     together = groups(runs)
-    drawn = {f"compare-{name}": figures.comparison(together, name) for name in measures(runs)} if len(runs) > 1 else {}
+    drawn = {"compare-best": figures.comparison(together)} if len(runs) > 1 else {}
     parts = []
     for number, run in enumerate(runs):
         every = {
@@ -47,7 +47,6 @@ def page(runs: Sequence[Drawn]) -> str:
     return environment.get_template("page.html").render(
         title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
         runs=parts,
-        measures=measures(runs),
         confirmed=all(run.confirms for run in runs),
         compared=compared(together) if len(runs) > 1 else [],
         plotly=(importlib.resources.files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8"),

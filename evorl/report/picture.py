@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from evorl.config.errors import on_one_line
 from evorl.report.data import Drawn, born_by
-from evorl.report.figures import GROUPS, LOOKS, PLAIN, STEPS, Look, look, spans_a_decade, value_of
-from evorl.report.statistics import MEASURES, POINTS, Group, cut_off, extent, groups, measures, points
+from evorl.report.figures import BEST, GROUPS, LOOKS, PLAIN, STEPS, Look, look, spans_a_decade, value_of
+from evorl.report.statistics import POINTS, Group, cut_off, extent, groups, points
 from evorl.runs.reading.lineage import Stage
 from evorl.system.extras import require
 from evorl.system.files import check_folder, replacing
@@ -32,26 +32,19 @@ def check_output(path: Path) -> None:
     check_folder(path)
 
 
-def draw(runs: Sequence[Drawn], output: Path, measure: str | None = None, hyperparameter: str | None = None) -> None:
+def draw(runs: Sequence[Drawn], output: Path, hyperparameter: str | None = None) -> None:
     """Plot one or more runs to a file.
 
-    A single run is drawn with all its agents, and a `hyperparameter` below if given; several are compared in groups by
-    `measure`, which is `best` if not given. Raises UserError if no agent has the hyperparameter, or for an argument
-    that is for another number of runs.
+    A single run is drawn with all its agents, and a `hyperparameter` below if given; several are compared in groups.
+    Raises UserError if no agent has the hyperparameter, or if it is given for several runs.
     """
     from matplotlib.figure import Figure
 
     if len(runs) > 1 and hyperparameter is not None:
         raise UserError(f"--hyperparameter: applies to one run only, but {len(runs)} were given")
-    if len(runs) == 1 and measure is not None:
-        raise UserError("--measure: applies only to several runs, but one was given")
-    if measure is not None and measure not in measures(runs):
-        raise UserError(
-            f"--measure: ratings of different runs cannot be compared, and {measure} is their mean; use best"
-        )
     figure = Figure(figsize=(8, 4.5) if hyperparameter is None else (8, 6), layout="constrained")
     if len(runs) > 1:
-        _compare(figure, groups(runs), measure or "best")
+        _compare(figure, groups(runs))
     else:
         _agents(figure, runs[0], hyperparameter)
     with warnings.catch_warnings():
@@ -117,23 +110,23 @@ def _drawn(axis: Any, run: Drawn, value: Callable[[Stage], float | None]) -> lis
     return sorted(looks, key=list(dict.fromkeys([*LOOKS.values(), *looks])).index)
 
 
-def _compare(figure: Any, together: Sequence[Group], measure: str) -> None:
+def _compare(figure: Any, together: Sequence[Group]) -> None:
     axis = figure.subplots()
     for number, group in enumerate(together):
         colour = GROUPS[number % len(GROUPS)]
         for run in group.runs:
-            steps, values = points(run, measure)
-            axis.plot(steps, values, color=colour, linewidth=THIN, alpha=0.4, marker=_marker(steps))
-        grid, means = group.curve(measure)
+            steps, scores = points(run)
+            axis.plot(steps, scores, color=colour, linewidth=THIN, alpha=0.4, marker=_marker(steps))
+        grid, means = group.curve()
         drawn = {"color": colour, "linewidth": THICK, "marker": _marker(grid), "markersize": 8}
         axis.plot(grid, [mean.mean for mean in means], label=_plain(group.title), **drawn)
         if means and means[0].low is not None:
             ends = [[getattr(mean, end) for mean in means] for end in ("low", "high")]
             axis.fill_between(grid, *ends, color=colour, alpha=0.15, linewidth=0)
-    if (limits := extent([value for group in together for value in group.values(measure)])) is not None:
+    if (limits := extent([score for group in together for score in group.scores()])) is not None:
         axis.set_ylim(limits)
     axis.set_xlabel(STEPS)
-    axis.set_ylabel(MEASURES[measure][0])
+    axis.set_ylabel(BEST)
     axis.legend(fontsize=8, edgecolor="none", framealpha=0.9)
     _tidy(axis)
 

@@ -9,7 +9,7 @@ import json
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from statistics import NormalDist
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from evorl.config.errors import shown
 from evorl.config.fields import leaves
-from evorl.report.data import Drawn, Generation
+from evorl.report.data import Drawn
 from evorl.tracking.tracker import thinned
 from evorl.types.outcomes import EvorlWarning
 
@@ -35,16 +35,6 @@ APART = ("seed", "run", "tracking", "checkpoint")
 NAMED = 3
 """The number of differing settings in a group's label; more only if labels need them to be distinct."""
 Floats = NDArray[np.float64]
-
-MEASURES: Mapping[str, tuple[str, Callable[[Generation], float | None]]] = {
-    "best": ("best agent so far", lambda row: row.elite_fitness),
-    "mean": ("mean fitness of the population", lambda row: row.mean_fitness),
-}
-
-
-def measures(runs: Sequence[Drawn]) -> list[str]:
-    """The measures by which these runs can be compared: the zero of ratings differs from run to run."""
-    return [name for name in MEASURES if name != "mean" or not any(run.is_rated for run in runs)]
 
 
 class Interval(NamedTuple):
@@ -184,37 +174,34 @@ class Group:
         """The label, with the name of its run or the number of its runs."""
         return f"{self.runs[0].name}: {self.label}" if len(self.runs) == 1 else f"{self.label} ({len(self.runs)} runs)"
 
-    def values(self, measure: str) -> Floats:
-        """Return the values [N] of a measure of all runs, in no order."""
-        return np.concatenate([points(run, measure)[1] for run in self.runs])
+    def scores(self) -> Floats:
+        """Return the scores [N] of all runs, in no order."""
+        return np.concatenate([points(run)[1] for run in self.runs])
 
-    def curve(self, measure: str) -> tuple[Floats, list[Interval]]:
+    def curve(self) -> tuple[Floats, list[Interval]]:
         """Return steps [N] and the confidence interval over seeds at each, up to the end of the shortest run.
 
-        Values are interpolated linearly between generations. A run that ended because it was solved keeps its best
-        agent, so for `best` only the others bound the curve. Runs without any value are left out.
+        Scores are interpolated linearly between generations. A run that ended because it was solved keeps its best
+        agent, so only the others bound the curve. Runs without any score are left out.
         """
-        measured = [(run, steps, values) for run in self.runs for steps, values in [points(run, measure)] if len(steps)]
+        measured = [(run, steps, scores) for run in self.runs for steps, scores in [points(run)] if len(steps)]
         if not measured:
             return np.zeros(0), []
-        curves = [(steps, values) for _, steps, values in measured]
+        curves = [(steps, scores) for _, steps, scores in measured]
         first = max(steps[0] for steps, _ in curves)
-        going_on = [
-            steps[-1] for run, steps, _ in measured if measure != "best" or run.summary.get("solved") is not True
-        ]
+        going_on = [steps[-1] for run, steps, _ in measured if run.summary.get("solved") is not True]
         last = min(going_on) if going_on else max(steps[-1] for steps, _ in curves)
         grid = np.unique(np.concatenate([steps for steps, _ in curves]))
         grid = grid[(grid >= first) & (grid <= last)]
-        rows = np.stack([np.interp(grid, steps, values) for steps, values in curves])
+        rows = np.stack([np.interp(grid, steps, scores) for steps, scores in curves])
         return grid, [interval(column.tolist()) for column in rows.T]
 
 
-def points(run: Drawn, measure: str) -> tuple[Floats, Floats]:
-    """Return steps [N] and values [N] of a measure, for the generations of a run that have a value."""
-    _, of = MEASURES[measure]
-    measured = [(row.agent_steps, value) for row in run.generations if (value := of(row)) is not None]
-    steps, values = np.array(thinned(measured, POINTS), dtype=np.float64).reshape(-1, 2).T
-    return steps, values
+def points(run: Drawn) -> tuple[Floats, Floats]:
+    """Return steps [N] and scores [N] of the best agent so far, for the generations of a run that have one."""
+    measured = [(row.agent_steps, row.elite_fitness) for row in run.generations if row.elite_fitness is not None]
+    steps, scores = np.array(thinned(measured, POINTS), dtype=np.float64).reshape(-1, 2).T
+    return steps, scores
 
 
 def groups(runs: Sequence[Drawn]) -> list[Group]:

@@ -17,7 +17,6 @@ from evorl.league.rating import Standings
 from evorl.report import figures
 from evorl.report.data import load, read_lives
 from evorl.report.page import compared, ends, page, path_rows
-from evorl.report.picture import draw
 from evorl.report.statistics import effects, groups, interval, quantile, result_interval
 from evorl.runs.reading.lineage import Stage
 from evorl.types.agents import INITIAL, Mutation
@@ -142,7 +141,7 @@ def test_seeds_are_one_group_and_other_settings_another(tmp_path):
     assert [len(seeds.runs), len(alone.runs)] == [4, 1]
     assert seeds.title == "dqn on CartPole-v1: algorithm.learning_rate 0.001 (4 runs)"
     assert alone.title == "other: dqn on CartPole-v1: algorithm.learning_rate 0.005"
-    steps, means = seeds.curve("best")
+    steps, means = seeds.curve()
     assert steps.tolist() == [100, 200, 300, 400]
     assert [mean.mean for mean in means] == [22.5, 42.5, 45.5, 62.5]
     assert means[0].high == pytest.approx(22.5 + 3.182 * (5 / 3) ** 0.5 / 2, abs=1e-3)
@@ -166,15 +165,6 @@ def test_runs_of_one_seed_are_no_independent_samples(tmp_path):
     sibling = replace(branch, name="d", config={**branch.config, "seed": 9})
     with pytest.warns(EvorlWarning, match="^b, d: the same settings and the same origin, a, generation 2, so they are"):
         groups([branch, sibling])
-
-
-def test_ratings_of_different_runs_are_not_averaged(tmp_path):
-    made = [load(write_run(tmp_path / str(seed), {**CONFIG, "seed": seed})) for seed in (1, 2)]
-    assert "compare-mean" in page(made)
-    rated = [replace(run, config=run.config | {"evolution": {"fitness": {"rating": 1.0}}}) for run in made]
-    assert "compare-mean" not in page(rated)
-    with pytest.raises(UserError, match="--measure: ratings of different runs cannot be compared"):
-        draw(rated, tmp_path / "a.png", "mean")
 
 
 def test_labels_are_distinct_and_name_settings_in_full(tmp_path):
@@ -201,15 +191,14 @@ def test_labels_are_distinct_and_name_settings_in_full(tmp_path):
     assert len({group.label for group in groups(runs)}) == 6
 
 
-def test_a_curve_of_the_best_goes_on_where_a_run_has_ended_and_that_of_the_mean_does_not(tmp_path):
+def test_a_curve_of_the_best_goes_on_where_a_run_was_solved(tmp_path):
     short, long = write_run(tmp_path / "a", lives=LIVES[:4]), write_run(tmp_path / "b", {**CONFIG, "seed": 2})
     stopped, solved = (replace(load(short), summary={"solved": each}) for each in (False, True))
     (group,) = groups([solved, load(long)])
-    steps, means = group.curve("best")
+    steps, means = group.curve()
     assert (steps[-1], means[-1].mean) == (400, (40 + 60) / 2)
     (others,) = groups([stopped, load(long)])
-    assert others.curve("best")[0].tolist() == [100, 200], "it may have become better"
-    assert group.curve("mean")[0].tolist() == [100, 200]
+    assert others.curve()[0].tolist() == [100, 200], "it may have become better"
 
 
 GENERATIONS, AGENTS = 60, 8
