@@ -5,11 +5,8 @@ Subclass `Tracker` and register the class in `trackers.py` to add one.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
 import secrets
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -22,7 +19,7 @@ from evorl.config.fields import without
 from evorl.config.learning import Network
 from evorl.system.files import read_json, write_json
 from evorl.types.agents import Architecture, Mutation
-from evorl.types.outcomes import EvorlWarning, UserError
+from evorl.types.outcomes import UserError
 
 Row = Mapping[str, Any]
 """A line of `metrics.jsonl` or `lineage.jsonl`, or the content of `summary.json`."""
@@ -30,7 +27,6 @@ Points = Mapping[str, float]
 """Scalars by name, such as `losses/q_loss`; the part before the slash groups charts."""
 TRACKER_PATIENCE = 60.0
 """Seconds that a tracker may take to connect, and at the end to upload what is left."""
-RUN_ID = re.compile(r"[a-z0-9]{1,64}")
 Item = TypeVar("Item")
 
 
@@ -178,17 +174,9 @@ def run_id(directory: Path) -> str:
     """The id of the run in `directory` for W&B and Trackio, drawn at random once and stored in its `tracking.json`."""
     path = directory / "tracking.json"
     if path.exists():
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            if RUN_ID.fullmatch(id := read_json(path)["wandb"]):
-                return str(id)
-        warnings.warn(
-            f"{path}: holds no id of 1 to 64 lowercase letters and digits; the tracker gets a new run, with the whole "
-            "history",
-            EvorlWarning,
-            stacklevel=2,
-        )
+        return str(read_json(path)["wandb"])
     # A sweep agent waits for the run with the id that it passed.
-    swept = os.environ.get("WANDB_RUN_ID", "") if os.environ.get("WANDB_SWEEP_ID") else ""
-    drawn = swept if RUN_ID.fullmatch(swept) else secrets.token_hex(8)
+    swept = os.environ.get("WANDB_RUN_ID") if os.environ.get("WANDB_SWEEP_ID") else None
+    drawn = swept or secrets.token_hex(8)
     write_json(path, {"wandb": drawn})
     return drawn

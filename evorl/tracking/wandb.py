@@ -11,8 +11,7 @@ import contextlib
 import netrc
 import os
 import shlex
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 from urllib.parse import urlparse
@@ -34,12 +33,10 @@ from evorl.tracking.tracker import (
     with_words,
 )
 from evorl.types.agents import UNCHANGED
-from evorl.types.outcomes import FINISHED, STOPPED, EvorlWarning
+from evorl.types.outcomes import FINISHED, STOPPED
 
 Mode = Literal["online", "offline", "disabled", "shared"]
 SERVICE = "api.wandb.ai"
-LOST = ("HandleAbandonedError", "MailboxClosedError")
-"""Names of W&B errors raised when its helper process dies while a reply is pending."""
 FORMERLY = ("forge.coreweave.com",)
 """New hosts of the service formerly at `SERVICE`."""
 INTERNALS = ("time/", "actors/")
@@ -93,7 +90,6 @@ class WeightsAndBiases(Tracker):
             self._run = self._begun(directory, "offline")
         self._directory = directory
         self._paths = Paths()
-        self._takes_charts = True
         self._charted = 0
         self._defined: set[str] = set()
         self._run.define_metric("global_steps", hidden=True)
@@ -130,62 +126,36 @@ class WeightsAndBiases(Tracker):
         living = self._paths.add(record)
         if record.step < self._first:
             return
-        with self._without_lost_service():
-            points: dict[str, Any] = {self._name(name): value for name, value in record.points.items()}
-            if living and self._takes_charts and self._are_due(record.generation):
-                self._log_charts(living, record)
-            self._log(record.step, points)
+        points: dict[str, Any] = {self._name(name): value for name, value in record.points.items()}
+        if living and self._are_due(record.generation):
+            self._run.log(charts(living, record.points), step=max(record.step, self._next), commit=False)
+        self._log(record.step, points)
 
     def log_within(self, step: int, points: Points) -> None:
-        if step < self._first:
-            return
-        with self._without_lost_service():
+        if step >= self._first:
             self._log(step, {self._name(name): value for name, value in points.items()})
 
     def log_video(self, step: int, path: Path) -> None:
-        if step < self._first:
-            return
-        with self._without_lost_service():
+        if step >= self._first:
             self._log(step, {"video": self._wandb.Video(str(path))})
 
     def finish(self, summary: Mapping[str, Any], lineage: Sequence[Mapping[str, Any]]) -> None:
         data = [[cell(row[column]) for column in LINEAGE] for row in map(with_words, lineage)]
-        with self._without_lost_service():
-            try:
-                # Use the summary: logging a point would consume the step of a generation that may still be trained.
-                if Path(self._run.dir).is_dir():  # A table would make it anew, also where a run was moved away.
-                    self._run.summary["lineage"] = self._wandb.Table(columns=list(LINEAGE), data=data)
-                self._run.summary.update(dict(summary))
-                self._keep_elite()
-            finally:
-                # Without the code W&B would show a run that failed or was interrupted as finished.
-                self._run.finish(exit_code=int(summary.get("ended", FINISHED) not in (FINISHED, STOPPED)))
-
-    @contextlib.contextmanager
-    def _without_lost_service(self) -> Iterator[None]:
-        """Tear down W&B if its helper process is lost: otherwise it prints a traceback when Python exits."""
         try:
-            yield
-        except Exception as error:
-            if isinstance(error, ConnectionError) or type(error).__name__ in LOST:
-                with contextlib.suppress(Exception):
-                    self._wandb.teardown()
-            raise
+            # Use the summary: logging a point would consume the step of a generation that may still be trained.
+            if Path(self._run.dir).is_dir():  # A table would make it anew, also where a run was moved away.
+                self._run.summary["lineage"] = self._wandb.Table(columns=list(LINEAGE), data=data)
+            self._run.summary.update(dict(summary))
+            self._keep_elite()
+        finally:
+            # Without the code W&B would show a run that failed or was interrupted as finished.
+            self._run.finish(exit_code=int(summary.get("ended", FINISHED) not in (FINISHED, STOPPED)))
 
     def _are_due(self, generation: int) -> bool:
         """True if this generation uploads charts: uploading every time would cost quadratically many rows."""
         due = generation <= EACH or generation >= 1.05 * self._charted
         self._charted = generation if due else self._charted
         return due
-
-    def _log_charts(self, living: Sequence[Node], record: Record) -> None:
-        """Add the charts of all agents to the next logged step; they are uploaded separately and can fail alone."""
-        try:
-            self._run.log(charts(living, record.points), step=max(record.step, self._next), commit=False)
-        except Exception as error:
-            self._takes_charts = False
-            what = f"W&B rejected the table of agents, so no more are sent: {str(error)[:300]}"
-            warnings.warn(what, EvorlWarning, stacklevel=2)
 
     def _log(self, step: int, points: Mapping[str, Any]) -> None:
         """Log points at a W&B step beyond all others, so that points within a generation may be shifted slightly."""

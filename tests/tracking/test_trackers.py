@@ -15,7 +15,7 @@ from helpers.support import config, lines, train
 from tensorboard.backend.event_processing import plugin_event_accumulator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from evorl.tracking.tracker import Record, run_id
+from evorl.tracking.tracker import Record
 from evorl.tracking.trackers import TRACKERS, Trackers
 from evorl.types.outcomes import EvorlWarning
 
@@ -135,16 +135,6 @@ def test_tensorboard_forgets_what_is_rerun_and_learns_what_it_missed(tmp_path):
     assert scalars(late, "x") == [(10 * generation, -generation) for generation in range(1, 6)]
     finish(logged("tensorboard", late, HISTORY[:0], 2))
     assert scalars(late) == [(10, 1), (20, 2)], "a run without a checkpoint begins again"
-
-
-def test_a_damaged_run_id_is_drawn_anew_and_told(tmp_path):
-    path = tmp_path / "tracking.json"
-    path.write_bytes(b'{"wandb": "../x"}')
-    with pytest.warns(EvorlWarning, match=r"tracking\.json: .*the tracker gets a new run") as caught:
-        drawn = run_id(tmp_path)
-    assert len(caught) == 1
-    assert re.fullmatch("[a-z0-9]{1,64}", drawn)
-    assert run_id(tmp_path) == drawn
 
 
 class Failing:
