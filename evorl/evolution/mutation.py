@@ -23,46 +23,38 @@ from evorl.networks.parameters import (
     importance,
     initialise,
     joined,
-    newborn_exp_avg_sq,
     shrink,
 )
 from evorl.networks.stack import NetworkSpec
-from evorl.types.agents import EXP_AVG, EXP_AVG_SQ, Agent, Architecture, Mutation
+from evorl.types.agents import EXP_AVG_SQ, Agent, Architecture, Mutation
 
 Networks = Mapping[str, NetworkSpec]
 UNIT_STEPS, CHANNEL_STEPS = (16, 32), (8, 16)
 """The numbers of units of a layer or a recurrent cell, and of channels of a convolution, that one mutation adds or
 removes."""
-MIN_LAYERS = 1
-"""The fewest hidden layers that mutations leave."""
 MIN_CHANNELS, MAX_CHANNELS = 8, 128
 """The range of the channels of a convolution that mutations change."""
 MAX_CONVOLUTIONS = 6
 """The maximum number of convolutional layers that mutations may reach."""
 DEPTH = ".residual_layers"
 """Ends the target of a mutation that adds or removes a residual layer after a layer."""
-MERGED = "merged into the next"
-"""Recorded in place of a size for a hidden layer that was merged away."""
 
 
 def mutate_layers(
     agent: Agent, networks: Networks, limits: ArchitectureLimits, rng: np.random.Generator
 ) -> Mutation | None:
-    """Add or remove one hidden or convolutional layer of one network; return None if the limits allow neither."""
+    """Add or remove one residual layer of one network; return None if the limits allow neither."""
     choices: list[Callable[[], Mutation]] = []
     for name in networks:
         shape = agent.architectures[name]
         hidden = {f"hidden.{index}": depth for index, depth in enumerate(shape.residual_layers)}
         images = {f"channels.{index}": layer.residual_layers for index, layer in enumerate(shape.convolutions)}
-        bounds = (hidden, MIN_LAYERS, limits.max_layers), (images, 0, MAX_CONVOLUTIONS)
-        for depths, fewest, most in bounds:
-            count, residual = len(depths) + sum(depths.values()), [group for group, depth in depths.items() if depth]
-            if depths and count < most:
+        for depths, most in ((hidden, limits.max_layers), (images, MAX_CONVOLUTIONS)):
+            residual = [group for group, depth in depths.items() if depth]
+            if depths and len(depths) + sum(depths.values()) < most:
                 choices.append(partial(add_layer, agent, networks, name, str(rng.choice(list(depths))), rng))
-            if residual and count > fewest:
+            if residual:
                 choices.append(partial(remove_residual_layer, agent, networks, name, str(rng.choice(residual))))
-            elif depths is hidden and len(hidden) > 1 and count > fewest:
-                choices.append(partial(merge_layer, agent, networks, name, int(rng.integers(len(hidden) - 1))))
     return choices[rng.integers(len(choices))]() if choices else None
 
 
@@ -125,31 +117,6 @@ def remove_residual_layer(agent: Agent, networks: Networks, name: str, group: st
         for role, tensors in agent.tensors[name].items()
     }
     return _depth(agent, networks, name, group, -1)
-
-
-def merge_layer(agent: Agent, networks: Networks, name: str, index: int) -> Mutation:
-    """Remove hidden layer `index`, which must not be the last: the next layer takes the product of both weights.
-
-    The activation between them is lost and, with layer norm, the removed layer's normalisation, gain and shift. Adam's
-    moments of the product start like those of all new weights, with the mean square of the next layer, which passed on
-    the same gradient.
-    """
-    network, old = networks[name].network, agent.architectures[name]
-    specs = network.specs(old)
-    for role, tensors in agent.tensors[name].items():
-        left, merged = network.without_layer(old, index, tensors)
-        for key, next_key in merged.items():
-            if role == EXP_AVG:
-                left[key] = torch.zeros_like(left[key])
-            elif role == EXP_AVG_SQ:
-                left[key] = newborn_exp_avg_sq(left[key], [tensors[next_key]], specs[next_key].branches)
-        agent.tensors[name][role] = left
-    agent.architectures[name] = replace(
-        old,
-        hidden_sizes=old.hidden_sizes[:index] + old.hidden_sizes[index + 1 :],
-        residual_layers=old.residual_layers[:index] + old.residual_layers[index + 1 :],
-    )
-    return Mutation("architecture", f"{_of(name, networks)}hidden.{index}", old.hidden_sizes[index], MERGED)
 
 
 def _depth(agent: Agent, networks: Networks, name: str, group: str, change: int) -> Mutation:

@@ -115,14 +115,6 @@ def initialise(specs: Specs, sizes: Mapping[str, int], generator: torch.Generato
     return {name: spec.filled(spec.fill, sizes, generator) for name, spec in specs.items()}
 
 
-def moved_up(name: str, index: int) -> str:
-    """Rename a parameter for the removal of hidden layer `index`: later hidden layers move up."""
-    kind, number, *rest = name.split(".")
-    if kind == "hidden" and int(number) > index:
-        return ".".join((kind, str(int(number) - 1), *rest))
-    return name
-
-
 MOMENTS = (EXP_AVG, EXP_AVG_SQ)
 
 

@@ -87,14 +87,6 @@ class Network(ABC):
         """The shape (K, N) of one agent's recurrent state: K numbers for each of N units."""
         return 0, 0
 
-    def without_layer(self, architecture: Architecture, index: int, tensors: Tensors) -> tuple[Tensors, dict[str, str]]:
-        """Remove hidden layer `index`, which must not be the last, from one agent's `tensors` of one role.
-
-        Also return a mapping from each new tensor to the tensor of the next layer that it replaces, by name. Raises
-        ValueError if there is no next one.
-        """
-        raise ValueError("this network has no hidden layers to remove")
-
 
 @dataclass(frozen=True)
 class TargetRule(ABC):

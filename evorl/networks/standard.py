@@ -22,7 +22,7 @@ from evorl.networks.dense import DenseLayer, DensePlan, dense
 from evorl.networks.flat import FirstBranches, Weights
 from evorl.networks.image import ImageEncoder
 from evorl.networks.kernel import KernelPlan, fits, kernel_dense
-from evorl.networks.parameters import HIDDEN_GAIN, NEAR_ZERO_GAIN, Fill, ParameterSpec, Specs, moved_up
+from evorl.networks.parameters import HIDDEN_GAIN, NEAR_ZERO_GAIN, Fill, ParameterSpec, Specs
 from evorl.networks.recurrent import CELLS, recur
 from evorl.networks.stack import SIGMA, Layout, Network, layer_of
 from evorl.types.agents import FEATURES, Architecture, Head
@@ -155,29 +155,6 @@ class StandardNetwork(Network):
             read = [torch.zeros_like(row) if branch in branches else row for branch, row in enumerate(rows)]
             seen[name] = torch.stack(read, 1).view_as(p[name])
         return p.replaced(seen)
-
-    def without_layer(self, architecture: Architecture, index: int, tensors: Tensors) -> tuple[Tensors, dict[str, str]]:
-        """Merge the layer and the next one into their product, a single linear map.
-
-        This loses the activation between them and, with layer norm, the removed layer's normalisation, gain and shift.
-        """
-        if index + 1 >= len(architecture.hidden_sizes):
-            raise ValueError(f"there is no hidden layer after hidden.{index} that could take its weights")
-        gone, follower = f"hidden.{index}", f"hidden.{index + 1}"
-        others = {name: value for name, value in tensors.items() if not name.startswith(f"{gone}.")}
-        new: Tensors = {}
-        if f"{follower}.weight" in others:
-            specs, sizes = self.specs(architecture), architecture.sizes()
-            weight, bias = others.pop(f"{follower}.weight"), others.pop(f"{follower}.bias")
-            second = weight.view(specs[f"{follower}.weight"].matrix(sizes))
-            for name in (name for name in tensors if name.startswith(f"{gone}.weight")):
-                product = tensors[name].reshape(specs[name].matrix(sizes)) @ second
-                reads = specs[name].shape(sizes)[specs[name].branches is not None : -1]
-                new[name] = product.view(*weight.shape[:-2], *reads, -1)
-            first_bias = tensors[f"{gone}.bias"].reshape(specs[f"{gone}.bias"].matrix(sizes))
-            new[f"{gone}.bias"] = (first_bias @ second).view_as(bias) + bias
-        replaced = {name: f"{follower}.{name.split('.')[2]}" for name in new}
-        return {moved_up(name, index): value for name, value in others.items()} | new, replaced
 
     def _branches(self, architecture: Architecture, index: int | None = None) -> int | None:
         """The number of branches of hidden layer `index`, or the recurrent cell if None; None if all heads share it."""
@@ -318,23 +295,6 @@ class NoisyNetwork(StandardNetwork):
                     *axes, "ones", branches=spec.branches, gain=gain, branch=spec.branch
                 )
         return specs | scales
-
-    def without_layer(self, architecture: Architecture, index: int, tensors: Tensors) -> tuple[Tensors, dict[str, str]]:
-        """If the next layer is noisy, the product of the two weights keeps the variance due to that noise.
-
-        The variances are the product of the squared weights and the squared scales.
-        """
-        means = {name: value for name, value in tensors.items() if not name.startswith(SIGMA)}
-        scales = {name.removeprefix(SIGMA): value for name, value in tensors.items() if name.startswith(SIGMA)}
-        left, replaced = super().without_layer(architecture, index, means)
-        gone = set(replaced.values())
-        left |= {SIGMA + moved_up(name, index): value for name, value in scales.items() if name not in gone}
-        if gone & scales.keys():
-            squares = {name: scales.get(name, value).square() for name, value in means.items()}
-            variances, _ = super().without_layer(architecture, index, squares)
-            left |= {SIGMA + name: variances[name].sqrt() for name in replaced}
-            replaced |= {SIGMA + name: SIGMA + old for name, old in replaced.items()}
-        return left, replaced
 
 
 def standard_network(

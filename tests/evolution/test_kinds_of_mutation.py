@@ -10,7 +10,6 @@ from helpers.support import agent, check_tensors, first_architecture, population
 
 from evorl.config import ArchitectureLimits
 from evorl.evolution import mutation as operations
-from evorl.networks import dense
 from evorl.networks.parameters import MOMENTS
 
 CRITICS = pytest.mark.parametrize("critic", ["separate", "shared"])
@@ -111,7 +110,7 @@ def test_a_long_chain_of_mutations_stays_inside_the_limits_and_consistent(critic
     for step in range(150):
         mutate = operations.mutate_layers if rng.random() < 0.4 else operations.mutate_units
         change = mutate(member, algorithm.networks, limits, rng)
-        layers = change.target.endswith(".residual_layers") or change.after == operations.MERGED
+        layers = change.target.endswith(".residual_layers")
         seen.add(change.target.split(".")[0] + (" layer" if layers else ""))
         shape = member.architectures["policy"]
         assert 1 <= shape.layers <= 3
@@ -126,40 +125,6 @@ def test_a_long_chain_of_mutations_stays_inside_the_limits_and_consistent(critic
                 value.isfinite().all() for value in group.to_agents()[0].tensors["policy"]["parameters"].values()
             )
     assert {"hidden", "channels", "recurrent", "hidden layer", "channels layer"} <= seen
-
-
-@CRITICS
-@pytest.mark.parametrize("index", [0, 1])
-def test_two_layers_with_the_identity_between_them_become_their_product(index, critic, monkeypatch):
-    monkeypatch.setitem(dense.ACTIVATIONS, "relu", lambda x: x)
-    algorithm = made("ppo", f"algorithm.critic={critic}", "run.kernel=false", observations=OBSERVATIONS["dict"])
-    shape = replace(
-        first_architecture(algorithm), hidden_sizes=(16, 12, 10), residual_layers=(index, 0, 1), activation="relu"
-    )
-    member = agent(shape, dqn=algorithm)
-    before = heads(algorithm, member)
-    operations.merge_layer(member, algorithm.networks, "policy", index)
-    assert member.architectures["policy"].hidden_sizes == ((12, 10) if index == 0 else (16, 10))
-    assert member.architectures["policy"].residual_layers == (index, 1)
-    torch.testing.assert_close(heads(algorithm, member), before)
-
-
-@CRITICS
-def test_only_the_product_forgets_its_moments(critic):
-    algorithm, member = trained(f"algorithm.critic={critic}", residual_layers=(1, 1))
-    before = {role: dict(member.tensors["policy"][role]) for role in MOMENTS}
-    operations.merge_layer(member, algorithm.networks, "policy", 0)
-    moved = {f"hidden.0.residual.0.{what}": f"hidden.1.residual.0.{what}" for what in ("weight", "bias", "scale")}
-    for role in MOMENTS:
-        tensors = member.tensors["policy"][role]
-        product = {f"hidden.0.weight.{part}" for part in algorithm.interface.parts} | {"hidden.0.bias"}
-        assert product <= tensors.keys()
-        for name, value in tensors.items():
-            if name in product:
-                assert value.any() == (role == "square"), name
-            else:
-                assert value.any(), name
-                assert torch.equal(value, before[role][moved.get(name, name)]), name
 
 
 def test_a_layer_norm_counts_all_units_that_are_left():

@@ -30,8 +30,6 @@ def test_specs_and_forward_are_enough():
     outputs, state = network.forward(LAYOUT, p, x, None)
     torch.testing.assert_close(outputs["y"], x["observation"] @ p["weight"])
     assert state is None
-    with pytest.raises(ValueError, match="no hidden layers"):
-        network.without_layer(shape, 0, p)
 
 
 def test_a_network_without_forward_is_none():

@@ -282,7 +282,7 @@ def test_agents_share_a_stack_where_all_their_networks_are_of_one_kind(algorithm
     monkeypatch.setattr("evorl.networks.stack.STACK_OVERHEAD", 10**9)
     agents = family(algorithm)
     for member in agents[1:3]:
-        operations.merge_layer(member, algorithm.networks, "critics", 0)
+        member.architectures["critics"] = replace(member.architectures["critics"], activation="tanh")
     policy = population(agents, algorithm).policy
     assert sorted(sorted(policy.places(stack)) for stack in policy.stacks) == [[0, 3, 4], [1, 2]]
     for stack in policy.stacks:
