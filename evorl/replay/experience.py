@@ -115,7 +115,7 @@ class UpdateSchedule:
 
     def __init__(self, learn_step: NDArray[np.float64], debt: NDArray[np.float64]) -> None:
         self._learn_step = learn_step
-        self._debt = np.clip(debt, 0.0, 1.0)  # A checkpoint file may hold a value out of range.
+        self._debt = debt
         self.steps = np.zeros_like(learn_step)
         """The environment steps [P] whose updates have been handed out."""
 

@@ -13,7 +13,7 @@ from evorl.envs.spaces import EnvSpec
 from evorl.replay.batches import BatchBuilder, Returns, SequenceBuilder
 from evorl.replay.observations import ObservationStatistics
 from evorl.replay.prioritised import PrioritisedSampler, PriorityTree
-from evorl.replay.replay import ReceivedTransitions, ReplayExperience
+from evorl.replay.replay import ReplayExperience
 from evorl.replay.samplers import Sampler, UniformSampler
 from evorl.replay.storage import Field, Storage
 from evorl.system.processes import check_room
@@ -68,7 +68,7 @@ def replay_experience(
         )
     parts = {name: interface.parts[name] for name in normalized}
     statistics = ObservationStatistics(parts, placement.gather_copies, stopwatch, sharing if replay.shared else 1)
-    return (ReplayExperience if config.actors is None else ReceivedTransitions)(
+    return ReplayExperience(
         storage,
         builder,
         sampler,

@@ -117,6 +117,18 @@ class ReplayExperience(Experience):
             when = "in the very first step" if self.storage.written == 1 else "in every step that replay.capacity keeps"
             raise UserError(f"environment.id: every environment failed {when}")
 
+    def extend(self, message: RolloutMemory) -> None:
+        """Store an actor's rollout, with initial priorities from its errors.
+
+        It does not continue the previous rollout, which may be another actor's: n-step windows end with it.
+        """
+        with self._stopwatch("receiving"):
+            self.storage.break_lanes()
+            for transition, output in _transitions_of(message):
+                self.add(transition, output)
+            errors = message.columns([ERROR])[ERROR].transpose(0, 1).flatten(1)
+            self.sampler.insert(errors.double().numpy())
+
     def take_batches(self) -> Iterator[Batch]:
         """Count the steps since the last call over all ranks, and yield the batches that they make due."""
         steps = self._sync_steps()
@@ -204,22 +216,6 @@ class ReplayExperience(Experience):
         counters = {"steps": self._schedule.steps, "made": self._steps, "sizes": self._sizes}
         tensors = {name: torch.from_numpy(values.copy()) for name, values in counters.items()}
         return tensors | numbers_to_tensors(full=int(self._full))
-
-
-class ReceivedTransitions(ReplayExperience):
-    """A replay of rollouts that arrive one after the other, each on an actor's lanes.
-
-    A rollout does not continue the previous one, which may be another actor's: n-step windows end with it.
-    """
-
-    def extend(self, message: RolloutMemory) -> None:
-        """Store an actor's rollout, with initial priorities from its errors."""
-        with self._stopwatch("receiving"):
-            self.storage.break_lanes()
-            for transition, output in _transitions_of(message):
-                self.add(transition, output)
-            errors = message.columns([ERROR])[ERROR].transpose(0, 1).flatten(1)
-            self.sampler.insert(errors.double().numpy())
 
 
 def _transitions_of(message: RolloutMemory) -> Iterator[tuple[Transition, PolicyOutput]]:

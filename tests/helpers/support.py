@@ -263,7 +263,6 @@ def replay_experience(
     part=0,
     rank=0,
     split_batches=False,
-    kind=ReplayExperience,
     **settings,
 ):
     """The experience of this storage: single transitions, drawn alike, unless `builder` or `sampler` say otherwise."""
@@ -271,7 +270,7 @@ def replay_experience(
     place = {"seed": 0, "rank": rank, "part": part, "split_batches": split_batches}
     stopwatch = Stopwatch()
     nothing = ObservationStatistics({}, settings["gather"], stopwatch)
-    return kind(
+    return ReplayExperience(
         storage, builder or BatchBuilder(storage), sampler or UniformSampler(storage, **place), nothing,
         stopwatch=stopwatch, split_batches=split_batches, **settings,
     )  # fmt: skip

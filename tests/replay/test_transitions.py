@@ -14,7 +14,6 @@ from evorl.config.off_policy import EpsilonLadder, NoiseLadder
 from evorl.envs import Environments
 from evorl.population import Policy, initial_population
 from evorl.replay.prioritised import EPSILON
-from evorl.replay.replay import ReceivedTransitions
 from evorl.seeding import torch_generator
 from evorl.types.outcomes import UserError
 
@@ -63,8 +62,7 @@ def receiving(rows):
     """A replay for the lanes of an actor, and the sampler of its priorities."""
     storage = replay_of(rows, P * E, vector(4))
     sampler = sampler_of(storage, settings=PRIORITIES)
-    kind = {"kind": ReceivedTransitions, "period": T}
-    return replay_experience(storage, sampler=sampler, learning_starts=1, lockstep=False, **kind), sampler
+    return replay_experience(storage, sampler=sampler, learning_starts=1, lockstep=False, period=T), sampler
 
 
 def learner():
