@@ -111,10 +111,11 @@ def _setting(run: RunOverview, section: str, key: str) -> str:
 
 
 def lineage(parsed: argparse.Namespace) -> None:
-    from evorl.runs.reading.lineage import ancestry, reader_of
+    from evorl.config import validate
+    from evorl.runs.reading.lineage import ancestry
     from evorl.runs.storage.directory import load_elite
 
-    stages, use = ancestry(parsed.run), reader_of(load_elite(parsed.run)[0])
+    stages, use = ancestry(parsed.run), validate(load_elite(parsed.run)[0]).effective_value
     if origin := origin_of(read_overview(parsed.run)):
         print(on_one_line(origin))
     print("\n".join(lineage_table(stages, use)))

@@ -17,12 +17,13 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
+from evorl.config import validate
 from evorl.config.errors import on_one_line
 from evorl.config.fields import RATING
 from evorl.league.rating import Standings
 from evorl.runs.agents.comparison import Pair
 from evorl.runs.agents.elite import Score
-from evorl.runs.reading.lineage import Stage, ancestors, reader_of, stage_of
+from evorl.runs.reading.lineage import Stage, ancestors, stage_of
 from evorl.runs.reading.read import read_overview
 from evorl.runs.storage.checkpoint_files import STATE, Checkpoints
 from evorl.runs.storage.directory import LINEAGE, METRICS
@@ -193,8 +194,11 @@ class Drawn(Lives):
 
     @cached_property
     def use(self) -> Callable[[str, float], float]:
-        """The function (name, stored value) -> value that training used."""
-        return reader_of(self.config)
+        """The function (name, stored value) -> value that training used; unchanged if the configuration is damaged."""
+        try:
+            return validate(self.config).effective_value
+        except UserError:
+            return lambda name, value: value
 
     def setting(self, path: str) -> Any:
         """Return a setting by its dotted path, such as `environment.id`, or None if there is no such setting.

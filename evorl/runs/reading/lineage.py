@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from evorl.config import validate
 from evorl.config.errors import on_one_line, shown
 from evorl.runs.storage.directory import LINEAGE, METRICS, load_elite
 from evorl.runs.storage.json_lines import JsonLines, Row
@@ -80,15 +79,3 @@ def stage_of(row: Row, path: Path) -> Stage:
     except (ValidationError, KeyError) as error:
         where = f"{path}: agent {shown(row.get('id'))} in generation {shown(row['generation'])}"
         raise UserError(f"{where}: cannot be read: {on_one_line(str(error))[:200]}") from error
-
-
-def reader_of(data: Mapping[str, Any]) -> Callable[[str, float], float]:
-    """A function (name, value) -> value that converts a stored hyperparameter to the value training uses.
-
-    If the configuration `data` cannot be validated, for example because its algorithm is not installed here, values
-    are returned unchanged.
-    """
-    try:
-        return validate(data).effective_value
-    except UserError:
-        return lambda name, value: value
