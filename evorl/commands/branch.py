@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -37,13 +38,11 @@ from evorl.system.console import say
 from evorl.system.files import (
     CHECKPOINTS,
     LOCK,
-    Lock,
     file_errors,
     json_bytes,
     make_directory,
+    make_subdirectory,
     read_lines,
-    refuse_links,
-    remove,
     sync_directory,
     write_atomically,
 )
@@ -207,18 +206,15 @@ def _change(name: str, agents: Sequence[Agent], begun: AnyConfig, config: AnyCon
 def copy(run: Path, new: Path, config: AnyConfig, generation: int, files: Mapping[str, bytes]) -> None:
     """Write the new run beside its place and rename it, so that it is there as a whole or not at all.
 
-    It has these `files` in place of the checkpoint's; of those, one is in memory at a time. Raises UserError if another
-    process makes a run of this name, or if the disk fails.
+    It has these `files` in place of the checkpoint's; of those, one is in memory at a time. Raises UserError if the
+    disk fails.
     """
-    source, partial = Checkpoints(run / CHECKPOINTS, keep=1), new.with_name(f".{new.name}.partial")
+    source = Checkpoints(run / CHECKPOINTS, keep=1)
     with file_errors(new, "NEW: cannot write to "):
-        refuse_links(partial)
-        make_directory(partial)
-        lock = Lock(partial, wait=1.0)
-        try:
-            for rest in partial.iterdir():  # Of a process that was killed.
-                if rest.name != LOCK:
-                    remove(rest)
+        make_directory(new.parent)
+        with tempfile.TemporaryDirectory(prefix=f".{new.name}.", dir=new.parent) as folder:
+            partial = Path(folder) / new.name
+            make_subdirectory(partial)
             directory = RunDirectory(partial, config.checkpoint.keep)
             for name in (METRICS, LINEAGE):
                 if (run / name).exists():
@@ -230,12 +226,5 @@ def copy(run: Path, new: Path, config: AnyConfig, generation: int, files: Mappin
             }
             directory.checkpoints.complete(generation, entries)
             write_atomically(partial / CONFIG, config.to_yaml().encode())
-            if os.path.lexists(new):
-                raise UserError(f"NEW: {from_here(new)} exists already; choose another name")
             partial.rename(new)
             sync_directory(new.parent)
-        except BaseException:
-            remove(partial)
-            raise
-        finally:
-            lock.release()
