@@ -28,7 +28,7 @@ from evorl.runs.storage.directory import (
     plain_name,
 )
 from evorl.system.console import aligned, digits, say
-from evorl.system.files import read_owner
+from evorl.system.files import LOCK, read_object
 from evorl.system.processes import usable_cores
 from evorl.types.outcomes import RunFailed, UserError
 
@@ -134,7 +134,7 @@ def processes_for(run: Path, asked: int | None) -> int:
 
 def _ranks_of(run: Path) -> int:
     """Return the number of ranks that last trained a run, which the owner of its lock has recorded, or 1."""
-    ranks = read_owner(run).get("ranks")
+    ranks = read_object(run / LOCK).get("ranks")
     return ranks if isinstance(ranks, int) and ranks > 0 else 1
 
 

@@ -80,6 +80,14 @@ def read_json(path: Path) -> Any:
         raise ValueError("it is nested too deeply") from error
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if there is none that can be read."""
+    with contextlib.suppress(OSError, ValueError):
+        value = read_json(path)
+        return value if isinstance(value, dict) else {}
+    return {}
+
+
 def make_directory(path: Path, fresh: bool = False) -> None:
     """Create a directory and its parents, durably. Raises FileExistsError if it exists and must be `fresh`."""
     missing = [directory for directory in (path, *path.parents) if not directory.exists()]
@@ -251,7 +259,7 @@ class Lock:
         try:
             while not _flock(self._file, fcntl.LOCK_EX):
                 if time.monotonic() > deadline:
-                    holder = read_owner(directory)
+                    holder = read_object(self.path)
                     raise UserError(
                         f"run.name: {directory} is in use by process {holder.get('pid', '?')} on "
                         f"{holder.get('host', 'an unknown host')}; wait for its end or choose another name"
@@ -311,11 +319,3 @@ def size_of(path: Path) -> int:
             with contextlib.suppress(OSError):  # A training run may be removing old checkpoints.
                 size += (Path(folder) / name).lstat().st_size
     return size
-
-
-def read_owner(directory: Path) -> dict[str, Any]:
-    """The current or last owner of a directory's lock, or an empty dictionary if unknown."""
-    with contextlib.suppress(OSError, ValueError, UserError):
-        owner = read_json(directory / LOCK)
-        return owner if isinstance(owner, dict) else {}
-    return {}

@@ -216,7 +216,7 @@ def test_resume_with_annealing_refuses_other_max_steps(in_directory, capsys):
 HOLD = """
 import sys, time
 from pathlib import Path
-from evorl.system.files import Lock, is_locked, read_owner
+from evorl.system.files import Lock, is_locked
 lock = Lock(Path(sys.argv[1]), 0)
 lock.sign({"host": "here", "pid": 1})
 print("held", flush=True)

@@ -15,7 +15,7 @@ from evorl.config.errors import nearest
 from evorl.config.fields import leaves
 from evorl.runs.storage.directory import ELITE_FACTS, LINEAGE, METRICS, SUMMARY, from_here, saved_settings
 from evorl.runs.storage.json_lines import JsonLines, Row
-from evorl.system.files import file_errors, read_json
+from evorl.system.files import file_errors, read_object
 from evorl.types.outcomes import UserError
 
 
@@ -67,7 +67,7 @@ def read_overview(path: Path) -> RunOverview:
     config = saved_settings(path)
     with file_errors(path):
         last = JsonLines(path / METRICS).last() or {}
-        return RunOverview(path, config, last, _object(path / ELITE_FACTS), _object(path / SUMMARY))
+        return RunOverview(path, config, last, read_object(path / ELITE_FACTS), read_object(path / SUMMARY))
 
 
 def read_run(path: str | Path) -> RunRecord:
@@ -109,11 +109,3 @@ def _number(value: Any) -> float:
     with contextlib.suppress(OverflowError):
         return float(value) if isinstance(value, int | float) else np.nan
     return np.nan
-
-
-def _object(path: Path) -> Row:
-    """Read the object in a JSON file; empty if the file is missing, incomplete or not an object."""
-    with contextlib.suppress(ValueError, FileNotFoundError):
-        value = read_json(path)
-        return value if isinstance(value, dict) else {}
-    return {}

@@ -32,8 +32,7 @@ from evorl.system.files import (
     make_directory,
     make_subdirectory,
     read_bytes,
-    read_json,
-    read_owner,
+    read_object,
     reason,
     refuse_links_within,
     remove,
@@ -138,7 +137,7 @@ def owner_of(launch: Launch) -> dict[str, Any]:
 
 def has_used(launch: Launch, directory: Path) -> bool:
     """True if an earlier attempt of the same, restarted launch used the directory."""
-    return launch.restarted and read_owner(directory).get("launch") == launch.name
+    return launch.restarted and read_object(directory / LOCK).get("launch") == launch.name
 
 
 class RunDirectory:
@@ -188,7 +187,7 @@ class RunDirectory:
 
         reply = json.loads(ranks.from_main(claim, "the run directory"))
         path, problem = Path(reply["path"]), ""
-        if read_owner(path) != reply["owner"]:
+        if read_object(path / LOCK) != reply["owner"]:
             problem = (
                 f"run.directory: rank {ranks.rank} on {socket.gethostname()} does not see {path} of rank 0 on "
                 f"{reply['owner']['host']}; all hosts need one directory, on a file system that they share"
@@ -267,9 +266,7 @@ class RunDirectory:
         """
         if self.checkpoints.generations():
             return
-        has_finished = False
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, UserError):
-            has_finished = read_json(self.path / SUMMARY)["ended"] in (FINISHED, STOPPED)
+        has_finished = read_object(self.path / SUMMARY).get("ended") in (FINISHED, STOPPED)
         if any(row["generation"] > 1 or has_finished for row in self.metrics.rows()):
             raise UserError(
                 f"run.resume: {self.path} has been trained before, but has no checkpoint; nothing was changed; choose "
