@@ -19,6 +19,10 @@ from evorl.system.streams import reader_has_gone
 
 HELP = ("-h", "--help")
 VERSION = ("-V", "--version")
+WORDS = "words"
+"""Name of the positional arguments that select a configuration: an algorithm or a file, and `key.path=value`."""
+OVERRIDES = "overrides"
+"""Name of the positional arguments that are all `key.path=value`."""
 
 MAY_CHANGE = (
     "those of run, training, tracking and checkpoint, population.placement, environment.max_restarts, "
@@ -181,7 +185,7 @@ def _words(parser: argparse.ArgumentParser) -> None:
     from evorl.config.yaml import shipped_names
 
     parser.add_argument(
-        "words",
+        WORDS,
         nargs="*",
         metavar="ALGORITHM | FILE | key.path=value",
         help=f"a shipped configuration ({', '.join(shipped_names())}; default: dqn) or a YAML file, and settings that "
@@ -227,7 +231,7 @@ def _resume(parser: argparse.ArgumentParser) -> None:
 
 
 def _continuation(parser: argparse.ArgumentParser, settings: str = "settings to change") -> None:
-    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help=settings)
+    parser.add_argument(OVERRIDES, nargs="*", metavar="key.path=value", help=settings)
     parser.add_argument("--processes", type=count, help="number of processes (default: as many as trained the agent)")
     parser.add_argument("--program", type=Path, metavar="FILE", help="the program that trained the run, if your own")
     _verbose(parser)
@@ -281,6 +285,7 @@ def _plot(parser: argparse.ArgumentParser) -> None:
 
 def _lineage(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, help="the run's directory")
+    parser.add_argument("--settings", action="store_true", help="print the hyperparameters in each generation")
 
 
 def _list(parser: argparse.ArgumentParser) -> None:
@@ -320,6 +325,10 @@ def _check(parser: argparse.ArgumentParser) -> None:
         help="its keyword arguments, as in environment.kwargs; with environment. in front, other settings",
     )
     parser.add_argument("--steps", type=count, default=1000, metavar="N", help="number of random steps (default: 1000)")
+
+
+def _completion(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="your shell")
 
 
 COMMANDS: Mapping[str, Command] = {
@@ -390,10 +399,10 @@ COMMANDS: Mapping[str, Command] = {
         ),
     ),
     "lineage": Command(
-        "print the best agent's ancestors and mutations",
+        "print the best agent's ancestors and mutations, or its hyperparameters in each generation",
         "inspect:lineage",
         _lineage,
-        ("evorl lineage runs/my-run",),
+        ("evorl lineage runs/my-run", "evorl lineage runs/my-run --settings"),
     ),
     "list": Command(
         "list the runs in a directory, with their progress and how they ended",
@@ -432,6 +441,16 @@ COMMANDS: Mapping[str, Command] = {
         "check:check",
         _check,
         ("evorl check CartPole-v1", "evorl check my_module:MyEnv size=8 --steps 10000"),
+    ),
+    "completion": Command(
+        "print the completion script of a shell: commands, options, configurations and keys",
+        "completion:completion",
+        _completion,
+        (
+            "evorl completion bash > ~/.local/share/bash-completion/completions/evorl",
+            "evorl completion zsh > ~/.zfunc/_evorl",
+            "evorl completion fish > ~/.config/fish/completions/evorl.fish",
+        ),
     ),
 }
 """All commands, in the order of `evorl --help`."""

@@ -112,13 +112,13 @@ def _setting(run: RunOverview, section: str, key: str) -> str:
 
 def lineage(parsed: argparse.Namespace) -> None:
     from evorl.config import validate
-    from evorl.runs.reading.lineage import ancestry
+    from evorl.runs.reading.lineage import ancestry, table
     from evorl.runs.storage.directory import load_elite
 
     stages, use = ancestry(parsed.run), validate(load_elite(parsed.run)[0]).effective_value
     if origin := origin_of(read_overview(parsed.run)):
         print(on_one_line(origin))
-    print("\n".join(lineage_table(stages, use)))
+    print("\n".join(table(stages, use) if parsed.settings else lineage_table(stages, use)))
 
 
 def lineage_table(stages: Sequence[Stage], use: Callable[[str, float], float]) -> list[str]:

@@ -54,7 +54,7 @@ print([name for name in ("torch", "numpy", "pydantic", "yaml") if name in sys.mo
         f"0 evorl {evorl.__version__}",
         f"0 evorl {evorl.__version__}",
         "2 error: evorl: there is no command 'trian'; did you mean 'train'?",
-        "0 usage: evorl lineage [-h] run",
+        "0 usage: evorl lineage [-h] [--settings] run",
         "[]",
     ]
 

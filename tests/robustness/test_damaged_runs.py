@@ -96,6 +96,7 @@ TABLE = {
 COMMANDS = {
     "list": ("list", "runs"),
     "lineage": ("lineage", "runs/a"),
+    "lineage --settings": ("lineage", "runs/a", "--settings"),
     "evaluate": ("evaluate", "runs/a", "--episodes", "1"),
     "resume": ("resume", "runs/a", "training.max_steps=200"),
     "plot": ("plot", "runs/a", "-o", "plot.svg"),

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 from helpers.support import lines
 
+from evorl.commands.command import run_command
 from evorl.runs.reading.lineage import SAME, ancestry
 from evorl.types.agents import Mutation
 from evorl.types.outcomes import UserError
@@ -44,6 +45,16 @@ def test_ancestry_tells_a_mutation_only_at_birth(run):
     metrics = lines(run / "metrics.jsonl")
     (run / "metrics.jsonl").write_text(json.dumps(metrics[-1] | {"elite_generation": 3}) + "\n")
     assert [stage.mutation.kind for stage in ancestry(run)] == ["initial", "parameters", "none"]
+
+
+def test_lineage_settings_shows_each_stage_and_mutation(run, capsys):
+    run_command(["lineage", str(run), "--settings"])
+    shown = capsys.readouterr().out.splitlines()
+    stages = ancestry(run)
+    assert len(shown) == 1 + len(stages)
+    for line, stage in zip(shown[1:], stages, strict=True):
+        assert line.split()[:2] == [str(stage.generation), str(stage.id)]
+        assert stage.mutation == SAME or str(stage.mutation) in line
 
 
 def change(run, what):

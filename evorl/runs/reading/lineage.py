@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +14,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from evorl.config.errors import on_one_line, shown
 from evorl.runs.storage.directory import LINEAGE, METRICS, load_elite
 from evorl.runs.storage.json_lines import JsonLines, Row
+from evorl.system.console import aligned, digits
 from evorl.types.agents import Architecture, Measured, Mutation, Number, Words
 from evorl.types.outcomes import UserError
 
@@ -79,3 +81,20 @@ def stage_of(row: Row, path: Path) -> Stage:
     except (ValidationError, KeyError) as error:
         where = f"{path}: agent {shown(row.get('id'))} in generation {shown(row['generation'])}"
         raise UserError(f"{where}: cannot be read: {on_one_line(str(error))[:200]}") from error
+
+
+def table(stages: Sequence[Stage], use: Callable[[str, float], float]) -> list[str]:
+    """The stages as a text table: the mutation, and the hyperparameters that ever changed.
+
+    `use` converts stored hyperparameters to the values training uses.
+    """
+    names = [
+        name for name in stages[0].hyperparameters if len({stage.hyperparameters.get(name) for stage in stages}) > 1
+    ]
+    rows = [("generation", "agent", "fitness", *names, "what changed")]
+    for stage in stages:
+        fitness = "-" if stage.fitness is None else digits(stage.fitness)
+        values = (f"{use(name, stage.hyperparameters.get(name, math.nan)):.4g}" for name in names)
+        changed = "" if stage.mutation == SAME else on_one_line(str(stage.mutation.with_effective_values(use)))
+        rows.append((str(stage.generation), str(stage.id), fitness, *values, changed))
+    return aligned(rows)
