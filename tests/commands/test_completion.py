@@ -41,7 +41,6 @@ def test_bash_completes_commands_options_configurations_keys_and_files(tmp_path)
         ("resume", "runs", "checkpoint."),
         ("resume", "r"),
         ("plot", "pp"),
-        ("plot", "runs", "--measure", "''"),
         ("completion", "f"),
     ) == [
         set(COMMANDS),
@@ -53,7 +52,6 @@ def test_bash_completes_commands_options_configurations_keys_and_files(tmp_path)
         {f"{key}=" for key in keys() if key.startswith("checkpoint.")},
         {"runs"},
         set(),
-        {"best", "mean"},
         {"fish"},
     ]
 
