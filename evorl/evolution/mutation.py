@@ -175,11 +175,12 @@ def no_mutation(agent: Agent, context: Context, rng: np.random.Generator) -> Mut
 
 
 def mutate_architecture(agent: Agent, context: Context, rng: np.random.Generator) -> Mutation | None:
-    """Add or remove a layer of one network with probability `new_layer`, else resize a layer."""
+    """Add or remove a layer of one network with probability `new_layer` where the limits allow it; else resize one."""
     limits = context.settings.architecture
+    mutation = None
     if rng.random() < context.settings.mutation.new_layer:
-        return mutate_layers(agent, context.networks, limits, rng)
-    return mutate_units(agent, context.networks, limits, rng)
+        mutation = mutate_layers(agent, context.networks, limits, rng)
+    return mutation or mutate_units(agent, context.networks, limits, rng)
 
 
 def mutate_parameters(agent: Agent, context: Context, rng: np.random.Generator) -> Mutation | None:

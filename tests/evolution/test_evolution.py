@@ -482,3 +482,14 @@ def test_evolution_is_a_function_of_its_generator():
         results.append(([member.describe() for member in evolved], [member.tensors for member in evolved]))
     assert results[0][0] == results[1][0]
     torch.testing.assert_close(results[0][1], results[1][1], rtol=0, atol=0)
+
+
+def test_a_network_without_room_for_layers_changes_its_width():
+    made = algorithm("network.hidden_sizes=[16, 16, 16]")
+    (child,) = initial_population(config("network.hidden_sizes=[16, 16, 16]", "population.size=1"), made)
+    here = Context(
+        config("evolution.mutation.new_layer=1", "evolution.architecture.max_layers=3").evolution, made.networks
+    )
+    mutation = MUTATIONS["architecture"](child, here, np.random.default_rng(0))
+    assert mutation is not None
+    assert mutation.target.startswith("hidden.")
