@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from evorl.config import Network as NetworkSettings
 from evorl.config.learning import DEFAULT_CONVOLUTIONS, ConvolutionalLayer
@@ -15,24 +14,10 @@ from evorl.networks.stack import Network
 from evorl.networks.standard import standard_network
 from evorl.types.agents import Architecture, Branches, Convolution, Head
 
-
-class NetworkFactory(Protocol):
-    """Makes a network that reads `parts`, normalises the vectors named in `normalized`, and has these heads.
-
-    `noise` is the initial noise scale of noisy layers (arXiv 1706.10295), None without them. Raises UserError if the
-    network cannot do that.
-    """
-
-    def __call__(
-        self,
-        settings: NetworkSettings,
-        parts: ObservationSpecs,
-        heads: Sequence[Head],
-        normalized: Collection[str],
-        noise: float | None = None,
-    ) -> Network: ...
-
-
+NetworkFactory = Callable[[NetworkSettings, ObservationSpecs, Sequence[Head], Collection[str], float | None], Network]
+"""Makes a network (settings, parts, heads, normalized, noise): it reads `parts`, normalises the vectors named in
+`normalized`, and has these heads. `noise` is the initial noise scale of noisy layers (arXiv 1706.10295), None without
+them. Raises UserError if the network cannot do that."""
 NETWORKS: Mapping[str, NetworkFactory] = {"standard": standard_network, "module": module_network}
 
 

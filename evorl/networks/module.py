@@ -101,7 +101,7 @@ def module_network(
     parts: ObservationSpecs,
     heads: Sequence[Head],
     normalized: Collection[str],
-    noise: float | None = None,
+    noise: float | None,
 ) -> ModuleNetwork:
     """The network of `network.factory`. Raises UserError if it does not map one part to the heads' outputs."""
     if settings.bf16:

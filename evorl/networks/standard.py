@@ -302,7 +302,7 @@ def standard_network(
     parts: ObservationSpecs,
     heads: Sequence[Head],
     normalized: Collection[str],
-    noise: float | None = None,
+    noise: float | None,
 ) -> StandardNetwork:
     """The standard network that a configuration asks for, noisy if an algorithm asks for `noise`."""
     common = parts, heads, normalized, settings.initialisation or "uniform", bool(settings.bf16)
