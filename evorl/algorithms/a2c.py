@@ -26,7 +26,7 @@ from evorl.distributed import Placement
 from evorl.envs.spaces import EnvSpec, known_kind, wrong_actions
 from evorl.networks.distributions import BOX_DISTRIBUTIONS, DISTRIBUTIONS, Distribution, Likelihood
 from evorl.networks.stack import Stack, TargetRule
-from evorl.replay import Experience, Pace
+from evorl.replay import Experience
 from evorl.replay.rollouts import RolloutExperience, check_rollout
 from evorl.system.stopwatch import Stopwatch
 from evorl.types.agents import Agent, Branches, Head
@@ -62,8 +62,9 @@ class A2C(Algorithm):
         policy = self.network(interface.parts, heads, branches, self.target_rule, unread=self._unread(heads))
         self.networks = {"policy": policy}
         self.objectives = [self.objective("policy", self.loss, self.learning_rate)]
-        self._sequence = self.settings.sequence_length if policy.architecture.recurrent else 1
-        self.pace(copies=1)
+        length = self.settings.sequence_length or self.settings.rollout_steps
+        self._sequence: int = length if policy.architecture.recurrent else 1
+        self.check_copies(1)
 
     def _unread(self, heads: Sequence[Head]) -> dict[str, set[str]]:
         """The parts of the observation that the policy, or the value, does not read, by head. Raises UserError."""
@@ -90,20 +91,11 @@ class A2C(Algorithm):
             return BOX_DISTRIBUTIONS[wanted](space, self.settings.initial_log_std)
         return DISTRIBUTIONS[kind](space)
 
-    def pace(self, copies: int) -> Pace:
-        """Update-to-data ratio of `epochs` over each rollout.
-
-        Raises UserError if a rollout cannot be cut into sequences and minibatches over that many ranks.
-        """
-        settings, envs = self.settings, self.config.environment.num_envs
-        hparams = settings.first_hyperparameters()
+    def check_copies(self, copies: int) -> None:
+        """Raise UserError if a rollout cannot be cut into sequences and minibatches over that many ranks."""
+        settings, batch_size = self.settings, self.settings.first_hyperparameters().get("batch_size")
         shared = copies if settings.split_batches else 1
-        if wrong := check_rollout(settings.rollout_steps, envs, self._sequence, hparams.get("batch_size"), shared):
-            raise UserError(wrong)
-        rollout = settings.rollout_steps * envs
-        batch = int(hparams.get("batch_size", rollout))
-        ranks = copies // shared
-        return Pace(batch * ranks, updates=hparams.get("epochs", 1.0) * rollout / batch, steps=float(rollout * ranks))
+        check_rollout(settings.rollout_steps, self.config.environment.num_envs, self._sequence, batch_size, shared)
 
     def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> Experience:
         return RolloutExperience(

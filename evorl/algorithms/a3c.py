@@ -16,7 +16,7 @@ from evorl.algorithms.base import ActInput, ActOutput
 from evorl.config.actor_critic import A3CSettings
 from evorl.distributed import Placement
 from evorl.networks.stack import Stack
-from evorl.replay import Experience, Pace
+from evorl.replay import Experience
 from evorl.replay.received import ReceivedGradients
 from evorl.system.stopwatch import Stopwatch
 from evorl.types.batches import Batch, Segment
@@ -60,11 +60,6 @@ class A3CDataParallel(Asynchronous):
 class A3C(A3CDataParallel):
     """A2C whose actors compute gradients with the parameters they act with; the learner applies them on arrival."""
 
-    def pace(self, copies: int) -> Pace:
-        """Update-to-data ratio of one update per averaged gradient of `grad_sync_steps` rollouts."""
-        pace, together = super().pace(copies), self.settings.grad_sync_steps
-        return Pace(pace.batch * together, pace.updates, pace.steps * together)
-
     def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> Experience:
         settings: A3CSettings = self.settings
         return ReceivedGradients(
@@ -83,11 +78,9 @@ class A3CShared(A3C):
     The learner counts these updates as it hears of them. When a generation ends, it loads the actors' parameters.
     """
 
-    def pace(self, copies: int) -> Pace:
-        """Update-to-data ratio, as in `A3C`. Raises UserError if several ranks hold an agent."""
+    def check_copies(self, copies: int) -> None:
         if copies > 1:
             raise UserError(
                 f"population.placement: actors of a3c_shared update parameters in their host's memory, which {copies} "
                 "ranks cannot share; use population.placement=sharded"
             )
-        return super().pace(copies)

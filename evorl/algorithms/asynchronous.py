@@ -8,9 +8,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from evorl.algorithms.a2c import A2C
-from evorl.config.actor_critic import AsynchronousSettings
 from evorl.distributed import Placement
-from evorl.replay import Experience, Pace
+from evorl.replay import Experience
 from evorl.replay.received import ReceivedRollouts
 from evorl.replay.statistics import normalized
 from evorl.system.stopwatch import Stopwatch
@@ -19,12 +18,6 @@ from evorl.types.batches import Batch
 
 class Asynchronous(A2C):
     """A2C on rollouts collected by actor processes."""
-
-    def pace(self, copies: int) -> Pace:
-        """Update-to-data ratio of `passes` updates on each batch of `rollouts`."""
-        settings: AsynchronousSettings = self.settings
-        batch = settings.rollouts * settings.rollout_steps * self.config.environment.num_envs * copies
-        return Pace(batch, updates=float(settings.passes), steps=float(batch))
 
     def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> Experience:
         return ReceivedRollouts(

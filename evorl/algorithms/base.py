@@ -21,7 +21,7 @@ from evorl.kernels.library import usable_kernel
 from evorl.networks import CELLS, NETWORKS, initial_architecture
 from evorl.networks.stack import Architectures, NetworkSpec, Stack, TargetRule
 from evorl.networks.standard import StandardNetwork
-from evorl.replay import Experience, Pace
+from evorl.replay import Experience
 from evorl.system.stopwatch import Stopwatch
 from evorl.types.agents import Agent, Branches, Head
 from evorl.types.batches import Batch, Loss, RecurrentInput
@@ -88,9 +88,9 @@ class ActOutput:
 class Algorithm(ABC):
     """Base class of algorithms: acting, experience and losses of stacks of agents. It holds no state of any agent.
 
-    A subclass names its `metrics`, builds `networks` and `objectives` in its constructor, and implements `pace`,
-    `experience`, `act` and `value`. The rest are defaults: acting counts environment steps, all actors act alike, and
-    no exploration noise carries over from step to step.
+    A subclass names its `metrics`, builds `networks` and `objectives` in its constructor, and implements `experience`,
+    `act` and `value`. The rest are defaults: acting counts environment steps, all actors act alike, and no exploration
+    noise carries over from step to step.
     """
 
     metrics: tuple[str, ...]
@@ -219,12 +219,8 @@ class Algorithm(ABC):
         """
         return 0, 0
 
-    @abstractmethod
-    def pace(self, copies: int) -> Pace:
-        """The batch size and update-to-data ratio of a new agent that `copies` ranks hold.
-
-        Raises UserError if they cannot share its batches.
-        """
+    def check_copies(self, copies: int) -> None:  # noqa: B027
+        """Raise UserError if `copies` ranks that hold the same agents cannot share their batches."""
 
     @abstractmethod
     def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> Experience:

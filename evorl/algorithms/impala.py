@@ -29,7 +29,6 @@ from evorl.config.actor_critic import APPOSettings
 from evorl.envs.spaces import EnvSpec
 from evorl.networks.distributions import Likelihood
 from evorl.networks.stack import Periodic, Stack
-from evorl.replay import Pace
 from evorl.types.agents import Agent
 from evorl.types.batches import Batch
 from evorl.types.outcomes import UserError
@@ -91,13 +90,10 @@ class APPO(IMPALA):
         self.target_rule = Periodic("target_period", times=settings.passes * settings.minibatches)
         super().__init__(config, interface)
 
-    def pace(self, copies: int) -> Pace:
-        """Update-to-data ratio of `passes` times `minibatches` updates on each batch of `rollouts`.
-
-        Raises UserError if a batch cannot be cut into that many minibatches.
-        """
+    def check_copies(self, copies: int) -> None:
+        """Raise UserError if a batch cannot be cut into so many minibatches."""
         settings: APPOSettings = self.settings
-        pace, parts = super().pace(copies), settings.minibatches
+        parts = settings.minibatches
         rollouts = settings.rollouts * self.config.environment.num_envs
         unit, sequences = "steps", rollouts * settings.rollout_steps
         if self.networks["policy"].architecture.recurrent:
@@ -107,7 +103,6 @@ class APPO(IMPALA):
                 f"algorithm.minibatches: a batch has {sequences} {unit} on each rank, fewer than {parts} minibatches; "
                 f"use at most {sequences}"
             )
-        return Pace(max(1, pace.batch // parts), pace.updates * parts, pace.steps)
 
     def adopt(self, agent: Agent, origin: Any) -> Agent:
         """Round the update count up to whole batches, since the target network is copied only after a whole batch."""

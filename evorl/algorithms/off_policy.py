@@ -1,4 +1,4 @@
-"""The base class of off-policy algorithms with a replay buffer: settings, pace and storage.
+"""The base class of off-policy algorithms with a replay buffer: settings and storage.
 
 Axes: P agents, E environments, B batch, C critics.
 """
@@ -16,7 +16,7 @@ from evorl.config import Config
 from evorl.distributed import Placement
 from evorl.envs.spaces import EnvSpec
 from evorl.networks.stack import Stack
-from evorl.replay import Experience, Pace
+from evorl.replay import Experience
 from evorl.replay.factory import replay_experience
 from evorl.replay.storage import Field as StoredField
 from evorl.system.stopwatch import Stopwatch
@@ -46,15 +46,6 @@ class OffPolicy(Algorithm):
     def sequences(self) -> tuple[int, int] | None:
         """The length and burn-in of the sequences that recurrent agents learn from; None if there are none."""
         return None
-
-    def pace(self, copies: int) -> Pace:
-        """Update-to-data ratio of one update per `learn_step` steps; any number of ranks can share the batches."""
-        settings, ranks = self.settings, 1 if self.settings.split_batches else copies
-        recurrent = self.sequences is not None
-        batch = settings.effective_value(
-            "batch_size", settings.batch_size, self.config.environment.num_envs, recurrent=recurrent
-        )
-        return Pace(int(batch) * ranks, updates=1.0, steps=settings.learn_step * ranks)
 
     def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> Experience:
         return replay_experience(

@@ -34,7 +34,7 @@ class RunSettings(Section):
     replays updates of evorl's algorithms on a GPU as CUDA graphs, unless other ranks hold the same agents; that has not
     been run on a GPU yet."""
     verbose: bool = False
-    """At the start, print also the spaces, the sizes of updates and generations, and whether resuming is exact."""
+    """At the start, print also the spaces, the steps of a generation, and whether resuming is exact."""
 
     @field_validator("name")
     @classmethod

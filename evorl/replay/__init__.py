@@ -1,5 +1,5 @@
 """Rollouts and replay buffers: storage, sampling and the update schedule."""
 
-from evorl.replay.experience import Experience, Pace
+from evorl.replay.experience import Experience
 
-__all__ = ["Experience", "Pace"]
+__all__ = ["Experience"]

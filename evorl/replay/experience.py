@@ -6,7 +6,6 @@ Axes: P agents, E environments; recurrent states have K numbers for each of N un
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -93,18 +92,6 @@ class Experience:
 
         Raises UserError for an invalid one.
         """
-
-
-@dataclass(frozen=True)
-class Pace:
-    """The update-to-data ratio of a new agent: `updates` updates for every `steps` of its environment steps.
-
-    A batch has `batch` transitions. Steps and transitions are counted over all ranks that hold the agent.
-    """
-
-    batch: int
-    updates: float
-    steps: float
 
 
 class UpdateSchedule:

@@ -106,25 +106,24 @@ def cut(rollout: Batch, index: Tensor, in_batch: Tensor) -> Batch:
     )
 
 
-def check_rollout(steps: int, num_envs: int, sequence: int, batch_size: float | None, copies: int = 1) -> str | None:
-    """Error message naming the key that does not divide, or None; `copies` ranks share steps and batches."""
+def check_rollout(steps: int, num_envs: int, sequence: int, batch_size: float | None, copies: int = 1) -> None:
+    """Raise UserError, which names the key, where something does not divide; `copies` ranks share steps and batches."""
     whole = steps * num_envs
     if steps % copies:
-        return (
+        raise UserError(
             f"algorithm.rollout_steps: {steps} steps cannot be shared by {copies} ranks, as algorithm.split_batches "
             f"asks; use a multiple of {copies * sequence}"
         )
     if steps // copies % sequence:
-        return (
+        raise UserError(
             f"algorithm.sequence_length: {sequence} does not divide the {steps // copies} steps of a rollout on each "
             f"rank (algorithm.rollout_steps); use a divisor of {steps // copies}"
         )
     if batch_size is not None and (whole % batch_size or batch_size % (sequence * copies)):
-        return (
+        raise UserError(
             f"algorithm.batch_size: a rollout of {steps} steps in {num_envs} environments does not divide into "
             f"minibatches of {batch_size:.0f}; use a divisor of {whole} that is a multiple of {sequence * copies}"
         )
-    return None
 
 
 Targets = Callable[[Segment, Mapping[str, Tensor]], Tensors]

@@ -280,7 +280,7 @@ def _try_environment(config: AnyConfig, trains: bool, ranks: int) -> None:
             reserve(config.evaluation_environment, max(2, agents * copies_of_each), device)
     with make_environments(config.environment, 1, 1, device) as one:
         algorithm = make_algorithm(config, one.interface)
-        algorithm.pace(copies)
+        algorithm.check_copies(copies)
         if trains:
             _check_ranges(config, algorithm)
             check_memory(config, algorithm)

@@ -517,7 +517,7 @@ class Run:
         config, placement, interface = self.config, self.placement, self.algorithm.interface
         lines = header(config, placement, threads=self._threads, directory=self.path)
         if config.run.verbose:
-            lines += details(config, placement, interface, self.algorithm.pace(placement.copies), self._whole_plan)
+            lines += details(config, placement, interface, self._whole_plan)
         if is_tensor(config.environment.id) and not simulator_of(config.environment).can_save:
             lines.append(
                 f"{config.environment.id}: its state cannot be saved, so each generation begins new episodes, and a "

@@ -10,7 +10,6 @@ from helpers.support import agent, population
 
 from evorl.algorithms.asynchronous import flattened, time_major
 from evorl.population.learner import compute_gradients, read_state, state_size, write_state
-from evorl.replay import Pace
 from evorl.types.batches import Segment
 from evorl.types.outcomes import UserError
 
@@ -181,7 +180,7 @@ def test_a_learner_that_takes_over_another_ones_state_goes_on_as_it_would():
 
 def test_ranks_that_hold_the_same_agents_cannot_share_memory():
     with pytest.raises(UserError, match=r"population.placement: actors of a3c_shared .* 2 ranks .*=sharded"):
-        algorithm("a3c_shared").pace(2)
+        algorithm("a3c_shared").check_copies(2)
 
 
 def test_appos_target_is_copied_after_so_many_batches():
@@ -195,13 +194,9 @@ def test_a_batch_has_enough_for_its_minibatches():
     """A minibatch of nothing would still move the agents."""
     settings = ("network.recurrent=lstm", "environment.num_envs=1", "algorithm.rollouts=2", "algorithm.minibatches=3")
     with pytest.raises(UserError, match=r"a batch has 2 rollouts of an environment .* use at most 2"):
-        algorithm("appo", *settings).pace(1)
+        algorithm("appo", *settings)
 
 
-def test_an_update_from_averaged_gradients_has_the_steps_of_all_their_rollouts():
-    """E = 2 environments, T = 4 steps: 8 a rollout, of which an actor averages 3, on each of 2 ranks."""
-    single, averaged = (algorithm("a3c", f"algorithm.grad_sync_steps={count}") for count in (1, 3))
-    assert averaged.config.environment.num_envs == 2
-    assert single.pace(2) == Pace(batch=16, updates=1.0, steps=16.0)
-    assert averaged.pace(2) == Pace(batch=48, updates=1.0, steps=48.0)
-    assert averaged.settings.sent_steps == 12
+def test_a_message_of_averaged_gradients_has_the_steps_of_all_their_rollouts():
+    """T = 4 steps of a rollout, of which an actor averages 3."""
+    assert algorithm("a3c", "algorithm.grad_sync_steps=3").settings.sent_steps == 12

@@ -6,15 +6,13 @@ from types import SimpleNamespace
 import gymnasium as gym
 import pytest
 import torch
-from helpers.support import SMALL, algorithm, config, interface, train
+from helpers.support import SMALL, config, interface, train
 
 from evorl.distributed import Placement
 from evorl.envs.generation import generation_plan
 from evorl.envs.spaces import EnvSpec, observation_specs
 from evorl.runs.configuration import read_config
 from evorl.runs.output.console import announcement, details, header
-
-PPO = "{name: ppo, rollout_steps: 256, batch_size: 64, epochs: 10, split_batches: %s}"
 
 
 def parts_of(*overrides, ranks=1, device="cpu", backend="gloo", unused_gpus=0):
@@ -31,8 +29,7 @@ def header_of(*overrides, threads=1, **world):
 
 def details_of(*overrides, ranks=1, seen=None):
     settings, placement = parts_of(*overrides, ranks=ranks)
-    pace = algorithm("environment.num_envs=8", *overrides).pace(placement.copies)
-    return details(settings, placement, seen or interface(), pace, generation_plan(settings, placement.copies, 1))
+    return details(settings, placement, seen or interface(), generation_plan(settings, placement.copies, 1))
 
 
 @pytest.mark.parametrize(
@@ -77,23 +74,6 @@ def test_until_when(overrides, line):
     assert announcement(read_config(SMALL, overrides))[1:] == [line]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "ranks", "line"),
-    [
-        ("{name: dqn, batch_size: 128, learn_step: 0.5}", 1, "128 transitions; 2"),
-        (
-            "{name: dqn, batch_size: 128, learn_step: 2.5, split_batches: true}", 2,
-            "128 transitions of 2 ranks; 0.4",
-        ),
-        (PPO % "true", 2, "64 transitions of 2 ranks; 0.156"),
-    ],
-)  # fmt: skip
-def test_header_names_batch_and_update_frequency(overrides, ranks, line):
-    assert (
-        details_of(f"algorithm={overrides}", ranks=ranks)[1] == f"each update: {line} updates for each step of an agent"
-    )
-
-
 def test_spaces_are_named():
     spaces = gym.spaces.Dict(camera=gym.spaces.Box(0, 255, (4, 4, 3), "uint8"), gear=gym.spaces.Discrete(5))
     seen = EnvSpec("CartPole-v1", observation_specs(spaces), gym.spaces.MultiDiscrete([3, 2]), True, spaces)
@@ -122,8 +102,7 @@ def test_on_request_it_says_how_agents_learn_and_in_which_generations(in_directo
     assert train("run.name=a", *ROLLOUTS, "-v") == 0
     lines = capsys.readouterr().err.splitlines()
     assert lines[4].startswith("observations: Box(4,)")
-    assert lines[5].startswith("each update: 8 transitions; ")
-    assert lines[6] == "each generation: 96 steps of each agent", "two environments, whole rollouts"
-    assert "a generation has 48 steps of each environment" in lines[7]
-    assert lines[8].startswith("dense layers by ")
-    assert lines[9].startswith("gen 1/")
+    assert lines[5] == "each generation: 96 steps of each agent", "two environments, whole rollouts"
+    assert "a generation has 48 steps of each environment" in lines[6]
+    assert lines[7].startswith("dense layers by ")
+    assert lines[8].startswith("gen 1/")

@@ -21,7 +21,6 @@ from evorl.envs.spaces import EnvSpec
 from evorl.evolution.selection import TRUSTED_CORRELATION, selects
 from evorl.kernels.library import executor
 from evorl.population.evaluation import RANDOM
-from evorl.replay import Pace
 from evorl.runs.agents.comparison import sentence
 from evorl.runs.agents.elite import ERROR, Score
 from evorl.runs.output.metrics import CONTROL, EVOLVED
@@ -96,16 +95,11 @@ def _aim(config: AnyConfig) -> str:
     return f"until the mean {_measure(config)} is above {config.training.target_fitness:g}, or {steps}"
 
 
-def details(
-    config: AnyConfig, placement: Placement, interface: EnvSpec, pace: Pace, length: GenerationPlan
-) -> list[str]:
-    """The rest, printed on request: spaces, a new agent's batch size and update frequency, generations and fitness."""
-    together = f" of {placement.copies} ranks" if placement.copies > 1 else ""
-    often = f"{pace.updates / pace.steps:.3g}"
+def details(config: AnyConfig, placement: Placement, interface: EnvSpec, length: GenerationPlan) -> list[str]:
+    """The rest, printed on request: spaces, generations and fitness."""
     return [
         f"observations: {short(interface.observation)}; actions: {short(interface.action)}"
         + (", with action masks" if interface.masked else ""),
-        f"each update: {pace.batch:,} transitions{together}; {often} updates for each step of an agent",
         f"each generation: {length.steps * length.counted:,} steps of each agent",
         *([f"fitness: {_sum(config.evolution.fitness)}"] if config.evolution.fitness != {RETURN: 1.0} else []),
         *(["fitness: the mean return of training episodes"] if config.evaluation.fitness == "training" else []),
