@@ -27,6 +27,15 @@ def convolutions_for(parts: ObservationSpecs) -> tuple[ConvolutionalLayer, ...]:
     return next((layers for side, layers in DEFAULT_CONVOLUTIONS.items() if sides and min(sides) >= side), ())
 
 
+def small_image_setting(parts: ObservationSpecs) -> str | None:
+    """Return the default layers as a setting if an image is too small for those of Mnih et al. (2015), else None."""
+    layers = convolutions_for(parts)
+    if not layers or layers == next(iter(DEFAULT_CONVOLUTIONS.values())):
+        return None
+    texts = [f"{{{', '.join(f'{key}: {value}' for key, value in layer)}}}" for layer in layers]
+    return f"'network.convolutions=[{', '.join(texts)}]'"
+
+
 def initial_architecture(
     settings: NetworkSettings, parts: ObservationSpecs, branches: Branches = "shared"
 ) -> Architecture:
@@ -54,4 +63,5 @@ __all__ = [
     "Network",
     "NetworkFactory",
     "initial_architecture",
+    "small_image_setting",
 ]

@@ -26,6 +26,7 @@ from evorl.envs.tensor.sources import is_tensor, simulator_of
 from evorl.evolution.mutation import Context
 from evorl.evolution.selection import begins, evolve, rank_correlation, selects
 from evorl.league.league import League
+from evorl.networks import small_image_setting
 from evorl.population import Learner, Policy
 from evorl.population.evaluation import Evaluator
 from evorl.replay import Experience
@@ -516,6 +517,9 @@ class Run:
         """Print the header, and open the run's files and trackers."""
         config, placement, interface = self.config, self.placement, self.algorithm.interface
         lines = header(config, placement, threads=self._threads, directory=self.path)
+        setting = small_image_setting(interface.parts)
+        if setting and config.network.name == "standard" and config.network.convolutions is None:
+            lines.append(f"layers for small images: {setting}")
         if config.run.verbose:
             lines += details(config, placement, interface, self._whole_plan)
         if is_tensor(config.environment.id) and not simulator_of(config.environment).can_save:

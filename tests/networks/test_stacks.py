@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers.support import agent, algorithm, batch, batch_of, fields_of, population, seen
 
+from evorl.networks import small_image_setting
 from evorl.networks.dense import ACTIVATIONS
 from evorl.networks.stack import joint, padded, plan_stacks
 from evorl.types.agents import Architecture, Convolution
@@ -221,6 +222,11 @@ def test_default_convolutions_fit_the_image(side, kernels):
     (network,) = made.networks.values()
     assert tuple(layer.kernel for layer in network.architecture.convolutions) == kernels
     assert network.network.specs(network.architecture)
+    setting = small_image_setting(made.interface.parts)
+    assert (setting is None) == (side >= 36)
+    if setting:
+        (network,) = algorithm(setting.strip("'"), observations=space).networks.values()
+        assert tuple(layer.kernel for layer in network.architecture.convolutions) == kernels, "the line can be pasted"
 
 
 def test_the_cost_of_convolutions_is_their_multiplications():
