@@ -81,8 +81,8 @@ def read_json(path: Path) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if there is none that can be read."""
-    with contextlib.suppress(OSError, ValueError):
+    """The object in a JSON file; empty if there is none that can be read. Raises OSError for what is no file."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError, ValueError):
         value = read_json(path)
         return value if isinstance(value, dict) else {}
     return {}

@@ -8,7 +8,7 @@ import torch
 from helpers.kinds import OBSERVATIONS, made, rollout_batch
 from helpers.support import agent, algorithm, batch, config, population
 
-from evorl.algorithms.a2c import A2CSettings
+from evorl.config.actor_critic import A2CSettings
 from evorl.config.algorithms import SETTINGS
 from evorl.evolution import mutation as operations
 from evorl.networks.stack import new_tensors

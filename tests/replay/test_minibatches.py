@@ -6,6 +6,7 @@ import torch
 from helpers.worlds import P, members
 
 from evorl.replay.rollouts import Minibatches, check_rollout
+from evorl.types.outcomes import UserError
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -55,12 +56,16 @@ def test_agents_and_passes_have_orders_of_their_own():
 def test_what_is_refused_names_its_key_and_what_would_fit(steps, num_envs):
     for sequence in range(1, steps + 2):
         for size in (None, *range(1, steps * num_envs + 2)):
-            message = check_rollout(steps, num_envs, sequence, size)
+            message = ""
+            try:
+                check_rollout(steps, num_envs, sequence, size)
+            except UserError as error:
+                message = str(error)
             if steps % sequence:
                 assert message.startswith("algorithm.sequence_length: ")
                 assert message.endswith(f"use a divisor of {steps}")
             elif size is None or (steps * num_envs % size == 0 and size % sequence == 0):
-                assert message is None
+                assert not message
             else:
                 assert message.startswith("algorithm.batch_size: ")
                 assert message.endswith(f"use a divisor of {steps * num_envs} that is a multiple of {sequence}")
