@@ -201,6 +201,12 @@ def test_prioritised_agents_keep_the_length_by_which_past_generations_count(key,
     assert may_change_in_branch(key, config(*settings)) is may_change
 
 
+@pytest.mark.parametrize(("name", "may_change"), [("dqn", False), ("ppo", True)])
+def test_the_clip_of_rewards_that_a_replay_holds_stays(name, may_change):
+    settings = [] if name == "dqn" else ["algorithm={name: ppo}", "replay={}"]
+    assert may_change_in_branch("algorithm.reward_clip", config(*settings)) is may_change
+
+
 def test_another_burn_in_decides_anew_when_selection_begins(copied_run, branch):
     assert branch("b", "evolution.burn_in=0", "training.max_steps=160") == 0
     assert lines(Path("runs/b/metrics.jsonl"))[-1]["selection_began"] is not None

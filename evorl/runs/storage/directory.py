@@ -369,6 +369,9 @@ def may_change_in_branch(key: str, config: AnyConfig) -> bool:
     # The importance exponent counts the steps of past generations by the length of this one, in whole messages.
     if key in ("evolution.steps", "algorithm.rollout_steps") and config.replay.prioritised is not None:
         return False
+    # A replay holds rewards as they were clipped when they were stored.
+    if key == "algorithm.reward_clip" and config.algorithm.replayed:
+        return False
     return not key.startswith(FIXED_IN_A_BRANCH) and (is_hyperparameter or key.startswith(FREE_IN_A_BRANCH))
 
 
