@@ -18,7 +18,7 @@ from evorl.envs import Environments
 from evorl.envs.spaces import ObservationSpec
 from evorl.population import Learner, Policy
 from evorl.population.learner import compute_gradients, read_state, split_states, write_state
-from evorl.population.stack_learner import COMMON
+from evorl.population.stack_learner import AGREED, COMMON
 from evorl.replay.batches import BatchBuilder
 from evorl.replay.received import GradientMemory, ReceivedRollouts
 from evorl.replay.replay import ERROR
@@ -164,7 +164,7 @@ def gradient_message(policy: Policy, config: AnyConfig) -> Callable[[Empty], Gra
     """The factory of messages for gradients of these agents."""
     agents, algorithm = len(policy.agents), policy.algorithm
     sizes = {
-        name: sum(stack.networks[name].parameters.flat.numel() for stack in policy.stacks) + agents
+        name: sum(stack.networks[name].parameters.flat.numel() for stack in policy.stacks) + len(AGREED) * agents
         for name in algorithm.networks
     }
     return lambda empty: GradientMemory(sizes, (*COMMON, *algorithm.metrics), agents, empty)
