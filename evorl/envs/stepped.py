@@ -82,6 +82,9 @@ class SteppedEnvironments(Closeable):
                 stacklevel=3,
             )
 
+    def check(self) -> None:
+        """Raise UserError if a number since the last call was not finite, where that is not known at once."""
+
     @abstractmethod
     def pop_collected(self) -> Collected:
         """The counters since the last call; episodes that started too recently count in a later one."""

@@ -121,6 +121,7 @@ def evaluate(
         # The last round may have fewer episodes than environments; surplus environments repeat one that is not counted.
         environments.reset(chosen + [chosen[-1]] * (width - len(chosen)))
         rounds.append(_one_episode_each(policy, environments, len(chosen), max_steps, keys)[..., : len(chosen)])
+    environments.check()
     return EpisodeResults.of(np.concatenate(rounds, axis=-1), keys)
 
 

@@ -1,5 +1,8 @@
 """A population in one simulator. The reference is a CartPole in torch, compared with Gymnasium's step by step."""
 
+import math
+from types import SimpleNamespace
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -17,6 +20,7 @@ from evorl.envs.episodes import Episodes
 from evorl.envs.tensor import environments as environments_module
 from evorl.envs.tensor.episodes import TensorEpisodes
 from evorl.population import Policy
+from evorl.population.evaluation import evaluate
 from evorl.replay import statistics as statistics_module
 from evorl.replay import storage as storage_module
 from evorl.runs.output.video import play
@@ -239,6 +243,40 @@ def test_numbers_that_are_not_finite_end_the_generation():
         tensors.step(actions(tensors, rng))
     with pytest.raises(UserError, match="gave nan as a reward"):
         tensors.pop_collected()
+
+
+def test_numbers_that_are_not_finite_end_an_evaluation():
+    tensors = environments(poison=3)
+    output = SimpleNamespace(action=torch.zeros(2, 3, dtype=torch.int64))
+    policy = SimpleNamespace(initial_state=lambda envs: None, act=lambda *arguments, **options: (output, None))
+    with pytest.raises(UserError, match="gave nan as a reward"):
+        evaluate(policy, tensors, [1, 2, 3], 5)
+
+
+def test_what_an_episode_reports_is_finite_and_of_its_own_last_step(monkeypatch):
+    """`final_info` has zeros where no episode ended."""
+    tensors = environments(1, 3)
+    tensors.reset(0)
+    env, value = tensors._shared.simulator.env, 7.0
+    original, first = env.step, torch.arange(env.num_envs) == 0
+
+    def step(action):
+        observation, reward, _, truncated, info = original(action)
+        numbers = {"share": torch.full((env.num_envs,), value), "final_info": {"share": 5.0 * first}}
+        return observation, reward, first, truncated, {**info, "final_obs": observation, **numbers}
+
+    monkeypatch.setattr(env, "step", step)
+    action, everyone = torch.zeros(1, 3, dtype=torch.int64), torch.ones(1, 3, dtype=torch.bool)
+    tensors.step(action)
+    assert tensors.reports(["share"], everyone).tolist() == [[[5, 7, 7]]]
+    tensors.check()
+    value = math.nan
+    tensors.step(action)
+    tensors.reports(["share"], torch.tensor([[True, False, False]]))
+    tensors.check()
+    tensors.reports(["share"], everyone)
+    with pytest.raises(UserError, match="gave nan as info 'share'"):
+        tensors.check()
 
 
 class NothingIsRead(TorchDispatchMode):

@@ -175,6 +175,9 @@ class TensorEnvironments(SteppedEnvironments):
 
     def try_step(self) -> None:
         super().try_step()
+        self.check()
+
+    def check(self) -> None:
         self._reader.check()
 
     def reports(self, names: Sequence[str], chosen: Tensor) -> Tensor:
@@ -182,11 +185,12 @@ class TensorEnvironments(SteppedEnvironments):
             if name not in self._info:
                 listed = ", ".join(sorted(self._info)) or "nothing"
                 raise UserError(f"evolution.fitness: {self._id} reports no number under {name!r}; it reports {listed}")
+            self._reader.note(f"info {name!r}", self._info[name].double().where(chosen, 0.0))
         return torch.stack([self._info[name].double() for name in names])
 
     def pop_collected(self) -> Collected:
         raise_if_signalled()
-        self._reader.check()
+        self.check()
         if int(self._cut):
             self._cut.zero_()
             warnings.warn(

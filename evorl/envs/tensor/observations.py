@@ -63,8 +63,8 @@ class TensorReader:
         for what, peak in zip(peaks, torch.stack([peak.float() for peak in peaks.values()]).tolist(), strict=True):
             if not peak < LARGEST:
                 raise UserError(
-                    f"environment.id: {self._id} gave {peak:.3g} as {what}; rewards and observations must be finite in "
-                    f"single precision, and of a size below {LARGEST:.2g}"
+                    f"environment.id: {self._id} gave {peak:.3g} as {what}; rewards, observations and what an info "
+                    f"reports must be finite in single precision, and of a size below {LARGEST:.2g}"
                 )
 
 

@@ -61,16 +61,26 @@ class VectorSimulator(Simulator):
             )
         observation, reward, terminated, truncated, info = result
         last = next((info[key] for key in FINAL if key in info), None)
-        final_info = info.get("final_info")
-        numbers = {**info, **(final_info if isinstance(final_info, Mapping) else {})}
         ends = self._flags(terminated, "terminated"), self._flags(truncated, "truncated")
         return Step(
             mapped(_copied, observation),
             self._vector(reward, "its reward").clone(),
             *ends,
             None if last is None else mapped(partial(self._merged, ends[0] | ends[1]), observation, last),
-            {name: value for name, value in numbers.items() if isinstance(value, Tensor)},
+            self._numbers(info, ends[0] | ends[1]),
         )
+
+    def _numbers(self, info: Mapping[str, Any], ended: Tensor) -> dict[str, Tensor]:
+        """The tensors of an info; in the rows of `ended` episodes [N] those of `final_info`, if there is one."""
+        numbers = {name: value for name, value in info.items() if isinstance(value, Tensor)}
+        final = info.get("final_info")
+        for name, value in final.items() if isinstance(final, Mapping) else ():
+            if isinstance(value, Tensor):
+                running = numbers.get(name)
+                if running is not None and running.shape == value.shape == ended.shape:
+                    value = value.where(ended, running)
+                numbers[name] = value
+        return numbers
 
     def picture(self) -> Any:
         picture = self.env.render()
