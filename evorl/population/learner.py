@@ -31,10 +31,10 @@ NUMBERS = ("calls", "partial_calls", "checks_agents", "delay_phase")
 
 
 class UpdateKind(NamedTuple):
-    """What the host decides of an update.
+    """The control flow of an update, which the host decides; updates of one kind launch the same operations.
 
-    Which objectives are `due` (None where agents differ in the phase of delayed ones) and `reported`, whether each
-    agent's numbers are checked, and whether all agents are due.
+    It consists of the objectives that are `due` (None where agents differ in the phase of delayed ones) and those that
+    are `reported`, of whether each agent's numbers are checked, and of whether all agents are due.
     """
 
     due: tuple[bool, ...] | None

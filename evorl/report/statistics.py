@@ -235,7 +235,7 @@ def _warn_of_dependence(runs: Sequence[Drawn]) -> None:
 
 
 def _circumstances(run: Drawn) -> dict[str, Any]:
-    """What sets runs of the same settings apart: the number of ranks and, of a branch, where it began.
+    """The conditions beside its settings by which a run is grouped: its number of ranks, and the origin of a branch.
 
     The number of ranks counts where it changes the updates: replicas make them larger, unless they split batches. A
     branch shares its first generations with the run that it began in, so the two are not independent.
