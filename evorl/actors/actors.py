@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import warnings
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,27 @@ from evorl.actors.memory import Board, Description, SharedMemory
 from evorl.actors.supervisor import COUNT_KEY, Supervisor
 from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig
-from evorl.distributed import Placement
+from evorl.distributed import Placement, Ranks
 from evorl.envs.episodes import Collected, Recent
 from evorl.population import Learner, Policy
 from evorl.population.learner import read_state, split_states, state_size, write_state
 from evorl.system.closing import Closeable
 from evorl.system.files import file_errors
-from evorl.system.processes import check_room
+from evorl.system.processes import check_room, usable_cores
+from evorl.types.outcomes import EvorlWarning
+
+
+def warn_of_cores(count: int, ranks: Ranks) -> None:
+    """Warn if a host has more actors than cores."""
+    cores, actors = usable_cores(), count * ranks.on_host
+    if actors > cores and ranks.is_main:
+        warnings.warn(
+            f"actors.count: {actors} actors and {ranks.on_host} learning process{'es' if ranks.on_host > 1 else ''} "
+            f"share {cores} core{'s' if cores > 1 else ''}; more than {cores} actors are unlikely to collect faster",
+            EvorlWarning,
+            stacklevel=3,
+        )
+
 
 Floats = NDArray[np.float64]
 SUMMED = ("rollouts", "staleness", "queue_depth", "restarts", "discarded_old")
@@ -108,6 +123,7 @@ class Actors(Closeable):
         self._placement = placement
         self._algorithm = algorithm
         self.sent_steps: int = config.algorithm.sent_steps
+        warn_of_cores(self._settings.count, placement.ranks)
         self._memories: list[SharedMemory] = []
         self._first = placement.ranks.rank * self._settings.count
         """The number of this rank's first actor among those of all ranks."""

@@ -37,6 +37,7 @@ LOCAL_LAUNCHER = PACKAGE / "distributed" / "local_launch.py"
 
 def train(parsed: argparse.Namespace) -> None:
     """`evorl train`: trains in this process or, for several processes, replaces it with Accelerate's launcher."""
+    _refuse_settings_given_twice(parsed)
     if parsed.no_track:
         parsed.words = [*parsed.words, "tracking.backends=[]"]
     if parsed.seeds is not None:
@@ -57,6 +58,21 @@ def train(parsed: argparse.Namespace) -> None:
     if parsed.processes > (cores := usable_cores()):
         say(f"warning: --processes: {parsed.processes} processes share {cores} cores and wait for each other")
     become(launch_command([str(program), *arguments], parsed.processes))
+
+
+def _refuse_settings_given_twice(parsed: argparse.Namespace) -> None:
+    """Raise UserError if an option is given together with the setting that it stands for."""
+    words = [*parsed.words, *(each for each in parsed.seeds or () if isinstance(each, str))]
+    given = leaves(override({}, file_and_assignments(words)[1]))
+    for option, key, value in (
+        ("--seed", "seed", parsed.seed),
+        ("--seeds", "seed", parsed.seeds),
+        ("--seeds", "run.resume", parsed.seeds),
+        ("--name", "run.name", parsed.name),
+        ("--verbose", "run.verbose", parsed.verbose or None),
+    ):
+        if value is not None and key in given:
+            raise UserError(f"{key}: {option} sets it; leave one of them out")
 
 
 def verbosity(parsed: argparse.Namespace) -> list[str]:

@@ -14,6 +14,17 @@ from pydantic_core import ErrorDetails
 
 MAX_LETTERS = 450
 """Maximum characters of the message for one invalid setting."""
+KINDS: Mapping[str, str] = {
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "string_type": "text",
+}
+"""Valid values by the type of an error of pydantic."""
 LISTS = ("tuple_type", "list_type")
 ELSEWHERE: Mapping[str, str] = {
     "batch": "algorithm.batch_size",
@@ -76,7 +87,7 @@ def explain(model: type[BaseModel], error: ValidationError) -> str:
 
 
 def _united(problems: Sequence[ErrorDetails]) -> list[ErrorDetails]:
-    """Merge the two errors of a value that may also be a word such as `auto` into one."""
+    """Merge the two errors of a value that may also be a word such as `auto` into one, with the word in its context."""
     literal = [error for error in problems if error["type"] == "literal_error"]
     words = {error["loc"][:-1]: error["msg"] for error in literal if str(error["loc"][-1]).startswith("literal[")}
     united: list[ErrorDetails] = []
@@ -85,26 +96,34 @@ def _united(problems: Sequence[ErrorDetails]) -> list[ErrorDetails]:
         if path not in words:
             united.append(error)
         elif error["type"] != "literal_error":
-            word = words[path].removeprefix("Input should be ")
-            united.append({**error, "loc": path, "msg": f"{error['msg']}, or {word}"})
+            united.append({**error, "loc": path, "ctx": {"word": words[path].removeprefix("Input should be ")}})
     return united
 
 
 def _explanation(model: type[BaseModel], problem: ErrorDetails) -> str:
+    text, word = _alone(model, problem), problem.get("ctx", {}).get("word")
+    return text if word is None else f"{text}, or {word}"
+
+
+def _alone(model: type[BaseModel], problem: ErrorDetails) -> str:
     location = tuple(str(part) for part in problem["loc"])
     path, kind, value = ".".join(location), problem["type"], problem.get("input")
     if kind == "extra_forbidden":
         return f"{path}: unknown key" + _nearest_path(model, location)
+    if kind in ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number"):
+        return f"{path}: {shown(value)} is out of range; it must be {_range_at(model, location)}"
     if kind == "missing":
         return f"{path}: this key is required"
     if kind in ("model_type", "dict_type"):
         section = _section_at(model, location)
         keys = ": " + ", ".join(_names(section)) if section is not None and section is not model else ""
         return f"{path}: {shown(value)} does not fit: this is a section, with keys of its own{keys}"
+    if kind in KINDS:
+        return f"{path}: {shown(value)} does not fit: it must be {KINDS[kind]}"
     if kind in LISTS:
         parts = [part for part in re.split(r"[,\s]+", value) if part] if isinstance(value, str) else [shown(value)]
         return f"{path}: {shown(value)} does not fit: it must be a list, such as [{on_one_line(', '.join(parts), 80)}]"
-    message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
+    message = problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     if kind == "value_error":
         return f"{path}: {message}" if path else message
     return f"{path or 'configuration'}: {shown(value)} does not fit: {message}"
@@ -163,6 +182,15 @@ def section_in(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next(filter(None, map(section_in, typing.get_args(annotation))), None)
+
+
+def _range_at(model: type[BaseModel], location: tuple[str, ...]) -> str:
+    """Describe the valid range of the value at `location`."""
+    section = _section_at(model, location[:-1]) or _section_at(model, location[:-2])
+    name = location[-1] if section and location[-1] in section.model_fields else location[-2]
+    if section is None or name not in section.model_fields:
+        return "a number of at least 0"
+    return bounds_of(section.model_fields[name].annotation, section.model_fields[name].metadata) or "a finite number"
 
 
 def bounds_of(annotation: Any, metadata: Sequence[Any]) -> str:

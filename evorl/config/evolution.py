@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    BeforeValidator,
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
@@ -12,6 +13,7 @@ from pydantic import (
     model_validator,
 )
 
+from evorl.config.errors import shown
 from evorl.config.fields import (
     RETURN,
     Count,
@@ -48,11 +50,17 @@ class Selection(Section):
     competed for ever, a population could never pass through a phase of lower returns to reach higher ones."""
 
 
+def _no_boolean(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError(f"{shown(value)} does not fit: it must be a number")
+    return value
+
+
 class Mutation(Section):
     """The weight of each kind of mutation. Kinds added to the registry are weighted here by their names."""
 
     model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, Weight]
+    __pydantic_extra__: dict[str, Annotated[Weight, BeforeValidator(_no_boolean)]]
 
     none: Weight = 0.4
     """The child is an exact copy of its parent."""

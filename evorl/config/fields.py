@@ -131,7 +131,8 @@ class Section(BaseModel):
         """Return a setting's value. Raises ValueError where a number is true or false, which would pass for 1 or 0."""
         annotation = cls.model_fields[info.field_name or ""].annotation
         if isinstance(value, bool) and _takes(annotation, int, float) and not _takes(annotation, bool):
-            raise ValueError(f"{shown(value)} does not fit: it must be a number")
+            wanted = "a whole number" if _takes_only_whole(annotation) else "a number"
+            raise ValueError(f"{shown(value)} does not fit: it must be {wanted}")
         return value
 
 

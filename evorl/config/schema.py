@@ -28,6 +28,9 @@ from evorl.config.learning import ActorSettings, Network, Replay
 from evorl.config.run import Checkpoint, Environment, Evaluation, LeagueSettings, RunSettings, Tracking, Training
 from evorl.types.outcomes import UserError
 
+MAX_COPIES = 2**16
+
+
 Settings = TypeVar("Settings", bound=AlgorithmSettings)
 
 
@@ -107,7 +110,7 @@ class Config(Section, Generic[Settings]):
         return self
 
     def _check_population(self) -> None:
-        """Raise ValueError if selection or checkpoints do not suit the population."""
+        """Raise ValueError if selection, checkpoints or environments do not suit the population."""
         selection, size = self.evolution.selection, self.population.size
         for name in self.population.hyperparameters:
             if name not in self.algorithm.first_hyperparameters():
@@ -129,6 +132,11 @@ class Config(Section, Generic[Settings]):
             raise ValueError(
                 "population.control: evolution.selection.name is none, so there is no evolution to compare with none; "
                 "leave one of them out"
+            )
+        if (agents := self.population.agents) * self.environment.num_envs > MAX_COPIES:
+            raise ValueError(
+                f"environment.num_envs: {self.environment.num_envs} for each of {agents} agents make more than "
+                f"{MAX_COPIES} environments"
             )
 
     def _check_replay(self) -> None:

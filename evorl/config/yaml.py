@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -28,11 +29,20 @@ VERBOSE = "run.verbose=true"
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML loader that rejects tags, duplicate keys and keys that are no texts, and reads 1e-3 as a number."""
+    """Safe YAML loader that rejects tags, duplicate keys and keys that are no texts.
+
+    As in YAML 1.2, 1e-3 is a number, 010 is ten, and 1:30, which is ninety in YAML 1.1, is a text.
+    """
 
     def fetch_tag(self) -> None:
         # Constructors of tags raise AttributeError and KeyError for values that do not fit them.
         raise yaml.scanner.ScannerError(None, None, "it has a tag (`!`); values are plain", self.get_mark())
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        text = self.construct_scalar(node).replace("_", "")
+        # As in YAML 1.2, a leading 0 makes no octal number.
+        number: int = int(text) if text.lstrip("+-").isdecimal() else super().construct_yaml_int(node)
+        return number
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[tuple[str, str]] = set()
@@ -49,10 +59,15 @@ class _Loader(yaml.SafeLoader):
         return mapping
 
 
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 _Loader.yaml_implicit_resolvers = {
     letter: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
     for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+for letter in "-+0123456789":
+    # Before the others, which read minutes and seconds as one number.
+    of_times = ("tag:yaml.org,2002:str", re.compile(r"^[-+]?\d[\d_]*(:\d+)+(\.[\d_]*)?$"))
+    _Loader.yaml_implicit_resolvers[letter].insert(0, of_times)
 _Loader.add_implicit_resolver(*EXPONENT)
 
 
@@ -112,6 +127,8 @@ def override(data: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]
             value = _parse(text)
         except yaml.YAMLError as error:
             raise UserError(f"{where}: {shown(text)} is not valid YAML: {_why(error)}") from error
+        if _is_cut(text, value):
+            raise UserError(f"{where}: {shown(text)} has a comment, which begins at the #; quote a text that has one")
         if path in SHORT and isinstance(value, str):
             keys.append(SHORT[path])
         if path in OFF and value is False:
@@ -132,6 +149,15 @@ def _parse(text: str) -> Any:
 
 def _why(error: yaml.YAMLError) -> str:
     return on_one_line(message_of(error), 200)
+
+
+def _is_cut(text: str, value: Any) -> bool:
+    """True if a comment ends the value before the text does: what stands before its # then has the same value."""
+    for sign in re.finditer(r"(^|\s)#", text):
+        with contextlib.suppress(yaml.YAMLError):
+            if _parse(text[: sign.start()]) == value:
+                return True
+    return False
 
 
 def _with_value(data: Any, keys: list[str], value: Any, where: str) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from evorl.envs.spaces import EnvSpec, ObservationSpecs, wide_bounds
 from evorl.envs.tensor.sources import device_of, is_tensor, reserve
 from evorl.envs.vector import for_evaluation, reward_threshold
 from evorl.evolution.mutation import MUTATIONS
-from evorl.evolution.selection import SELECTIONS
+from evorl.evolution.selection import SELECTIONS, selects
 from evorl.kernels.library import usable_kernel
 from evorl.league.rating import MATCHMAKING
 from evorl.networks import ACTIVATIONS, CELLS, NETWORKS
@@ -175,7 +175,7 @@ def _with_named(config: AnyConfig, overrides: Sequence[str]) -> AnyConfig:
 
 def _doubts(config: AnyConfig) -> Iterator[str]:
     """Warnings about settings that change nothing in this configuration, and about a target that is out of reach."""
-    target = config.training.target_fitness
+    name, target = config.algorithm.name, config.training.target_fitness
     environment = config.evaluation_environment
     threshold = reward_threshold(environment) if config.evolution.fitness == {RETURN: 1.0} else None
     if target is not None and threshold is not None and target - threshold > abs(threshold) / 2:
@@ -185,10 +185,21 @@ def _doubts(config: AnyConfig) -> Iterator[str]:
         )
     if config.evolution.initial == "sampled" and config.population.from_ is not None:
         yield "evolution.initial: sampled has no effect together with population.from, whose agents keep their settings"
+    if config.population.from_ is None and config.population.from_agents == "population":
+        yield "population.from_agents: changes nothing without population.from, which names the run to take them from"
+    if config.population.from_ is None and config.population.hyperparameters:
+        yield "population.hyperparameters: changes nothing without population.from, whose agents would get them"
     if config.population.control and config.population.islands < FEWEST_PAIRS:
         yield (
             f"population.control: an exact test of fewer than {FEWEST_PAIRS} islands can never show that evolution "
             f"helped; use population.islands={FEWEST_PAIRS} or more"
+        )
+    weights = config.evolution.mutation.weights()
+    share = weights["hyperparameters"] / sum(weights.values())
+    if share > 0 and selects(config.evolution, config.population.size) and not config.evolution.hyperparameters:
+        yield (
+            f"evolution.hyperparameters: there are no ranges, so that {share:.0%} of all mutations change nothing; "
+            f"leave it out to get the ranges of {name}, or set evolution.mutation.hyperparameters=0"
         )
 
 

@@ -88,7 +88,7 @@ def test_too_many_actors_for_the_limit_of_open_files_are_refused_in_one_line():
     message = r"^actors.count: Too many open files; raise the limit with `ulimit -n 65536`$"
     others = descendants()
     try:
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(UserError, match=message), pytest.warns(match="more than"):
             Learning("actors={count: 40}")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)

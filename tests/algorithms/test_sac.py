@@ -270,7 +270,7 @@ def test_spaces_it_cannot_handle_are_named(actions, message):
     ("setting", "message"),
     [
         ("network.recurrent=gru", "network.recurrent: sac cannot be recurrent; leave 'gru' out"),
-        ("algorithm.target_entropy_share=2", "algorithm.target_entropy_share: 2 does not fit"),
+        ("algorithm.target_entropy_share=2", "algorithm.target_entropy_share: 2 is out of range"),
         (
             "evolution.hyperparameters={target_entropy_share: {min: 0.1, max: 0.9}}",
             "target_entropy_share: has no effect on continuous actions",

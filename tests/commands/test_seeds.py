@@ -105,7 +105,8 @@ def test_words_after_seeds_are_settings(in_directory, monkeypatch):
     ("words", "message"),
     [
         (["--seeds", "1", "1"], "--seeds: each seed may be given once, not 1 1"),
-        (["--seeds", "1", "algorithm.gamma=7"], "algorithm.gamma: 7 does not fit"),
+        (["--seeds", "1", "seed=4"], "seed: --seeds sets it; leave one of them out"),
+        (["--seeds", "1", "algorithm.gamma=7"], "algorithm.gamma: 7 is out of range"),
     ],
 )
 def test_wrong_options_of_seeds_are_refused_first(words, message, in_directory, monkeypatch, capsys):

@@ -118,7 +118,7 @@ def test_all_that_is_wrong_is_told(tmp_path):
     assert "(1) algorithm.gama: unknown key; did you mean 'algorithm.gamma'?" in message
     assert "(2) network.hiden_sizes: unknown key; did you mean 'network.hidden_sizes'?" in message
     for part in (
-        "algorithm.learning_rate: -1 does not",
+        "algorithm.learning_rate: -1 is out",
         "population.size: 'many' does not",
         "evolution.selection.size: 0",
     ):
@@ -190,13 +190,14 @@ def test_paths_may_begin_with_the_home_directory(tmp_path, monkeypatch):
 
 NUMBERS = {
     '"1e-3"': "1e-3",
-    "0": 0, "1_000": 1000, "0x10": 16, "1.5": 1.5, "'010'": "010",
+    "010": 10, "0": 0, "1_000": 1000, "0x10": 16, "1:30": "1:30", "1:30.5": "1:30.5", "1.5": 1.5, "'010'": "010",
     "2026-11-28": "2026-11-28",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "value"), NUMBERS.items())
 def test_numbers_are_read_as_people_write_them(text, value, tmp_path):
+    """YAML 1.1 reads 010 as 8, and 1:30 as 90."""
     (tmp_path / "a.yaml").write_text(f"environment: {{kwargs: {{x: {text}}}}}")
     for data in (read_yaml(tmp_path / "a.yaml"), override({}, [f"environment.kwargs.x={text}"])):
         assert data["environment"]["kwargs"] == {"x": value}
@@ -209,12 +210,9 @@ def test_numbers_are_read_as_people_write_them(text, value, tmp_path):
     ("assignment", "message"),
     [
         ("algorithm.gama=0.9", "algorithm.gama: unknown key; did you mean 'algorithm.gamma'?"),
-        ("algorithm.distribution=quantiles", "algorithm.distribution: 'quantiles' does not fit: it must be 'none'"),
-        ("algorithm.gamma=1.5", "algorithm.gamma: 1.5 does not fit: it must be less than or equal to 1"),
-        (
-            "network.hidden_sizes=[32, 0]",
-            "network.hidden_sizes.1: 0 does not fit: it must be greater than or equal to 1",
-        ),
+        ("algorithm.distribution=quantiles", "algorithm.distribution: 'quantiles' does not fit: 'none', 'categorical'"),
+        ("algorithm.gamma=1.5", "algorithm.gamma: 1.5 is out of range; it must be at least 0 and at most 1"),
+        ("network.hidden_sizes=[32, 0]", "network.hidden_sizes.1: 0 is out of range; it must be at least 1"),
         (
             "evolution.mutation={none: 0, architecture: 0, parameters: 0, hyperparameters: 0}",
             "evolution.mutation: the weights sum to 0",
@@ -241,11 +239,13 @@ def test_numbers_are_read_as_people_write_them(text, value, tmp_path):
         ("network={name: module, factory: 'no.where:f'}", "network.factory: cannot import"),
         ("replay.learning_starts=100000", "replay.learning_starts: 100000 transitions never fit"),
         ("algorithm.name=dqm", "algorithm.name: there is no algorithm 'dqm'; did you mean 'dqn'?"),
+        ("seed=1:30", "seed: '1:30' does not fit: it must be a whole number$"),
         ("environment.id=LunarLandr-v3", "environment.id: cannot make 'LunarLandr-v3'"),
         ("environment.id=Pendulum-v1", "algorithm.name: dqn cannot act in Box.* of Pendulum-v1; it takes Discrete"),
         ("tracking.backends=none", "tracking.backends: 'none' does not fit: it must be a list, and [] is none$"),
-        ("training.max_steps=many", "training.max_steps: 'many' does not fit: it must be a valid integer, "),
-        ("algorithm.double=2", "algorithm.double: 2 does not fit: it must be a valid boolean, "),
+        ("run.name=sweep #2", "run.name: 'sweep #2' has a comment, which begins at the #; quote a text that has one$"),
+        ("training.max_steps=many", "training.max_steps: 'many' does not fit: it must be a whole number$"),
+        ("algorithm.double=2", "algorithm.double: 2 does not fit: it must be true or false$"),
         ("run.name=[1", "run.name: .* is not valid YAML"),
         ("seed", "'seed': an override has the form key.path=value"),
     ],
@@ -356,3 +356,14 @@ def test_a_run_says_that_sampling_changes_nothing_of_agents_of_another_run():
         EvorlWarning, match=r"evolution.initial: sampled has no effect together with population.from, whose"
     ):
         load_config(["evolution.initial=sampled", "population.from=runs/x"], DQN)
+
+
+def test_a_run_says_that_its_mutations_of_hyperparameters_change_nothing():
+    with pytest.warns(EvorlWarning, match=r"no ranges, so that 12% of all mutations change nothing; .* ranges of dqn"):
+        load_config(["evolution.hyperparameters={}", "evolution.mutation.hyperparameters=0.11"], DQN)
+    load_config(["evolution.hyperparameters={}", "evolution.mutation.hyperparameters=0"], DQN)
+
+
+def test_the_weight_of_an_added_mutation_is_no_boolean():
+    with pytest.raises(UserError, match=r"evolution.mutation.noise: True does not fit: it must be a number"):
+        load_config(["evolution.mutation.noise=true"], DQN)

@@ -109,7 +109,7 @@ def test_a_key_that_is_not_there_is_a_mistake(capsys):
     assert run_program(run_command, ["config", "--explain", "name"]) == 2
     assert "--explain: 'name' is one of run.name, algorithm.name, " in error_line(capsys)
     assert run_program(run_command, ["config", "ppo", "algorithm.clip=-1"]) == 2
-    assert "algorithm.clip: -1 does not fit" in error_line(capsys)
+    assert "algorithm.clip: -1 is out of range" in error_line(capsys)
 
 
 def test_files_that_the_shipped_configurations_name_exist():

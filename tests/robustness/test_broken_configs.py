@@ -106,11 +106,12 @@ def test_many_mutated_configurations_are_read_or_refused(tmp_path):
     [
         ("seed: " + "[" * 5000, "it is nested too deeply"),
         ("#" + "x" * 2**17, "it has more than 131072 bytes"),
-        ("seed: 0x" + "f" * 5000, "seed: this int does not fit"),
+        ("seed: 0x" + "f" * 5000, "seed: this int is out of range"),
         ('"a\\nb\\x1b": 1', r"a\\nb\\x1b: unknown key"),
         ("network: {hidden_sizes: [65536, 65536]}", "with the layers of network.hidden_sizes: .* do not fit"),
+        ("population: {size: 1000}\nenvironment: {num_envs: 100}", "num_envs: 100 for each of 1000 agents"),
     ],
-    ids=["deep", "long", "large number", "control characters", "large network"],
+    ids=["deep", "long", "large number", "control characters", "large network", "many environments"],
 )
 def test_values_that_would_take_all_memory_are_refused(text, message, tmp_path):
     path = tmp_path / "some.yaml"

@@ -133,6 +133,7 @@ def test_run_stops_at_the_target_once_fresh_episodes_confirm_it(in_directory):
 
 
 @pytest.mark.filterwarnings("ignore:no episode ended")
+@pytest.mark.filterwarnings("ignore:actors.count")  # Of a machine with one core.
 @pytest.mark.parametrize("path", SHIPPED)
 def test_every_shipped_configuration_runs(path, in_directory):
     """In small: two generations of two, few environments, and a replay of thousands of steps instead of gigabytes.

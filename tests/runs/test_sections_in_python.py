@@ -113,7 +113,7 @@ def test_keyword_arguments_of_the_environment_are_kept(configured, kwargs, in_co
     [
         (lambda: evorl.PPOSettings(gama=0.9), "PPOSettings: gama: unknown key; did you mean 'gamma'?"),
         (lambda: evorl.Evolution(selection={"sise": 3}), "Evolution: selection.sise: unknown key; did you mean"),
-        (lambda: evorl.Evolution(burn_in="late"), "burn_in: 'late' does not fit: it must be a valid integer"),
+        (lambda: evorl.Evolution(burn_in="late"), "burn_in: 'late' does not fit: it must be a whole number, or 'auto'"),
         (lambda: evorl.train(training=evorl.Network(bf16=True)), "training.bf16: unknown key; did you mean 'network"),
         (lambda: evorl.train("ppo", algorithm=evorl.PPOSettings(name="a2c", clip=0.1)), "algorithm.clip: unknown key"),
         (lambda: evorl.train(["ppo"]), "config: ['ppo'] is not a configuration; give a name such as 'ppo', a file or"),
