@@ -24,6 +24,7 @@ from evorl.runs.storage.checkpoint_files import AGENTS, ARCHIVE, ELITE, Checkpoi
 from evorl.runs.storage.directory import may_change_in_branch
 from evorl.system.files import Lock
 from evorl.system.formats import encode_agents
+from evorl.types.agents import Mutation
 from evorl.types.outcomes import EvorlWarning
 
 
@@ -119,6 +120,56 @@ def test_a_named_hyperparameter_is_set_in_every_agent_also_where_evolution_chang
     after = [row for row in lines(Path("runs/b/lineage.jsonl")) if row["generation"] > 2]
     assert {row["generation"] for row in after} >= {3, 4}
     assert all(row["hyperparameters"].items() >= values.items() for row in after)
+
+
+@pytest.fixture
+def with_a_mutant(copied_run):
+    """A function that puts a child #90 of an agent of `file` into the second checkpoint, where it has twice the rate.
+
+    It returns the agents of that checkpoint, and the parent.
+    """
+
+    def put(file=AGENTS, parent_id=None):
+        checkpoints = Checkpoints(copied_run / "checkpoints", keep=1)
+        files = {name: checkpoints.read(2, name) for name in checkpoints.files(2)}
+        evolved, (parent, *_) = agents(copied_run, 2)[:3], agents(copied_run, 2, file)
+        child = parent.child(90, 2 if file == AGENTS else 1)
+        child.parent = parent.id if parent_id is None else parent_id
+        child.hyperparameters["learning_rate"] *= 2
+        child.mutation = Mutation("hyperparameters", "learning_rate", 0.001, 0.002)
+        files[AGENTS] = encode_agents([*evolved, child])
+        checkpoints.complete(2, {name: checkpoints.write(2, name, payload) for name, payload in files.items()})
+        return evolved, parent
+
+    return put
+
+
+@pytest.mark.parametrize("file", [AGENTS, ELITE])
+def test_a_branch_without_a_mutation_has_an_unchanged_copy_of_the_parent_in_its_place(
+    file, with_a_mutant, branch, capsys
+):
+    others, parent = with_a_mutant(file)
+    assert branch("b", "--generation", "2", "training.max_steps=160", "--without", "90", trains=False) == 0
+    assert capsys.readouterr().err.splitlines()[1] == (
+        f"agent #90: is now an unchanged copy of #{parent.id}, and was mutated by hyperparameters (learning_rate: "
+        "0.001 -> 0.002)"
+    )
+    copied = parent.child(90, 2 if file == AGENTS else 1)
+    assert encode_agents(agents(Path("runs/b"), 2)) == encode_agents([*others, copied])
+    assert run_program(demo(), ["--config", "runs/b/config.yaml"]) == 0
+    (born,) = [row for row in lines(Path("runs/b/lineage.jsonl")) if row["id"] == 90 and row["generation"] == 3]
+    assert (born["parent"], born["mutation"]["kind"]) == (parent.id, "none")
+
+
+def test_a_mutation_that_cannot_be_undone_is_told(with_a_mutant, branch, capsys):
+    with_a_mutant(parent_id=77)
+    for id, reason in (
+        ("5", "agent #5 was not mutated after generation 2; mutated were: #90 by hyperparameters (learning_rate"),
+        ("90", "#77, the parent of #90, is not in the checkpoint of generation 2: selection replaced it"),
+    ):
+        assert branch("b", "--generation", "2", "--without", id, "training.max_steps=160") == 2
+        assert f"--without: {reason}" in error_line(capsys)
+        assert not Path("runs/b").exists()
 
 
 def test_more_steps_under_annealing_make_a_branch_and_not_a_resumed_run(branch, capsys):
