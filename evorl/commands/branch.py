@@ -47,7 +47,7 @@ from evorl.system.files import (
     write_atomically,
 )
 from evorl.system.formats import decode_agents, encode_agents
-from evorl.types.agents import UNCHANGED, Agent
+from evorl.types.agents import UNCHANGED, Agent, Mutation
 from evorl.types.outcomes import EvorlWarning, UserError
 
 OF_AGENTS = (AGENTS, ELITE, ISLANDS, ARCHIVE)
@@ -191,8 +191,13 @@ def with_hyperparameters(files: Mapping[str, bytes], names: Sequence[str], confi
 
     def changed(agent: Agent) -> Agent:
         hyperparameters = agent.hyperparameters | {name: values.get(name) for name in names}
+        # A mutation that the new value takes back before the child has trained with it would be told as one.
+        is_taken_back = agent.fitness is None and agent.mutation.kind == "hyperparameters"
+        is_taken_back = is_taken_back and agent.mutation.target in names
         return replace(
-            agent, hyperparameters={name: each for name, each in hyperparameters.items() if each is not None}
+            agent,
+            hyperparameters={name: each for name, each in hyperparameters.items() if each is not None},
+            mutation=Mutation("none") if is_taken_back else agent.mutation,
         )
 
     agents = {file: decode_agents(files[file], file) for file in OF_AGENTS if file in files and names}
@@ -214,9 +219,15 @@ def without_mutation(files: Mapping[str, bytes], id: int, generation: int, confi
         there = ", ".join(f"#{each} by {mutation}" for each, mutation in mutations.items()) or "none"
         raise UserError(f"--without: agent #{id} was not mutated after generation {generation}; mutated were: {there}")
     child = next(agent for agent in agents if agent.id == id)
-    # A best agent of an earlier generation may have trained on, under its id, in the population.
-    elites = [agent for file in (ELITE, ISLANDS) if file in files for agent in decode_agents(files[file], file)]
-    parents = agents if child.parent_generation == generation else elites
+    # The best agents of earlier generations have files of their own: in the population they may have trained on.
+    progress = progress_of(files[STATE], STATE)
+    file, bests = (ISLANDS, progress.island_elites) if ISLANDS in files else (ELITE, [progress.elite])
+    if child.parent_generation == generation:
+        parents = agents
+    else:
+        elites = decode_agents(files[file], file) if file in files else []
+        when = [best.generation for best in bests]
+        parents = [elite for elite, won in zip(elites, when, strict=False) if won == child.parent_generation]
     parent = next((agent for agent in parents if agent.id == child.parent), None)
     if parent is None:
         raise UserError(
