@@ -185,18 +185,21 @@ def _gymnasium(settings: Environment, steps: int) -> list[Verdict]:
 def _episodes(settings: Environment, steps: int) -> list[Verdict]:
     """Random episodes: a run ends where one of them has a fault. Warn if nothing would end an episode."""
     rng = numpy_generator(SEED, generation=0, rank=0, purpose="check")
-    lowest, highest, ended, truncated = np.inf, -np.inf, 0, 0
+    lowest, highest, taken, ended, truncated = np.inf, -np.inf, 0, 0, 0
     with make_environments(settings, 1, 1, device_of(settings)) as environments:
         environments.reset(SEED)
         for _ in range(steps):
             now = _random_step(environments, rng)
+            if not bool(now.valid):  # A native vector's step that resets.
+                continue
+            taken += 1
             reward = float(now.reward)
             lowest, highest = min(lowest, reward), max(highest, reward)
             ended += int(now.terminated | now.truncated)
             truncated += int(now.truncated)
     limit = longest_episode(settings)
     text = (
-        f"observations and rewards are finite in {steps} random steps, rewards {lowest:.4g} to {highest:.4g}; "
+        f"observations and rewards are finite in {taken} random steps, rewards {lowest:.4g} to {highest:.4g}; "
         f"ended episodes: {ended}, truncated: {truncated}"
     )
     if limit is not None:

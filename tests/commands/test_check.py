@@ -215,3 +215,8 @@ def test_words_are_keyword_arguments_or_settings_of_the_environment(capsys):
     assert found.max_restarts == 0
     assert run_program(run_command, ["check", "CartPole-v1", "environment.restarts=1"]) == 2
     assert "environment.restarts: unknown key" in capsys.readouterr().err
+
+
+def test_rewards_are_those_of_transitions_where_a_native_vector_spends_a_step_on_resets(capsys):
+    assert run_program(run_command, ["check", "CartPole-v1", "--steps", "300"]) == 0
+    assert re.search(r"finite in 2\d\d random steps, rewards 1 to 1; ", capsys.readouterr().out)
