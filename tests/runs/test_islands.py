@@ -13,7 +13,7 @@ from evorl.population import initial_population
 from evorl.population.evaluation import Evaluator
 from evorl.runs.agents.comparison import ERROR, compare, comparison_of, sentence, share_interval, sign_test
 from evorl.runs.launch import load_config
-from evorl.runs.output.console import announcement, closing_lines
+from evorl.runs.output.console import announcement, closing_lines, generation_line
 from evorl.runs.output.metrics import record_of
 from evorl.runs.run import Run
 from evorl.runs.storage.progress import Progress
@@ -245,3 +245,12 @@ def test_every_step_of_evaluation_is_counted(in_directory, monkeypatch):
     monkeypatch.setattr(Evaluator, "pop_steps", popped)
     assert train("population.islands=2", "run.name=counted") == 0
     assert summary(in_directory / "runs" / "counted")["evaluation_steps"] == sum(counts) > 0
+
+
+def test_no_reason_is_told_for_the_beginning_of_selection_where_each_island_has_its_own():
+    settings = config("evolution.burn_in=auto", "population={size: 8, islands: 2}")
+    row = {
+        "generation": 5, "agent_steps": 50, "best_fitness": 1.0, "mean_fitness": 0.5, "fitness": [1.0, 0.0],
+        "agents": [0, 1], "selection_began": 5, "rank_correlation": 0.57, "wall_clock_seconds": 1.0,
+    }  # fmt: skip
+    assert "| selection has begun in all islands |" in generation_line(row, [], settings)

@@ -158,7 +158,8 @@ def generation_line(row: Row, born: Sequence[Row], config: AnyConfig) -> str:
         correlation = row["rank_correlation"]
         trusted = correlation is not None and correlation >= TRUSTED_CORRELATION
         because = f"ranks correlate by {correlation:.2f}" if trusted else "a third of the steps is spent"
-        parts.append(f"selection begins ({because})")
+        several = config.population.islands > 1  # Each begins by its own correlation.
+        parts.append("selection has begun in all islands" if several else f"selection begins ({because})")
     return " | ".join([*parts, f"{row['wall_clock_seconds']:.0f} s"])
 
 
