@@ -141,7 +141,8 @@ class Drawn(Lives):
         """The label of the agents' fitness, such as `mean return in evaluation`."""
         if self.is_rated:
             return "rating (Elo)"
-        by = "training" if self.setting("evaluation.fitness") == "training" else "evaluation"
+        few = "training, in evaluation after few episodes"
+        by = few if self.setting("evaluation.fitness") == "training" else "evaluation"
         return f"{self.score_name} in {by}"
 
     @cached_property
