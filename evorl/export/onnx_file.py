@@ -118,6 +118,7 @@ def compare(acting: ActingAgent, loaded: LoadedAgent, payload: bytes) -> float:
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(payload, options, providers=["CPUExecutionProvider"])
     largest = 0.0
+    read = {name.partition(".")[0] for name in acting.parts}
     for batch in (1, BATCH):
         state: NDArray[np.float32] | None = None
         own_state: NDArray[np.float32] | None = None
@@ -125,7 +126,10 @@ def compare(acting: ActingAgent, loaded: LoadedAgent, payload: bytes) -> float:
         for _ in range(STEPS if acting.state_shape[0] else 1):
             observation, mask, _ = _given(acting, loaded, batch, rng)
             inputs = acting.given(observation, mask, own_state)
-            action, after = loaded.predict(observation, state, action_mask=mask)
+            # Without what only critics read: they have states of their own in a recurrent network.
+            is_mapping = isinstance(observation, Mapping)
+            seen = {key: observation[key] for key in observation if key in read} if is_mapping else observation
+            action, after = loaded.predict(seen, state, action_mask=mask)
             wanted = {ACTION: action}
             if after is not None:
                 # The state of a loaded agent is padded to more units.

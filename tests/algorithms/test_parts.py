@@ -59,12 +59,16 @@ def test_actors_and_critics_read_their_parts(name):
     assert sorted(chosen.networks["critics"].network.parts) == ["action", "policy", "truth"]
 
 
-def test_prediction_needs_only_what_the_policy_reads():
-    asked = (*ASKED, "algorithm={name: ppo}")
+def loaded_agent(*more):
+    asked = config(*ASKED, *more)
     spec = replace(interface(PARTS, gym.spaces.Discrete(3)), observation=PARTS)
-    spec, reader = interface_from_json(interface_to_json(spec), config(*asked).environment, "here")
-    chosen = make_algorithm(config(*asked), spec)
-    loaded = LoadedAgent(agent(dqn=chosen), config(*asked), chosen, reader)
+    spec, reader = interface_from_json(interface_to_json(spec), asked.environment, "here")
+    chosen = make_algorithm(asked, spec)
+    return LoadedAgent(agent(dqn=chosen), asked, chosen, reader)
+
+
+def test_prediction_needs_only_what_the_policy_reads():
+    loaded = loaded_agent("algorithm={name: ppo}")
     batch = {"policy": np.random.default_rng(0).uniform(-1, 1, (4, 5)).astype(np.float32)}
     whole = {**batch, "truth": np.ones((4, 3), np.float32), "clock": np.full(4, 2)}
     actions = loaded.predict(batch)[0]
@@ -72,6 +76,15 @@ def test_prediction_needs_only_what_the_policy_reads():
     assert loaded.predict({"policy": batch["policy"][1]})[0] == actions[1]
     with pytest.raises(UserError, match="it has no part 'policy'"):
         loaded.predict({"truth": whole["truth"]})
+
+
+def test_a_recurrent_agent_is_exported_whose_critic_remembers_what_its_policy_does_not_read(tmp_path):
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    from evorl.export.onnx_file import write_onnx
+
+    loaded = loaded_agent("algorithm={name: ppo}", "network.recurrent=gru")
+    assert write_onnx(loaded, tmp_path / "agent.onnx", {}) < 1e-5
 
 
 @pytest.mark.parametrize("name", ["ppo", "td3"])
