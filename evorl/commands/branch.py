@@ -192,13 +192,11 @@ def with_hyperparameters(files: Mapping[str, bytes], names: Sequence[str], confi
     def changed(agent: Agent) -> Agent:
         hyperparameters = agent.hyperparameters | {name: values.get(name) for name in names}
         # A mutation that the new value takes back before the child has trained with it would be told as one.
-        is_taken_back = agent.fitness is None and agent.mutation.kind == "hyperparameters"
-        is_taken_back = is_taken_back and agent.mutation.target in names
-        return replace(
-            agent,
-            hyperparameters={name: each for name, each in hyperparameters.items() if each is not None},
-            mutation=Mutation("none") if is_taken_back else agent.mutation,
-        )
+        is_untrained, mutation = agent.fitness is None, agent.mutation
+        if is_untrained and mutation.kind == "hyperparameters" and mutation.target in names:
+            mutation = Mutation("none")
+        own = {name: each for name, each in hyperparameters.items() if each is not None}
+        return replace(agent, hyperparameters=own, mutation=mutation)
 
     agents = {file: decode_agents(files[file], file) for file in OF_AGENTS if file in files and names}
     return {file: encode_agents([changed(agent) for agent in members]) for file, members in agents.items()}

@@ -141,9 +141,14 @@ class Drawn(Lives):
         """The label of the agents' fitness, such as `mean return in evaluation`."""
         if self.is_rated:
             return "rating (Elo)"
-        few = "training, in evaluation after few episodes"
-        by = few if self.setting("evaluation.fitness") == "training" else "evaluation"
-        return f"{self.score_name} in {by}"
+        if self.setting("evaluation.fitness") != "training":
+            return f"{self.score_name} in evaluation"
+        return f"{self.score_name} in training" if self.is_training_return else self.score_name
+
+    @property
+    def is_training_return(self) -> bool:
+        """True if fitness is the mean return in training, neither shifted nor, after few episodes, of evaluation."""
+        return all(self.train_returns.get((life.generation, life.id)) == life.fitness for life in self.lives)
 
     @cached_property
     def path(self) -> Sequence[Stage]:

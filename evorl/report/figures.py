@@ -70,8 +70,8 @@ def returns(run: Drawn) -> Figure:
 
 
 def training(run: Drawn) -> Figure | None:
-    """Plot the agents' mean return in training episodes; None where none is known."""
-    if not run.train_returns:
+    """Plot the agents' mean return in training episodes; None where that is their fitness, or none is known."""
+    if run.is_training_return or not run.train_returns:
         return None
     return _by_agent(run, lambda life: run.train_returns.get((life.generation, life.id)), "mean return in training")
 

@@ -58,6 +58,10 @@ def test_training_returns_are_drawn_beside_fitness(run):
     (grown,) = [trace for trace in figure["data"] if trace["name"] == "architecture"]
     assert grown["y"] == [15.0, None, None], "its child finished too few episodes"
     assert "return in training 55" in path["hovertext"][-1]
+    known = run.train_returns
+    lives = [replace(life, fitness=known.get((life.generation, life.id))) for life in run.lives]
+    same = replace(run, lives=lives, config={**CONFIG, "evaluation": {"fitness": "training"}})
+    assert (figures.training(same), same.fitness_name) == (None, "mean return in training")
 
 
 def test_a_short_run_has_no_cards_without_content(tmp_path, run):
@@ -350,7 +354,7 @@ def test_a_league_is_drawn_by_rating_with_the_points_of_each_pair(run):
 @pytest.mark.parametrize(
     ("fitness", "by", "score", "name"),
     [
-        ({"return": 1.0}, "training", "mean return", "mean return in training, in evaluation after few episodes"),
+        ({"return": 1.0}, "training", "mean return", "mean return"),  # Evaluated after few episodes.
         ({"return": 1.0, "info.success": 100.0}, "evaluation", "mean fitness", "mean fitness in evaluation"),
         ({"rating": 1.0}, "evaluation", "mean result", "rating (Elo)"),
     ],
