@@ -217,15 +217,13 @@ def without_mutation(files: Mapping[str, bytes], id: int, generation: int, confi
         there = ", ".join(f"#{each} by {mutation}" for each, mutation in mutations.items()) or "none"
         raise UserError(f"--without: agent #{id} was not mutated after generation {generation}; mutated were: {there}")
     child = next(agent for agent in agents if agent.id == id)
-    # The best agents of earlier generations have files of their own: in the population they may have trained on.
-    progress = progress_of(files[STATE], STATE)
-    file, bests = (ISLANDS, progress.island_elites) if ISLANDS in files else (ELITE, [progress.elite])
-    if child.parent_generation == generation:
-        parents = agents
-    else:
-        elites = decode_agents(files[file], file) if file in files else []
-        when = [best.generation for best in bests]
-        parents = [elite for elite, won in zip(elites, when, strict=False) if won == child.parent_generation]
+    parents = agents
+    if child.parent_generation != generation:
+        # The best agents of earlier generations have a file of their own: in the population they may have trained on.
+        progress = progress_of(files[STATE], STATE)
+        file, bests = (ISLANDS, progress.island_elites) if ISLANDS in files else (ELITE, [progress.elite])
+        elites = zip(decode_agents(files[file], file), bests, strict=True) if file in files else []
+        parents = [elite for elite, best in elites if best.generation == child.parent_generation]
     parent = next((agent for agent in parents if agent.id == child.parent), None)
     if parent is None:
         raise UserError(

@@ -31,7 +31,6 @@ BATCH, STEPS = 16, 4
 TOLERANCE = 1e-5
 WIDEST = 1e3
 """Observations with which a file is verified are within this, unless their space is unbounded."""
-Arrays = list[NDArray[Any]]
 
 
 def in_float32(loaded: LoadedAgent) -> LoadedAgent:
