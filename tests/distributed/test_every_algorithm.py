@@ -53,6 +53,17 @@ SETTINGS = {
         "network.recurrent=gru", "network.recurrent_size=8",
     ),
     "ppo": ("algorithm={name: ppo, rollout_steps: 8, batch_size: 8, epochs: 2}",),
+    "ppo on images": (
+        "algorithm={name: ppo, rollout_steps: 8, batch_size: 8, epochs: 2, normalize_observations: true,"
+        " normalize_rewards: true}",
+        "environment={id: 'helpers.spaces:Shown-v0', kwargs: {kind: dict}, num_envs: 2}",
+        "network.convolutions=[{channels: 8, kernel: 4, stride: 2}, {channels: 8, kernel: 3}]",
+    ),
+    "ppo with memory": (
+        "algorithm={name: ppo, rollout_steps: 8, sequence_length: 4, batch_size: 8, epochs: 2,"
+        " normalize_rewards: true}",
+        "network={recurrent: gru, recurrent_size: 12, layer_norm: true}",
+    ),
     "rainbow": RAINBOW,
     "sac": (
         f"algorithm={{name: sac, {REPLAYED}, exploration: {{random_steps: 20}}}}", "environment.id=Pendulum-v1",

@@ -65,51 +65,6 @@ def test_sharded_ranks_train_their_own_agents_and_evolve_together(tmp_path, fork
     assert rows[0]["agent_steps"] == pytest.approx(40, abs=4)
 
 
-KINDS = {
-    "images": (
-        "environment={id: 'helpers.spaces:Shown-v0', kwargs: {kind: dict}, num_envs: 2, carry_over: false}",
-        "network.convolutions=[{channels: 8, kernel: 4, stride: 2}, {channels: 8, kernel: 3}]",
-    ),
-    "recurrent": (
-        "environment={id: 'helpers.spaces:Recall-v0', num_envs: 2, carry_over: false}",
-        "network.recurrent=gru",
-        "network.layer_norm=true",
-    ),
-}
-
-
-@pytest.mark.two_process
-@pytest.mark.parametrize("kind", KINDS)
-def test_replicas_of_images_and_recurrent_networks_stay_bit_identical_and_resume(kind, tmp_path, forked_launch):
-    settings = (
-        "algorithm={name: ppo, rollout_steps: 8, sequence_length: 4, batch_size: 8, epochs: 2,"
-        " normalize_observations: true, normalize_rewards: true}",
-        "network.recurrent_size=12", "checkpoint.keep=20", "evolution.steps=32",
-        "evolution.mutation={none: 0, architecture: 1, parameters: 0.2, activation: 0.2, hyperparameters: 0.4,"
-        " new_layer: 0.4}",
-        "evolution.architecture={min_units: 4, max_units: 96, max_layers: 4}",
-        "evolution.hyperparameters={clip: {min: 0.1, max: 0.4}, epochs: {min: 1, max: 4, grow: 1.5, shrink: 0.7},"
-        " batch_size: {min: 4, max: 16, grow: 1.5, shrink: 0.7}}",
-        *KINDS[kind],
-    )  # fmt: skip
-    done = forked_launch(tmp_path, "run.name=a", "training.max_steps=320", *settings)
-    assert done.returncode == 0, done.stderr[-3000:]
-    run = tmp_path / "runs" / "a"
-    rows = lines(run / "metrics.jsonl")
-    assert not any(row["drifts"] for row in rows), "replicas are meant to compute the same"
-    assert len(rows) == 10
-    changed = " ".join(mutation for row in rows for mutation in row["mutations"])
-    assert all(word in changed for word in (("channels",) if kind == "images" else ("recurrent",)))
-    assert agents(run, 10)[0].state.rewards.count > 0
-
-    cut_back(run, 8, copy=tmp_path / "runs" / "b")
-    done = forked_launch(tmp_path, "run.name=b", "run.resume=auto", "training.max_steps=320", *settings)
-    assert done.returncode == 0, done.stderr[-3000:]
-    for first, second in zip(agents(run, 10), agents(tmp_path / "runs" / "b", 10), strict=True):
-        torch.testing.assert_close(first.tensors, second.tensors, rtol=0, atol=0)
-        assert first.state == second.state
-
-
 PROGRAM = """
 import numpy as np, torch
 from evorl.distributed import Placement, Ranks, shutdown
