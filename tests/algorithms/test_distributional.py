@@ -6,7 +6,18 @@ import numpy as np
 import pytest
 import torch
 from helpers.dqns import DQNS, same_noise
-from helpers.support import agent, algorithm, batch, config, first_architecture, population, seen, train, trained
+from helpers.support import (
+    agent,
+    algorithm,
+    batch,
+    check_stacks_equal_singles,
+    config,
+    first_architecture,
+    population,
+    seen,
+    train,
+    trained,
+)
 
 from evorl.algorithms.functional import categorical_projection, cross_entropy, quantile_huber
 from evorl.algorithms.values import MeanValues
@@ -82,27 +93,13 @@ def test_the_loss_is_the_papers_for_each_agent(distribution, double):
         assert loss.errors[p, b].item() == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("overhead", [0, 10**9])
 @pytest.mark.parametrize("options", DQNS.values(), ids=DQNS)
-def test_stacks_learn_as_their_agents_do_alone(options, overhead, monkeypatch):
-    monkeypatch.setattr("evorl.networks.stack.STACK_OVERHEAD", overhead)
+def test_stacks_learn_as_their_agents_do_alone(options, monkeypatch):
     monkeypatch.setattr(WeightNoise, "draw", same_noise)
     dqn = algorithm(*options)
     agents = family(dqn)
-    together = population(agents, dqn)
-    assert (len(together.policy.stacks) == 1) == (overhead > 0)
     batches = [masked_batch(agents, seed) for seed in range(5)]
-    observation = torch.randn(3, 4, 5)
-    values = together.policy.value(seen(observation), None)
-    errors = [together.update(whole).errors for whole in batches]
-    for index, (single, after) in enumerate(zip(agents, together.to_agents(), strict=True)):
-        alone = population([single], dqn)
-        mine = observation[index : index + 1]
-        torch.testing.assert_close(alone.policy.value(seen(mine), None)[0], values[index])
-        for whole, error in zip(batches, errors, strict=True):
-            own = alone.update(whole.part(slice(index, index + 1)))
-            torch.testing.assert_close(own.errors[0], error[index], rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(after.tensors, alone.to_agents()[0].tensors, rtol=1e-3, atol=1e-5)
+    check_stacks_equal_singles(agents, dqn, batches, seen(torch.randn(3, 4, 5)), rtol=1e-3, atol=1e-5)
 
 
 PROBE = (

@@ -6,7 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from helpers.replayed import Single, check_stack_equals_singles, generator, perceptron, replayed_batch
+from helpers.replayed import Single, check_family, generator, perceptron, replayed_batch
 from helpers.support import agent, algorithm, config, kept, play, population, seen
 
 from evorl.algorithms import make_algorithm
@@ -82,13 +82,9 @@ def test_the_actor_learns_from_the_first_critic_alone(kernel):
     torch.testing.assert_close(*gradients, rtol=0, atol=0)
 
 
-def test_stacks_learn_as_their_agents_do_alone(monkeypatch):
+def test_stacks_learn_as_their_agents_do_alone():
     td3 = made("target_noise: 0, policy_delay: 2")
-    batches = [replayed_batch(td3, 4, seed=seed) for seed in range(4)]
-    for overhead in (0, 10**9):
-        monkeypatch.setattr("evorl.networks.stack.STACK_OVERHEAD", overhead)
-        together = check_stack_equals_singles(td3, batches)
-        assert (len(together.policy.stacks) == 1) == (overhead > 0)
+    check_family(td3, [replayed_batch(td3, 4, seed=seed) for seed in range(4)])
 
 
 def some_due(td3, update):

@@ -102,8 +102,3 @@ def random_state(algorithm, agents, size, generator):
         own = state[index, ..., : agent.architectures[name].recurrent_size]
         own.copy_(0.5 * torch.randn(own.shape, generator=generator))
     return state
-
-
-def alone(batch, index, units):
-    """The batch of one of the agents, whose recurrent state has so many units."""
-    return batch.part(slice(index, index + 1), units)

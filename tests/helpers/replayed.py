@@ -7,7 +7,7 @@ from torch.nn.functional import relu
 from evorl.evolution import mutation as operations
 from evorl.seeding import torch_generator
 from helpers.kinds import shown
-from helpers.support import agent, batch_of, population
+from helpers.support import agent, batch_of, check_stacks_equal_singles
 
 RATE = 1e-2
 
@@ -93,26 +93,7 @@ def family(algorithm):
     return members
 
 
-def check_stack_equals_singles(algorithm, batches):
-    """Check that agents that act and learn together come to what each comes to alone; nothing may be drawn."""
-    agents = family(algorithm)
-    together = population(agents, algorithm)
+def check_family(algorithm, batches):
+    """`check_stacks_equal_singles` of agents whose actors and critics have other sizes each."""
     look = {"observation": torch.randn(4, 3, 5)}
-    started = torch.zeros(4, 3, dtype=torch.bool)
-    actions = together.policy.act(look, started, together.policy.initial_state(3), deterministic=True)[0].action
-    values = together.policy.value(look, None)
-    errors = [together.update(batch).errors for batch in batches]
-    for index, (single, trained) in enumerate(zip(agents, together.to_agents(), strict=True)):
-        alone, own = population([single], algorithm), slice(index, index + 1)
-        mine = {"observation": look["observation"][own]}
-        state = alone.policy.initial_state(3)
-        action = alone.policy.act(mine, started[own], state, deterministic=True)[0].action
-        torch.testing.assert_close(action[0], actions[index])
-        torch.testing.assert_close(alone.policy.value(mine, None)[0], values[index])
-        for batch, error in zip(batches, errors, strict=True):
-            torch.testing.assert_close(alone.update(batch.part(own)).errors[0], error[index], rtol=1e-4, atol=1e-5)
-        (expected,) = alone.to_agents()
-        torch.testing.assert_close(trained.tensors, expected.tensors, rtol=1e-4, atol=1e-5)
-        assert trained.state == expected.state
-        assert trained.fault is None
-    return together
+    check_stacks_equal_singles(family(algorithm), algorithm, batches, look, rtol=1e-4, atol=1e-5)

@@ -130,6 +130,62 @@ def population(agents, dqn=None, **options):
     return Learner(Policy(copies, dqn or algorithm(), generator), **options)
 
 
+def check_stacks_equal_singles(agents, algorithm, batches, look, state=None, **tolerance):
+    """Check that agents in stacks of their own and in one act and learn as each does alone; nothing may be drawn.
+
+    `look` is what they see [P, E, ...], and `state` their recurrent state, zero beyond each agent's own units.
+    """
+    shown = {name: value for name, value in look.items() if name != "started"}
+    copies = next(iter(shown.values())).shape[1]
+    started = look.get("started", torch.zeros(len(agents), copies, dtype=torch.bool))
+
+    def course(learner, own, batches):
+        """What agents do, the state after it and the values then, the errors of each update, and what they become."""
+        seen, units = {name: value[own] for name, value in shown.items()}, learner.policy.initial_state(1).shape[-1]
+        first = learner.policy.initial_state(copies) if state is None else state[own, ..., :units]
+        output, after = learner.policy.act(seen, started[own], first.clone(), deterministic=True)
+        value = learner.policy.value(seen, None if state is None else after)
+        return output.action, after, value, [learner.update(batch).errors for batch in batches], learner.to_agents()
+
+    alone = []
+    for index, single in enumerate(agents):
+        learner, own = population([single], algorithm), slice(index, index + 1)
+        units = learner.policy.stacks[0].recurrent_units
+        alone.append(course(learner, own, [batch.part(own, units) for batch in batches]))
+        ((network, roles), *_), before = alone[-1][-1][0].tensors.items(), single.tensors
+        moved = roles["parameters"].items()
+        assert any(not torch.equal(value, before[network]["parameters"][name]) for name, value in moved)
+    for overhead in (0, 10**9):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("evorl.networks.stack.STACK_OVERHEAD", overhead)
+            together = population(agents, algorithm)
+            assert (len(together.policy.stacks) == 1) == (overhead > 0)
+            action, after, value, errors, trained = course(together, slice(None), batches)
+        for index, (own_action, then, own_value, own_errors, (expected,)) in enumerate(alone):
+            torch.testing.assert_close(action[index], own_action[0])
+            torch.testing.assert_close(value[index], own_value[0])
+            if state is not None:
+                torch.testing.assert_close(after[index][..., : then.shape[-1]], then[0])
+            for error, own_error in zip(errors, own_errors, strict=True):
+                if error is not None:
+                    torch.testing.assert_close(error[index], own_error[0], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(trained[index].tensors, expected.tensors, **tolerance)
+            assert trained[index].state == expected.state
+            assert trained[index].fault is None
+
+
+def check_padding(learner, name):
+    """Check that of a stack's network only its agents' own entries are other than zero; give the one stack."""
+    (stack,) = learner.policy.stacks
+    padding = {key: view.detach().clone() for key, view in stack.networks[name].parameters.views.items()}
+    for index, place in enumerate(learner.policy.places(stack)):
+        for key, tensor in learner.policy.agents[place].tensors[name]["parameters"].items():
+            corner = padding[key][index][tuple(slice(size) for size in tensor.shape)]
+            assert corner.any()
+            corner.zero_()
+    assert not any(values.any() for values in padding.values())
+
+
 def check_tensors(member, algorithm):
     """Check that an agent has the tensors of its architecture and no others, in its shapes."""
     for network, tensors in member.tensors.items():

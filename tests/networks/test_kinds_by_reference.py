@@ -7,8 +7,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from helpers.kinds import OBSERVATIONS, act, alone, made, rollout_batch, shown
-from helpers.support import agent, batch_of, first_architecture, greedy, population
+from helpers.kinds import OBSERVATIONS, act, made, rollout_batch, shown
+from helpers.support import agent, batch_of, check_stacks_equal_singles, first_architecture, greedy, population
 from torch.nn import functional
 
 from evorl.networks.dense import ACTIVATIONS
@@ -239,31 +239,19 @@ def replay_batch(algorithm, agents, seed):
     return batch_of(fields, torch.full((count, 8), 1 / 8), torch.ones(count))
 
 
-@pytest.mark.parametrize("overhead", [0, 10**9])
 @pytest.mark.parametrize("seen", ["image", "dict"])
 @pytest.mark.parametrize("dueling", ["true", "false"])
-def test_stacks_of_dqn_agents_with_images_and_masks_learn_as_they_do_alone(seen, dueling, overhead, monkeypatch):
-    monkeypatch.setattr("evorl.networks.stack.STACK_OVERHEAD", overhead)
+def test_stacks_of_dqn_agents_with_images_and_masks_learn_as_they_do_alone(seen, dueling):
     algorithm = made("dqn", f"algorithm.dueling={dueling}", observations=OBSERVATIONS[seen], masked=True)
     agents = varied(algorithm)
     together = population(agents, algorithm)
-    assert len(together.policy.stacks) == (1 if overhead else 4)
-    batches = [replay_batch(algorithm, agents, seed) for seed in range(3)]
     looks = shown(algorithm.interface, 4, 64, torch.Generator().manual_seed(5))
     best, _ = greedy(together, looks)
     assert looks["action_mask"].gather(-1, best.unsqueeze(-1)).all()
     free = {name: value for name, value in looks.items() if name != "action_mask"}
     assert (greedy(together, free)[0] != best).any(), "a mask changes what is best"
-    for whole in batches:
-        together.update(whole)
-    trained = {member.id: member for member in together.to_agents()}
-    for index, single in enumerate(agents):
-        lonely = population([single], algorithm)
-        mine = {name: value[index : index + 1] for name, value in looks.items()}
-        assert torch.equal(greedy(lonely, mine)[0][0], best[index])
-        for whole in batches:
-            lonely.update(alone(whole, index, 0))
-        torch.testing.assert_close(trained[index].tensors, lonely.to_agents()[0].tensors, rtol=2e-4, atol=2e-5)
+    batches = [replay_batch(algorithm, agents, seed) for seed in range(3)]
+    check_stacks_equal_singles(agents, algorithm, batches, looks, rtol=2e-4, atol=2e-5)
 
 
 def test_a_dqn_target_is_of_an_action_that_is_allowed_next():

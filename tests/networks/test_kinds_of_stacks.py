@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers.kinds import ACTIONS, OBSERVATIONS, act, alone, made, rollout_batch, shown
-from helpers.support import agent, first_architecture, population
+from helpers.kinds import ACTIONS, OBSERVATIONS, made, rollout_batch, shown
+from helpers.support import agent, check_padding, check_stacks_equal_singles, first_architecture, population
 
 from evorl.evolution.mutation import add_layer, enlarge, reduce
 from evorl.networks.recurrent import CELLS, unroll
@@ -56,47 +56,17 @@ def family(algorithm):
     return members
 
 
-def one_of(state, index, units):
-    return state[index : index + 1, ..., :units].clone()
-
-
-@pytest.mark.parametrize("overhead", [0, 10**9])
 @pytest.mark.parametrize("case", CASES)
-def test_stacks_act_learn_and_unroll_as_their_agents_do_alone(case, overhead, monkeypatch):
-    monkeypatch.setattr("evorl.networks.stack.STACK_OVERHEAD", overhead)
+def test_stacks_act_learn_and_unroll_as_their_agents_do_alone(case):
     overrides, spaces = CASES[case]
     algorithm = made("ppo", "algorithm.normalize_advantage=true", *overrides, **spaces)
     agents = family(algorithm)
     length = 4 if agents[0].architectures["policy"].recurrent else 1
-    together = population(agents, algorithm)
-    kernels = len({tuple(layer.kernel for layer in member.architectures["policy"].convolutions) for member in agents})
-    assert (len(together.policy.stacks) == kernels) == (overhead > 0)
-    generator = torch.Generator().manual_seed(9)
-    seen = shown(algorithm.interface, len(agents), 6, generator)
+    look = shown(algorithm.interface, len(agents), 6, torch.Generator().manual_seed(9))
     recurrent = rollout_batch(algorithm, agents, size=6, length=length).recurrent
-    state = torch.zeros(len(agents), 6, 0, 0) if recurrent is None else recurrent.state
-    output, next_state = act(together, seen, state, deterministic=True)
-    best = output.action
-    values = together.policy.value(seen, next_state if length > 1 else None)
     batches = [rollout_batch(algorithm, agents, length=length, seed=seed) for seed in range(3)]
-    for batch in batches:
-        together.update(batch)
-    trained = {member.id: member for member in together.to_agents()}
-
-    for index, single in enumerate(agents):
-        lonely = population([single], algorithm)
-        units = lonely.policy.stacks[0].recurrent_units
-        own, mine = one_of(state, index, units), {name: value[index : index + 1] for name, value in seen.items()}
-        output, own = act(lonely, mine, own, deterministic=True)
-        torch.testing.assert_close(output.action[0], best[index])
-        torch.testing.assert_close(own[0], next_state[index][..., :units])
-        torch.testing.assert_close(lonely.policy.value(mine, own if length > 1 else None)[0], values[index])
-        for batch in batches:
-            lonely.update(alone(batch, index, units))
-        expected = lonely.to_agents()[0].tensors
-        torch.testing.assert_close(trained[index].tensors, expected, rtol=2e-4, atol=2e-5)
-        start = single.tensors["policy"]["parameters"]
-        assert any(not torch.equal(value, start[name]) for name, value in expected["policy"]["parameters"].items())
+    state = None if recurrent is None else recurrent.state
+    check_stacks_equal_singles(agents, algorithm, batches, look, state, rtol=2e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("case", ["gru on images", "lstm", "seen: dict", "normalised"])
@@ -106,17 +76,10 @@ def test_the_padding_stays_zero(case, monkeypatch):
     algorithm = made("ppo", *overrides, **spaces)
     agents = family(algorithm)[:3]
     together = population(agents, algorithm)
-    assert len(together.policy.stacks) == 1
     length = 4 if agents[0].architectures["policy"].recurrent else 1
     for seed in range(4):
         together.update(rollout_batch(algorithm, together.policy.agents, length=length, seed=seed))
-    module = together.policy.stacks[0].networks["policy"]
-    padding = {name: view.detach().clone() for name, view in module.parameters.views.items()}
-    stack = together.policy.stacks[0]
-    for index, member in enumerate(together.policy.agents[place] for place in together.policy.places(stack)):
-        for name, tensor in member.tensors["policy"]["parameters"].items():
-            padding[name][index][tuple(slice(size) for size in tensor.shape)] = 0
-    assert not any(values.any() for values in padding.values())
+    check_padding(together, "policy")
 
 
 @pytest.mark.parametrize("name", CELLS)

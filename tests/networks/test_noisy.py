@@ -11,6 +11,7 @@ from helpers.support import (
     agent,
     algorithm,
     batch,
+    check_padding,
     check_tensors,
     config,
     first_architecture,
@@ -210,12 +211,7 @@ def test_the_padding_stays_zero(monkeypatch):
     together = population(agents, dqn)
     for seed in range(4):
         together.update(batch(together.policy.agents, seed=seed))
-    (stack,) = together.policy.stacks
-    padding = {name: view.detach().clone() for name, view in stack.networks["q"].parameters.views.items()}
-    for index, place in enumerate(together.policy.places(stack)):
-        for name, tensor in agents[place].tensors["q"]["parameters"].items():
-            padding[name][index][tuple(slice(size) for size in tensor.shape)] = 0
-    assert not any(values.any() for values in padding.values())
+    check_padding(together, "q")
 
 
 def test_a_long_chain_of_mutations_keeps_noisy_layers_consistent(monkeypatch):

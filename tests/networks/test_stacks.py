@@ -7,7 +7,17 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from helpers.support import agent, algorithm, batch, batch_of, fields_of, population, seen
+from helpers.support import (
+    agent,
+    algorithm,
+    batch,
+    batch_of,
+    check_padding,
+    check_stacks_equal_singles,
+    fields_of,
+    population,
+    seen,
+)
 
 from evorl.networks import small_image_setting
 from evorl.networks.dense import ACTIVATIONS
@@ -58,32 +68,12 @@ def one_stack(monkeypatch):
     monkeypatch.setattr("evorl.networks.stack.STACK_OVERHEAD", 10**9)
 
 
-@pytest.mark.parametrize("overhead", [0, 10**9])
 @pytest.mark.parametrize("architectures", variants())
-def test_stacks_act_learn_and_update_as_their_agents_do_alone(architectures, overhead, monkeypatch):
-    monkeypatch.setattr("evorl.networks.stack.STACK_OVERHEAD", overhead)
+def test_stacks_act_learn_and_update_as_their_agents_do_alone(architectures):
     dqn = dqn_for(architectures, "algorithm.max_grad_norm=1.0")
     agents = family(architectures, dqn)
-    together = population(agents, dqn)
-    assert (len(together.policy.stacks) == 1) == (overhead > 0)
-    order = [member.id for member in together.policy.agents]
     batches = [batch(agents, seed=seed) for seed in range(4)]
-    observation = torch.randn(len(agents), 3, 5)
-    outputs = together.policy.joined(
-        [dqn.q_values(s.networks["q"](seen(observation[s.members]))) for s in together.policy.stacks]
-    )
-    for whole in batches:
-        together.update(whole)
-    trained = {member.id: member for member in together.to_agents()}
-
-    for index, single in enumerate(agents):
-        alone = population([single], dqn)
-        expected = dqn.q_values(alone.policy.stacks[0].networks["q"](seen(observation[index : index + 1])))
-        torch.testing.assert_close(outputs[order.index(index)], expected[0])
-        for whole in batches:
-            alone.update(only(whole, index))
-        torch.testing.assert_close(trained[index].tensors, alone.to_agents()[0].tensors)
-        assert trained[index].state == alone.policy.agents[0].state
+    check_stacks_equal_singles(agents, dqn, batches, seen(torch.randn(len(agents), 3, 5)))
 
 
 @pytest.mark.parametrize("architectures", variants())
@@ -92,15 +82,7 @@ def test_the_padding_stays_zero(architectures, one_stack):
     together = population(family(architectures, dqn), dqn)
     for seed in range(5):
         together.update(batch(together.policy.agents, seed=seed))
-    module = together.policy.stacks[0].networks["q"]
-    padding = {name: view.detach().clone() for name, view in module.parameters.views.items()}
-    stack = together.policy.stacks[0]
-    for index, member in enumerate(together.policy.agents[place] for place in together.policy.places(stack)):
-        for name, tensor in member.tensors["q"]["parameters"].items():
-            corner = padding[name][index][tuple(slice(size) for size in tensor.shape)]
-            assert corner.any()
-            corner.zero_()
-    assert not any(values.any() for values in padding.values())
+    check_padding(together, "q")
 
 
 def test_gradients_of_one_agent_do_not_reach_another():
