@@ -5,19 +5,14 @@ from functools import cache
 
 import pytest
 import torch
-from helpers.support import config, play, play_as_actor
+from helpers.support import config, learning, play
 from helpers.worlds import P, members
 
-from evorl.algorithms import ALGORITHMS, make_algorithm
+from evorl.algorithms import ALGORITHMS
 from evorl.config.algorithms import SETTINGS
-from evorl.distributed import Placement, Ranks
-from evorl.envs import Environments
-from evorl.population import Learner, Policy, initial_population
 from evorl.replay.rollouts import Minibatches
 from evorl.replay.samplers import draws_per_update
-from evorl.seeding import torch_generator
 from evorl.system.formats import decode_agents, encode_agents
-from evorl.system.stopwatch import Stopwatch
 from evorl.types.agents import Mutation
 
 BOX = ("environment.id=Pendulum-v1",)
@@ -65,20 +60,17 @@ def overrides_for(algorithm, name):
 def course(algorithm, overrides, other=None):
     """The tensors of an agent after some steps, with another value of the hyperparameter `other` than is configured."""
     settings = config(f"algorithm={{name: {algorithm}}}", "population.size=2", *overrides)
-    environments = Environments(settings.environment, 2, settings.environment.num_envs)
-    chosen = make_algorithm(settings, environments.interface)
-    agents = initial_population(settings, chosen)
-    if other is not None:
-        hparams = agents[0].hyperparameters
-        hparams[other] = OTHERS.get(other, hparams[other] / 2)
-        assert chosen.settings.validation_error(other, hparams[other]) is None
-    # As a resume has them: settings of a file, and not of the configuration.
-    agents = decode_agents(encode_agents(agents), "test")
-    generator = torch_generator(0, generation=0, rank=0, purpose="test")
-    learner = Learner(Policy(agents, chosen, generator))
-    experience = chosen.experience(Placement(Ranks(), "replicated", 2), environments.always_valid, Stopwatch())
-    environments.reset(1)
-    (play if settings.actors is None else play_as_actor)(learner, experience, environments, 24)
+
+    def changed(agents):
+        if other is not None:
+            hparams = agents[0].hyperparameters
+            hparams[other] = OTHERS.get(other, hparams[other] / 2)
+            assert settings.algorithm.validation_error(other, hparams[other]) is None
+        # As a resume has them: settings of a file, and not of the configuration.
+        return decode_agents(encode_agents(agents), "test")
+
+    learner, experience, environments = learning(settings, changed)
+    play(learner, experience, environments, 24)
     environments.close()
     named = [role for roles in learner.to_agents()[0].tensors.values() for role in roles.values()]
     return torch.cat([value.flatten() for role in named for value in role.values()])

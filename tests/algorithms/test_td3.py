@@ -7,13 +7,8 @@ import numpy as np
 import pytest
 import torch
 from helpers.replayed import Single, check_family, generator, perceptron, replayed_batch
-from helpers.support import agent, algorithm, config, kept, play, population, seen
+from helpers.support import agent, algorithm, config, kept, learning, play, population, seen
 
-from evorl.algorithms import make_algorithm
-from evorl.distributed import Placement, Ranks
-from evorl.envs import Environments
-from evorl.population import initial_population
-from evorl.system.stopwatch import Stopwatch
 from evorl.types.outcomes import UserError
 
 ACTIONS = gym.spaces.Box(np.array([0.0, -2.0], np.float32), np.array([4.0, 2.0], np.float32))
@@ -217,11 +212,7 @@ def test_every_replay_keeps_the_environments_actions_and_is_learned_from(name, r
         "environment={id: Pendulum-v1, num_envs: 2}", "population.size=2", f"replay={replay}", "replay.capacity=200",
         "replay.learning_starts=20", f"algorithm={{name: {name}, batch_size: 4}}",
     )  # fmt: skip
-    environments = Environments(settings.environment, 2, 2)
-    chosen = make_algorithm(settings, environments.interface)
-    experience = chosen.experience(Placement(Ranks(), "replicated", 2), environments.always_valid, Stopwatch())
-    learner = population(initial_population(settings, chosen), chosen)
-    environments.reset(0)
+    learner, experience, environments = learning(settings)
     play(learner, experience, environments, 30)
     actions = kept(experience.storage)["action"]
     assert actions.shape == (120, 1)

@@ -7,20 +7,16 @@ from functools import cache
 import gymnasium as gym
 import numpy as np
 import pytest
-from helpers.support import ROOT, config, interface, play, play_as_actor
+from helpers.support import ROOT, config, interface, learning, play
 
 from evorl.algorithms import make_algorithm
 from evorl.config import model_of
 from evorl.config.algorithms import SETTINGS
 from evorl.config.docs import settings_of
-from evorl.distributed import Placement, Ranks
-from evorl.envs import Environments
 from evorl.evolution.mutation import Context
 from evorl.evolution.selection import evolve
-from evorl.population import Learner, Policy, initial_population
-from evorl.seeding import torch_generator
+from evorl.population import initial_population
 from evorl.system.formats import encode_agents
-from evorl.system.stopwatch import Stopwatch
 
 REPLAYED = "batch_size: 8, learn_step: 2"
 BOX = ("environment.id=Pendulum-v1", "replay.learning_starts=16")
@@ -271,15 +267,8 @@ def test_nothing_else_differs():
 @cache
 def trained(*overrides):
     """The agents after some steps of training."""
-    settings = config("population.size=2", *overrides)
-    agents, copies = settings.population.size, settings.environment.num_envs
-    environments = Environments(settings.environment, agents, copies)
-    algorithm = make_algorithm(settings, environments.interface)
-    generator = torch_generator(0, generation=0, rank=0, purpose="test")
-    learner = Learner(Policy(initial_population(settings, algorithm), algorithm, generator))
-    experience = algorithm.experience(Placement(Ranks(), "replicated", agents), environments.always_valid, Stopwatch())
-    environments.reset(1)
-    (play if settings.actors is None else play_as_actor)(learner, experience, environments, 24)
+    learner, experience, environments = learning(config("population.size=2", *overrides))
+    play(learner, experience, environments, 24)
     environments.close()
     return encode_agents(learner.to_agents())
 

@@ -211,9 +211,26 @@ def greedy(learner, observation, state=None, started=None):
     return output.action, after
 
 
+def learning(settings, change=lambda agents: agents, **options):
+    """A learner of a configuration's first agents, after a change of them, its experience, and its environments."""
+    agents = settings.population.size
+    environments = Environments(settings.environment, agents, settings.environment.num_envs)
+    chosen = make_algorithm(settings, environments.interface)
+    generator = torch_generator(0, generation=0, rank=0, purpose="test")
+    learner = Learner(Policy(change(initial_population(settings, chosen)), chosen, generator), **options)
+    experience = chosen.experience(Placement(Ranks(), "replicated", agents), environments.always_valid, Stopwatch())
+    if settings.league is not None and settings.league.learn_from == "both":
+        environments.play_both_seats()
+    environments.reset(1)
+    return learner, experience, environments
+
+
 def play(learner, experience, environments, steps, generation=0, over=lambda step: False):
     """The training loop, for so many steps of environments that have been reset, unless it is over before."""
     policy = learner.policy
+    if policy.algorithm.config.actors is not None:
+        play_as_actor(learner, experience, environments, steps)
+        return
     experience.begin(policy, generation)
     state = policy.initial_state(environments.num_envs)
     for step in range(1, steps + 1):
@@ -251,17 +268,8 @@ def trained(*overrides, steps, learning_rate=1e-2, enough=None):
     Training ends before where two scores in a row, `BETWEEN_SCORES` steps apart, are `enough`.
     """
     settings = config("population.size=2", *overrides, f"algorithm.learning_rate={learning_rate}")
-    environments = Environments(settings.environment, 2, settings.environment.num_envs)
-    chosen = make_algorithm(settings, environments.interface)
-    generator = torch_generator(0, generation=0, rank=0, purpose="test")
-    learner = Learner(Policy(initial_population(settings, chosen), chosen, generator))
-    experience = chosen.experience(Placement(Ranks(), "replicated", 2), environments.always_valid, Stopwatch())
-    if settings.league is not None and settings.league.learn_from == "both":
-        environments.play_both_seats()
-    environments.reset(1)
-    if settings.actors is not None:
-        play_as_actor(learner, experience, environments, steps)
-    elif enough is None:
+    learner, experience, environments = learning(settings)
+    if enough is None:
         play(learner, experience, environments, steps)
     else:
         scored, before = Environments(settings.environment, 2, settings.environment.num_envs), [False]

@@ -7,17 +7,11 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from helpers.support import config, play
+from helpers.support import config, learning, play
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from evorl.algorithms import make_algorithm
-from evorl.distributed import Placement, Ranks
-from evorl.envs import Environments
-from evorl.population import Learner, Policy, initial_population
 from evorl.population.graphs import Recorder
-from evorl.seeding import torch_generator
-from evorl.system.stopwatch import Stopwatch
 from evorl.types.outcomes import EvorlWarning, UserError
 
 aten = torch.ops.aten
@@ -85,16 +79,10 @@ class OnCPU(Recorder):
 
 def learner_of(settings, steps, recorder=None):
     """A population of two that has been trained for so many steps."""
-    environments = Environments(settings.environment, 2, settings.environment.num_envs)
-    algorithm = make_algorithm(settings, environments.interface)
-    generator = torch_generator(0, generation=0, rank=0, purpose="test")
-    policy = Policy(initial_population(settings, algorithm), algorithm, generator)
-    learner = Learner(policy, recorder=recorder)
+    learner, experience, environments = learning(settings, recorder=recorder)
     learner._checks_agents = True  # As after the first update on a GPU, which this would otherwise read from.
-    experience = algorithm.experience(Placement(Ranks(), "replicated", 2), environments.always_valid, Stopwatch())
-    environments.reset(1)
     play(learner, experience, environments, steps)
-    experience.end(policy.agents)
+    experience.end(learner.policy.agents)
     environments.close()
     return learner
 
