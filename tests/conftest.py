@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers import forked_servers
 from helpers.forked_launches import ForkedLaunches
-from helpers.support import EVERY_MUTATION, train_below
+from helpers.support import EVERY_MUTATION, LEAGUE, own_copy, train_below
 
 from evorl.actors import server
 
@@ -102,6 +102,18 @@ def trained_run(tmp_path_factory):
 def mutated_run(tmp_path_factory):
     """A run of six generations in which agents mutate in every way, to be read and not to be changed."""
     return train_below(tmp_path_factory.mktemp("mutated"), *EVERY_MUTATION, "training.max_steps=200")
+
+
+@pytest.fixture(scope="session")
+def league_run(tmp_path_factory):
+    """A run of a league of three agents in a game, to be copied and not to be changed."""
+    return train_below(tmp_path_factory.mktemp("league"), *LEAGUE, "training.max_steps=40")
+
+
+@pytest.fixture
+def own_league_run(league_run, in_directory):
+    """The user's own run of a league, in `runs/a` of the working directory."""
+    return own_copy(league_run, in_directory / "runs" / "a")
 
 
 @pytest.fixture(scope="session")

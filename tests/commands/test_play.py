@@ -6,12 +6,12 @@ import re
 import gymnasium as gym
 import numpy as np
 import pytest
-from helpers.support import own_copy, train, train_below
+from helpers.support import train
 
 from evorl.commands.command import run_command
 from evorl.commands.play import ask, board
 
-GAME = ("algorithm={name: a2c}", "environment.id=helpers.games:ThreeMoves", "training.max_steps=40", "run.name=a")
+SHORT = ("algorithm={name: a2c}", "training.max_steps=40", "run.name=a")
 
 
 @pytest.fixture
@@ -24,49 +24,37 @@ def types(monkeypatch):
     return given
 
 
-@pytest.fixture(scope="module")
-def ended(tmp_path_factory):
-    """A run that has ended, to be copied and not to be changed."""
-    return train_below(tmp_path_factory.mktemp("ended"), *GAME)
-
-
-@pytest.fixture
-def run(ended, in_directory):
-    own_copy(ended, in_directory / "runs" / "a")
-    return "runs/a"
-
-
-def test_a_person_plays_from_both_seats_until_the_input_ends(run, types, capsys):
+def test_a_person_plays_from_both_seats_until_the_input_ends(own_league_run, types, capsys):
     # In seat 1 the moves are a and c, which is not a; in seat 2 the reply (a + 1) % 3 wins, so one of three does.
     types("0", "1", "0", "1", "2")
-    run_command(["play", run, "--games", "1", "--seat", "1"])
+    run_command(["play", "runs/a", "--games", "1", "--seat", "1"])
     told = capsys.readouterr().out
     assert "game 1: you have seat 1 of 2" in told
     assert "your move (0 to 2): the agent plays" in told
     assert re.search(r"you have (won|lost)|a draw", told)
     types(*"012012012")
-    run_command(["play", run])
+    run_command(["play", "runs/a"])
     told = capsys.readouterr().out
     assert [told.index(f"game {n}: you have seat {seat} of 2") for n, seat in ((1, 1), (2, 2), (3, 1))]
     assert told.endswith("\nbye\n")
 
 
-def test_the_agents_move_is_its_own_greedy_one(run, types, capsys):
+def test_the_agents_move_is_its_own_greedy_one(own_league_run, types, capsys):
     from evorl import load
 
-    agent = load(run)
+    agent = load(own_league_run)
     seen = np.array([0, -1, -1, 0], np.float32)
     move, _ = agent.predict(seen, action_mask=np.ones(3, bool))
     # One of these wins at once, or else the agent moves again.
     types(*"012" * 20)
-    run_command(["play", run, "--seat", "2", "--games", "10"])
+    run_command(["play", "runs/a", "--seat", "2", "--games", "10"])
     begun = re.findall(r"you have seat 2 of 2\nthe agent plays (\d)\n", capsys.readouterr().out)
     assert begun == [str(move)] * 10
 
 
-def test_a_wrong_move_is_explained_and_asked_again(run, types, capsys):
+def test_a_wrong_move_is_explained_and_asked_again(own_league_run, types, capsys):
     types("7", "x", "1.5", "", "1 2", "nan", "9" * 400, "q")
-    run_command(["play", run, "--seat", "1"])
+    run_command(["play", "runs/a", "--seat", "1"])
     told = capsys.readouterr().out
     assert told.count("your move (0 to 2): ") == 8
     assert told.count("that is not a legal move; q ends\n") == 7
@@ -74,7 +62,7 @@ def test_a_wrong_move_is_explained_and_asked_again(run, types, capsys):
 
 
 def test_both_choose_at_once_in_a_simultaneous_game(in_directory, types, capsys):
-    assert train(*GAME, "environment.id=helpers.games:RockPaperScissors") == 0
+    assert train(*SHORT, "environment.id=helpers.games:RockPaperScissors") == 0
     capsys.readouterr()
     types("0", "1", "2")
     run_command(["play", "runs/a", "--games", "3", "--sample"])
@@ -103,7 +91,7 @@ def test_a_move_of_numbers_is_asked_for_until_it_is_within_bounds(types):
 
 def test_openspiels_own_text_is_shown_without_the_agents_cards(in_directory, types, capsys):
     pytest.importorskip("pyspiel")
-    assert train(GAME[0], "environment.id=openspiel:kuhn_poker", *GAME[2:]) == 0
+    assert train(*SHORT, "environment.id=openspiel:kuhn_poker") == 0
     capsys.readouterr()
     types("q")
     run_command(["play", "runs/a", "--seat", "1"])

@@ -61,6 +61,10 @@ EVERY_MUTATION = [
     "evolution.hyperparameters={learning_rate: {min: 1e-4, max: 1e-2}, batch_size: {min: 4, max: 16},"
     " learn_step: {min: 1, max: 4, grow: 1.5, shrink: 0.75}}",
 ]
+LEAGUE = (
+    "environment.id=helpers.games:ThreeMoves", "algorithm={name: a2c, rollout_steps: 4}", "evolution.fitness=rating",
+    "league={games: 2, margin: 0, archive: 2}", "population.size=3",
+)  # fmt: skip
 
 
 def needs_its_extra(name):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import asdict
 from types import SimpleNamespace
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.games import ThreeMoves
-from helpers.support import config, lines, steps_until, train
+from helpers.support import LEAGUE, config, lines, steps_until, train
 
 from evorl.algorithms import make_algorithm
 from evorl.commands.command import run_command
@@ -322,9 +323,6 @@ def test_the_score_of_the_elite_is_against_the_benchmark(benchmark, score):
         assert lost.all() == (score == 0.0)
 
 
-RUN = (*SETTINGS, "population.size=3", "league.margin=0", "league.archive=2")
-
-
 def league_of_run(run):
     newest = max((run / "checkpoints").glob("generation-*"))
     files = {name: (newest / name).read_bytes() for name in ("agents.safetensors", "archive.safetensors")}
@@ -336,10 +334,10 @@ BOTH = ("environment.id=helpers.games:Duel", "league.matchmaking=latest", "leagu
 
 @pytest.mark.parametrize("more", [(), BOTH])
 def test_a_league_that_was_stopped_ends_as_one_that_was_not(more, in_directory):
-    assert train("run.name=whole", *RUN, *more, "training.max_steps=200") == 0
+    assert train("run.name=whole", *LEAGUE, *more, "training.max_steps=200") == 0
     whole, stopped = in_directory / "runs" / "whole", in_directory / "runs" / "stopped"
-    assert train("run.name=stopped", *RUN, *more, f"training.max_steps={steps_until(whole, 3)}") == 0
-    assert train("run.name=stopped", *RUN, *more, "training.max_steps=200", "run.resume=auto") == 0
+    assert train("run.name=stopped", *LEAGUE, *more, f"training.max_steps={steps_until(whole, 3)}") == 0
+    assert train("run.name=stopped", *LEAGUE, *more, "training.max_steps=200", "run.resume=auto") == 0
     assert league_of_run(stopped) == league_of_run(whole)
     rows = [lines(run / "metrics.jsonl") for run in (stopped, whole)]
     assert [row["fitness"] for row in rows[0]] == [row["fitness"] for row in rows[1]]
@@ -364,7 +362,7 @@ def steps_of_rounds(run, rated, episodes=4):
 
 @pytest.mark.parametrize("fitness", ["rating", "return"])
 def test_moves_in_matches_are_steps_of_evaluation(fitness, in_directory):
-    settings = (*RUN, *ROUNDS, "population.size=4", f"evolution.fitness={fitness}", "league.archive=8")
+    settings = (*LEAGUE, *ROUNDS, "population.size=4", f"evolution.fitness={fitness}", "league.archive=8")
     assert train("run.name=a", *settings, "training.max_steps=120", "evolution.steps=40") == 0
     run = in_directory / "runs" / "a"
     steps = list(steps_of_rounds(run, fitness == "rating"))
@@ -375,10 +373,8 @@ def test_moves_in_matches_are_steps_of_evaluation(fitness, in_directory):
     assert json.loads((run / "summary.json").read_text())["evaluation_steps"] == sum(steps) + row["evaluation_steps"]
 
 
-def test_the_seed_of_a_match_decides_what_both_sides_draw(in_directory, capsys):
+def test_the_seed_of_a_match_decides_what_both_sides_draw(own_league_run, capsys):
     """The game itself has no chance, so different results are the players' own."""
-    assert train("run.name=a", *RUN, "training.max_steps=40") == 0
-    capsys.readouterr()
     told = []
     for seed in ("0", "0", "1", "2", "3"):
         run_command(["match", "runs/a", "random", "--games", "40", "--seed", seed, "--json"])
@@ -387,9 +383,8 @@ def test_the_seed_of_a_match_decides_what_both_sides_draw(in_directory, capsys):
     assert len({(each["won"], each["drawn"]) for each in told}) > 1
 
 
-def test_a_match_of_two_runs_tells_results_of_both_seats(in_directory, capsys):
-    for name in ("a", "b"):
-        assert train(f"run.name={name}", *RUN, "training.max_steps=40", f"seed={ord(name)}") == 0
+def test_a_match_of_two_runs_tells_results_of_both_seats(own_league_run, capsys):
+    assert train("run.name=b", *LEAGUE, "training.max_steps=40", "seed=2") == 0
     capsys.readouterr()
     run_command(["match", "runs/a", "runs/b", "--games", "100", "--json"])
     told = json.loads(capsys.readouterr().out)
@@ -408,24 +403,24 @@ def test_a_match_of_two_runs_tells_results_of_both_seats(in_directory, capsys):
     )
 
 
-def test_a_match_needs_the_same_game_of_two_seats(in_directory):
-    assert train("run.name=game", *RUN, "training.max_steps=40") == 0
-    assert train("run.name=other", *RUN, "environment.id=helpers.games:RockPaperScissors", "training.max_steps=40") == 0
-    assert train("run.name=pole", "training.max_steps=40") == 0
+def test_a_match_needs_the_same_game_of_two_seats(own_league_run, trained_run):
+    another = ("environment.id=helpers.games:RockPaperScissors", "training.max_steps=40")
+    assert train("run.name=other", *LEAGUE, *another) == 0
+    shutil.copytree(trained_run, "runs/pole")
     with pytest.raises(UserError, match=r"runs/pole: plays CartPole-v1, but the game is helpers\.games:ThreeMoves"):
-        run_command(["match", "runs/game", "runs/pole"])
+        run_command(["match", "runs/a", "runs/pole"])
     with pytest.raises(UserError, match="runs/pole: CartPole-v1 is not a two-player game"):
-        run_command(["match", "runs/pole", "runs/game"])
+        run_command(["match", "runs/pole", "runs/a"])
     with pytest.raises(UserError, match=r"watch: helpers.games:ThreeMoves is a game, which is not shown"):
-        run_command(["watch", "runs/game", "--video", "a.mp4"])
+        run_command(["watch", "runs/a", "--video", "a.mp4"])
     with pytest.raises(UserError, match=r"runs/other: plays helpers.games:RockPaperScissors, but the game is "):
-        run_command(["match", "runs/game", "runs/other"])
+        run_command(["match", "runs/a", "runs/other"])
 
 
 @pytest.mark.two_process
 @pytest.mark.parametrize("placement", ["replicated", "sharded"])
 def test_two_ranks_hold_the_same_league(placement, tmp_path, forked_launch):
-    settings = (*RUN, "population.size=4", f"population.placement={placement}", "training.max_steps=160")
+    settings = (*LEAGUE, "population.size=4", f"population.placement={placement}", "training.max_steps=160")
     done = forked_launch(tmp_path, "run.name=a", *settings)
     assert done.returncode == 0, done.stderr[-3000:]
     assert not any(row["drifts"] for row in lines(tmp_path / "runs" / "a" / "metrics.jsonl"))

@@ -5,31 +5,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from helpers.support import error_line, lines, own_copy, steps_until, train, train_below
+from helpers.support import LEAGUE, error_line, lines, own_copy, steps_until, train
 
 from evorl.commands.command import run_command
 from evorl.runs.program import run_program
 from evorl.types.outcomes import EvorlWarning
 
-GAME = (
-    "environment.id=helpers.games:ThreeMoves",
-    "algorithm={name: a2c}",
-    "evolution.fitness=rating",
-    "population.size=3",
-    "training.max_steps=40",
-)
-
-
-@pytest.fixture(scope="module")
-def ended(tmp_path_factory):
-    """A run that has ended, to be copied and not to be changed."""
-    return train_below(tmp_path_factory.mktemp("ended"), *GAME, "seed=1")
-
-
-@pytest.fixture
-def a(ended, in_directory):
-    """The user's own run, in `runs/a` of the working directory."""
-    return own_copy(ended, in_directory / "runs" / "a")
+GAME = (*LEAGUE, "training.max_steps=40")
 
 
 def match(capsys, opponent, *options):
@@ -38,16 +20,16 @@ def match(capsys, opponent, *options):
     return json.loads(capsys.readouterr().out)
 
 
-def test_every_kind_of_opponent_plays_a_match(a, capsys):
-    shutil.copytree(a, "runs/b")
-    agent = json.loads((a / "elite" / "agent.json").read_text())["id"]
+def test_every_kind_of_opponent_plays_a_match(own_league_run, capsys):
+    shutil.copytree(own_league_run, "runs/b")
+    agent = json.loads((own_league_run / "elite" / "agent.json").read_text())["id"]
     ids = {name: match(capsys, name)["agents"] for name in ("random", "helpers.games:right_reply")}
     assert ids == {"random": [agent, None], "helpers.games:right_reply": [agent, None]}
     assert match(capsys, "helpers.games:right_reply")["first_seat"] == 0.0, "the right reply wins"
     assert match(capsys, "runs/b")["agents"] == [agent, agent]
 
 
-def test_an_opponent_that_cannot_play_is_told_in_one_line(a, capsys):
+def test_an_opponent_that_cannot_play_is_told_in_one_line(own_league_run, capsys):
     Path("empty").mkdir()
     Path("agent.onnx").write_bytes(b"a file")
     for opponent, told in {
@@ -70,11 +52,12 @@ def scores(run):
     return [(row["elite_fitness"], row["fitness"]) for row in lines(run / "metrics.jsonl")]
 
 
-def test_a_run_that_goes_on_reads_its_benchmark_where_it_lies(a, in_directory, tmp_path, monkeypatch, capsys):
+def test_a_run_that_goes_on_reads_its_benchmark_where_it_lies(
+    own_league_run, in_directory, tmp_path, monkeypatch, capsys
+):
     """From any directory; it ends as a run that was not stopped if the benchmark has not changed."""
     # Agents are evaluated against it in every generation.
     settings = (*AGAINST, "league.benchmark=runs/a", "evolution.fitness=return", "evaluation.episodes=12")
-    settings += ("training.max_steps=192",)
     runs = in_directory / "runs"
     assert train(*settings, "run.name=whole") == 0
     steps = steps_until(runs / "whole", 2)
@@ -92,7 +75,7 @@ def test_a_run_that_goes_on_reads_its_benchmark_where_it_lies(a, in_directory, t
     assert run_program(run_command, ["evaluate", str(runs / "whole"), "--episodes", "4", "--allow-code"]) == 0
     monkeypatch.chdir(in_directory)
     # A run with another best agent, and then no run.
-    shutil.rmtree(a)
+    shutil.rmtree(own_league_run)
     assert train(*GAME, "run.name=a", "seed=2") == 0
     capsys.readouterr()
     forgotten = []
@@ -100,12 +83,12 @@ def test_a_run_that_goes_on_reads_its_benchmark_where_it_lies(a, in_directory, t
     with pytest.warns(EvorlWarning, match=r"^league\.benchmark: runs/a has another best agent than when this run was"):
         assert train(*settings, "run.name=changed", "run.resume=auto") == 0
     assert len(forgotten) == 1, "the elite is measured again"
-    shutil.rmtree(a)
+    shutil.rmtree(own_league_run)
     for name in ("whole", "new"):
         capsys.readouterr()
         assert train(*settings, f"run.name={name}", "run.resume=auto", "training.max_steps=400") == 2
         # A long path is cut.
-        assert f"league.benchmark: there is no '{str(a)[:40]}" in error_line(capsys)
+        assert f"league.benchmark: there is no '{str(own_league_run)[:40]}" in error_line(capsys)
     assert not (runs / "new").exists(), "a mistake is found before there is a directory"
 
 
@@ -132,7 +115,7 @@ def test_a_benchmark_with_code_of_its_own_must_be_the_users(in_directory, tmp_pa
 
 
 @pytest.mark.two_process
-def test_two_ranks_face_the_same_benchmark(a, in_directory, forked_launch):
+def test_two_ranks_face_the_same_benchmark(own_league_run, in_directory, forked_launch):
     settings = (*AGAINST, "population.size=4", "league.benchmark=runs/a")
     for name in ("b", "c"):
         done = forked_launch(in_directory, f"run.name={name}", *settings)
