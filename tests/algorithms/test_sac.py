@@ -248,24 +248,8 @@ def test_first_choices_are_drawn_evenly_from_what_is_allowed():
 
 
 @pytest.mark.parametrize(
-    ("actions", "message"),
-    [
-        (
-            gym.spaces.Box(-1, np.inf, (2,)),
-            "sac cannot act in Box.* it takes a Box between bounds, Discrete",
-        ),
-        (gym.spaces.MultiDiscrete([2, 3]), r"sac cannot act in MultiDiscrete.* of Some-v0; it takes a Box between"),
-    ],
-)
-def test_spaces_it_cannot_handle_are_named(actions, message):
-    with pytest.raises(UserError, match=message):
-        made(actions=actions)
-
-
-@pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("network.recurrent=gru", "network.recurrent: sac cannot be recurrent; leave 'gru' out"),
         ("algorithm.target_entropy_share=2", "algorithm.target_entropy_share: 2 is out of range"),
         (
             "evolution.hyperparameters={target_entropy_share: {min: 0.1, max: 0.9}}",

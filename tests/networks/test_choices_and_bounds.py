@@ -208,13 +208,3 @@ def test_whole_numbers_have_the_bounds_of_their_space():
     unclipped = torch.tensor([-7.0, -1.0, 0.0, 0.5, 1.0, 7.0]).view(1, 6, 1)
     action = of(gym.spaces.Box(0, 4, (1,), np.int64)).to_environment(unclipped)
     assert action.flatten().tolist() == [0, 0, 2, 3, 4, 4]
-
-
-def test_cutting_an_action_leaves_its_likelihood_that_of_the_raw_one():
-    distribution = of(gym.spaces.Box(-1, 1, (1,)))
-    values = {"action": torch.zeros(1, 2, 1), "log_scale": torch.zeros(1, 1, 1)}
-    unclipped = torch.tensor([[[1.0], [3.0]]])
-    assert distribution.to_environment(unclipped).tolist() == [[[1.0], [1.0]]]
-    found = distribution.likelihood(values, None, unclipped)
-    torch.testing.assert_close(found.log_prob, Normal(0.0, 1.0).log_prob(unclipped).squeeze(-1))
-    assert found.entropy.shape == found.log_prob.shape
