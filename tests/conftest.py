@@ -1,5 +1,6 @@
 import gc
 import os
+import shutil
 import subprocess
 import sys
 
@@ -96,6 +97,12 @@ def in_directory(tmp_path, monkeypatch):
 def trained_run(tmp_path_factory):
     """A run of three generations, none of them cut short, to be copied and not to be changed."""
     return train_below(tmp_path_factory.mktemp("trained"), "training.max_steps=116")
+
+
+@pytest.fixture
+def run(trained_run, in_directory):
+    """A run of three generations, of which the last two have checkpoints, in `runs/a` of the working directory."""
+    return shutil.copytree(trained_run, in_directory / "runs" / "a")
 
 
 @pytest.fixture(scope="session")

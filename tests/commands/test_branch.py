@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers.support import ROOT, config, demo, error_line, lines, train
+from helpers.support import ROOT, config, contents, demo, error_line, lines, saved_agents, train
 from robustness.comparison import differences
 from robustness.systems import CASES
 
@@ -47,22 +47,8 @@ def branch(in_directory, monkeypatch):
     return run
 
 
-@pytest.fixture
-def copied_run(trained_run, in_directory):
-    """The run `runs/a`, of three generations of which the last two have checkpoints."""
-    return shutil.copytree(trained_run, in_directory / "runs" / "a")
-
-
-def contents(run):
-    return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-
-
 def names(directory):
     return sorted(path.name for path in Path(directory).iterdir())
-
-
-def agents(run, generation, file=AGENTS):
-    return Checkpoints(run / "checkpoints", keep=1).agents(generation, file)
 
 
 @pytest.mark.filterwarnings("ignore:no episode ended")
@@ -93,10 +79,10 @@ def test_a_branch_of_two_ranks_ends_as_the_run_that_went_on(tmp_path, forked_lau
     assert {row["ranks"] for row in lines(tmp_path / "runs" / "b" / "metrics.jsonl")} == {2}
 
 
-def test_a_named_hyperparameter_is_set_in_every_agent_also_where_evolution_changed_it(copied_run, branch, capsys):
-    checkpoints = Checkpoints(copied_run / "checkpoints", keep=1)
+def test_a_named_hyperparameter_is_set_in_every_agent_also_where_evolution_changed_it(run, branch, capsys):
+    checkpoints = Checkpoints(run / "checkpoints", keep=1)
     files = {name: checkpoints.read(2, name) for name in checkpoints.files(2)}
-    evolved = agents(copied_run, 2)
+    evolved = saved_agents(run, 2)
     evolved[1].hyperparameters["gamma"] = 0.9
     files[AGENTS] = files[ARCHIVE] = encode_agents(evolved)
     checkpoints.complete(2, {name: checkpoints.write(2, name, payload) for name, payload in files.items()})
@@ -113,7 +99,7 @@ def test_a_named_hyperparameter_is_set_in_every_agent_also_where_evolution_chang
     ]
     values = {"learning_rate": 1e-4, "gamma": 0.99, "max_grad_norm": 5.0}
     for file in (AGENTS, ELITE, ARCHIVE):
-        for before, after in zip(agents(copied_run, 2, file), agents(Path("runs/b"), 2, file), strict=True):
+        for before, after in zip(saved_agents(run, 2, file), saved_agents(Path("runs/b"), 2, file), strict=True):
             assert after.hyperparameters == before.hyperparameters | values
             before.hyperparameters, after.hyperparameters = {}, {}
             assert encode_agents([before]) == encode_agents([after])
@@ -124,19 +110,19 @@ def test_a_named_hyperparameter_is_set_in_every_agent_also_where_evolution_chang
 
 
 @pytest.fixture
-def with_a_mutant(copied_run):
+def with_a_mutant(run):
     """A function that puts a child #90 of an agent of `file` into the second checkpoint, where it has twice the rate.
 
     It returns the agents of that checkpoint, and the parent.
     """
 
     def put(file=AGENTS, parent_id=None, parent_generation=None):
-        checkpoints = Checkpoints(copied_run / "checkpoints", keep=1)
+        checkpoints = Checkpoints(run / "checkpoints", keep=1)
         files = {name: checkpoints.read(2, name) for name in checkpoints.files(2)}
         state = json.loads(files[STATE])
         # The best agent is that of the first generation, under the id of one that has trained on.
         state["elite"]["generation"] = 1
-        evolved, (best,) = agents(copied_run, 2)[:3], agents(copied_run, 2, ELITE)
+        evolved, (best,) = saved_agents(run, 2)[:3], saved_agents(run, 2, ELITE)
         best = replace(best, id=evolved[0].id, hyperparameters=best.hyperparameters | {"gamma": 0.9})
         parent = best if file == ELITE else evolved[0]
         child = parent.child(90, parent_generation or (2 if file == AGENTS else 1))
@@ -161,7 +147,7 @@ def test_a_branch_without_a_mutation_has_an_unchanged_copy_of_the_parent_in_its_
         "0.001 -> 0.002)"
     )
     copied = parent.child(90, 2 if file == AGENTS else 1)
-    assert encode_agents(agents(Path("runs/b"), 2)) == encode_agents([*others, copied])
+    assert encode_agents(saved_agents(Path("runs/b"), 2)) == encode_agents([*others, copied])
     assert run_program(demo(), ["--config", "runs/b/config.yaml"]) == 0
     (born,) = [row for row in lines(Path("runs/b/lineage.jsonl")) if row["id"] == 90 and row["generation"] == 3]
     assert (born["parent"], born["mutation"]["kind"]) == (parent.id, "none")
@@ -176,7 +162,7 @@ def test_a_parent_of_another_generation_is_not_taken_for_the_one_that_was_copied
 def test_a_mutation_that_a_setting_takes_back_is_not_told_as_one(with_a_mutant, branch):
     with_a_mutant()
     assert branch("b", "--generation", "2", "algorithm.learning_rate=1e-4", "training.max_steps=160", trains=False) == 0
-    child = agents(Path("runs/b"), 2)[3]
+    child = saved_agents(Path("runs/b"), 2)[3]
     assert (child.hyperparameters["learning_rate"], child.mutation.kind) == (1e-4, "none")
 
 
@@ -194,12 +180,12 @@ def test_a_mutation_that_cannot_be_undone_is_told(with_a_mutant, branch, capsys)
 def test_more_steps_under_annealing_make_a_branch_and_not_a_resumed_run(branch, capsys):
     settings = ("algorithm={name: ppo, rollout_steps: 10, batch_size: 10, annealing: true}", "run.name=a")
     assert train(*settings, "training.max_steps=80") == 0
-    rates = [each.state.acting["steps"] for each in agents(Path("runs/a"), 2)]
+    rates = [each.state.acting["steps"] for each in saved_agents(Path("runs/a"), 2)]
     capsys.readouterr()
     assert run_program(run_command, ["resume", "runs/a", "training.max_steps=160"]) == 2
     advised = re.search(r"`evorl branch (runs/a) NEW (training\.max_steps=160)` goes on", error_line(capsys))
     assert branch("b", advised[2]) == 0
-    steps = [each.state.acting["steps"] for each in agents(Path("runs/b"), 4)]
+    steps = [each.state.acting["steps"] for each in saved_agents(Path("runs/b"), 4)]
     assert min(rates) > 40
     assert min(steps) > max(rates), "the schedule goes on and does not begin anew"
     assert lines(Path("runs/b/metrics.jsonl"))[-1]["agent_steps"] > 120
@@ -225,7 +211,7 @@ def test_more_steps_under_annealing_make_a_branch_and_not_a_resumed_run(branch, 
         (["b", "training.max_steps=200", "--program", "no.py"], r"--program: there is no file no.py"),
     ],
 )  # fmt: skip
-def test_what_agents_cannot_go_on_with_is_refused_and_nothing_written(words, reason, copied_run, branch, capsys):
+def test_what_agents_cannot_go_on_with_is_refused_and_nothing_written(words, reason, run, branch, capsys):
     before = contents(Path("runs"))
     assert branch(*words) == 2
     assert re.search(reason, error_line(capsys))
@@ -233,7 +219,7 @@ def test_what_agents_cannot_go_on_with_is_refused_and_nothing_written(words, rea
     assert names("runs") == ["a"]
 
 
-def test_the_best_agent_is_measured_anew_in_another_environment_of_evaluation(copied_run, branch):
+def test_the_best_agent_is_measured_anew_in_another_environment_of_evaluation(run, branch):
     """CartPole with Sutton and Barto's reward: -1 in the last step, where the run has had 1 in each step."""
     words = ("evaluation.environment.kwargs={sutton_barto_reward: true}", "training.max_steps=160")
     with pytest.warns(EvorlWarning, match="evaluation.environment changed from null to"):
@@ -277,7 +263,7 @@ def test_the_clip_of_rewards_that_a_replay_holds_stays(name, may_change):
     assert may_change_in_branch("algorithm.reward_clip", config(*settings)) is may_change
 
 
-def test_another_burn_in_decides_anew_when_selection_begins(copied_run, branch):
+def test_another_burn_in_decides_anew_when_selection_begins(run, branch):
     assert branch("b", "evolution.burn_in=0", "training.max_steps=160") == 0
     assert lines(Path("runs/b/metrics.jsonl"))[-1]["selection_began"] is not None
     shutil.rmtree("runs/a")
@@ -286,27 +272,27 @@ def test_another_burn_in_decides_anew_when_selection_begins(copied_run, branch):
     assert lines(Path("runs/b/metrics.jsonl"))[-1]["selection_began"] is None
 
 
-def test_a_run_that_trains_is_copied_and_a_path_may_lie_elsewhere(copied_run, branch):
-    (copied_run / "tracking.json").write_text('{"wandb": "abc"}')
-    lock, before = Lock(copied_run, wait=0.0), contents(copied_run)
+def test_a_run_that_trains_is_copied_and_a_path_may_lie_elsewhere(run, branch):
+    (run / "tracking.json").write_text('{"wandb": "abc"}')
+    lock, before = Lock(run, wait=0.0), contents(run)
     try:
         assert branch("elsewhere/b", "training.max_steps=160") == 0
     finally:
         lock.release()
-    assert contents(copied_run) == before
+    assert contents(run) == before
     new = Path("elsewhere/b")
     assert [row["generation"] for row in lines(new / "metrics.jsonl")] == [1, 2, 3, 4, 5]
     assert not (new / "tracking.json").exists(), "a tracker's run is not continued by another"
 
 
-def test_damaged_checkpoints_are_passed_over(copied_run, branch):
-    (copied_run / "checkpoints" / "generation-000003" / AGENTS).write_bytes(b"")
+def test_damaged_checkpoints_are_passed_over(run, branch):
+    (run / "checkpoints" / "generation-000003" / AGENTS).write_bytes(b"")
     with pytest.warns(EvorlWarning, match=r"generation-000003.* damaged.*; looking at the other checkpoints"):
         assert branch("b", "training.max_steps=160", trains=False) == 0
-    assert agents(Path("runs/b"), 2)
+    assert saved_agents(Path("runs/b"), 2)
 
 
-def test_a_failing_copy_leaves_nothing(copied_run, branch, monkeypatch, capsys):
+def test_a_failing_copy_leaves_nothing(run, branch, monkeypatch, capsys):
     def fail(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -320,20 +306,20 @@ def test_a_failing_copy_leaves_nothing(copied_run, branch, monkeypatch, capsys):
     assert names("runs/b") == ["checkpoints", "config.yaml", "elite", "lineage.jsonl", "metrics.jsonl"]
 
 
-def test_list_lineage_and_reports_say_where_a_branch_began(copied_run, branch, capsys):
+def test_list_lineage_and_reports_say_where_a_branch_began(run, branch, capsys):
     assert branch("b", "training.max_steps=160", "seed=7") == 0
     capsys.readouterr()
     assert run_program(run_command, ["list"]) == 0
     assert re.search(r"\nb .*  branch of a, generation 3\n", capsys.readouterr().out)
     assert run_program(run_command, ["lineage", "runs/b"]) == 0
     assert capsys.readouterr().out.startswith("branch of a, generation 3\n")
-    runs = [data.load(copied_run), data.load(Path("runs/b"))]
+    runs = [data.load(run), data.load(Path("runs/b"))]
     assert ("branch of", "a, generation 3") in run_facts(runs[1])
     assert "branch of" not in dict(run_facts(runs[0]))
     assert [row["names"] for row in compared(groups(runs))] == ["a", "b (branch of a, generation 3)"]
 
 
-def test_a_new_run_with_the_settings_of_a_branch_is_none(copied_run, branch):
+def test_a_new_run_with_the_settings_of_a_branch_is_none(run, branch):
     assert branch("b", "training.max_steps=160", trains=False) == 0
     assert run_program(demo(), ["--config", "runs/b/config.yaml", "run.name=c", "training.max_steps=40"]) == 0
     assert read_yaml(Path("runs/c/config.yaml"))["run"]["branch_of"] is None

@@ -13,11 +13,6 @@ from evorl.runs.reading.lineage import SAME, Stage
 from evorl.types.agents import Mutation
 
 
-@pytest.fixture
-def run(trained_run, in_directory):
-    return shutil.copytree(trained_run, in_directory / "runs" / "a")
-
-
 def test_list_says_what_runs_are_and_how_they_ended(run, capsys):
     for name in ("killed", "begun", "broken"):
         shutil.copytree(run, run.parent / name)

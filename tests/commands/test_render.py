@@ -1,7 +1,6 @@
 """Commands that show what an agent does."""
 
 import re
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +11,6 @@ from evorl.commands.command import run_command
 from evorl.commands.evaluate import evaluate_elite
 from evorl.runs.program import run_program
 from evorl.system import console
-
-
-@pytest.fixture
-def run(trained_run, in_directory):
-    return shutil.copytree(trained_run, in_directory / "runs" / "a")
 
 
 def test_watch_writes_a_film_of_the_episodes_that_evaluate_plays(run, capsys):

@@ -1,6 +1,6 @@
 """demos/optuna_search.py: a bad trial stops early, and the best one's settings come back."""
 
-import importlib.util
+import runpy
 from statistics import fmean
 from types import SimpleNamespace
 
@@ -13,11 +13,8 @@ from evorl.runs.output.callbacks import Generation
 TASK = "CartPole-v1"
 
 
-def imported(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "demos" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def of_demo(name):
+    return runpy.run_path(str(ROOT / "demos" / "optuna_search.py"))[name]
 
 
 @pytest.fixture
@@ -64,7 +61,7 @@ def test_a_pruned_trial_stops_its_run(optuna, in_directory):
             return trial.last_step == 2
 
     study = optuna.create_study(direction="maximize", pruner=SecondReport())
-    study.optimize(lambda trial: imported("optuna_search").objective(trial, TASK, 20_000), n_trials=1)
+    study.optimize(lambda trial: of_demo("objective")(trial, TASK, 20_000), n_trials=1)
     (trial,) = study.trials
     assert trial.state == optuna.trial.TrialState.PRUNED
     assert trial.user_attrs["run"] == "runs/trial"
@@ -77,7 +74,7 @@ def test_a_pruned_trial_stops_its_run(optuna, in_directory):
 def test_the_best_trial_comes_back_and_bad_ones_are_pruned(optuna, monkeypatch):
     seen = []
     monkeypatch.setattr(evorl, "train", pretended(seen))
-    study = imported("optuna_search").search(12, TASK, 20_000)
+    study = of_demo("search")(12, TASK, 20_000)
     states = [trial.state for trial in study.trials]
     assert optuna.trial.TrialState.PRUNED in states
     assert states[:3] == [optuna.trial.TrialState.COMPLETE] * 3, "there is no median yet"

@@ -3,10 +3,9 @@
 import pytest
 import torch
 from helpers.dqns import RAINBOW
-from helpers.support import cut_back, lines
+from helpers.support import cut_back, lines, saved_agents
 
 from evorl.algorithms import ALGORITHMS
-from evorl.system.formats import decode_agents
 
 REPLAYED = "batch_size: 8, learn_step: 2"
 SETTINGS = {
@@ -74,11 +73,6 @@ SETTINGS = {
 }  # fmt: skip
 
 
-def agents(run, generation):
-    path = run / "checkpoints" / f"generation-{generation:06d}" / "agents.safetensors"
-    return decode_agents(path.read_bytes(), str(path))
-
-
 @pytest.mark.two_process
 @pytest.mark.parametrize("name", sorted({*ALGORITHMS, *SETTINGS}))
 def test_replicas_are_bit_identical_and_so_is_a_resumed_run(name, tmp_path, forked_launch):
@@ -103,6 +97,6 @@ def test_replicas_are_bit_identical_and_so_is_a_resumed_run(name, tmp_path, fork
     done = forked_launch(tmp_path, "run.name=b", "run.resume=auto", *common)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "not bit-exact" not in done.stderr
-    for first, second in zip(agents(runs / "a", last), agents(runs / "b", last), strict=True):
+    for first, second in zip(saved_agents(runs / "a", last), saved_agents(runs / "b", last), strict=True):
         torch.testing.assert_close(first.tensors, second.tensors, rtol=0, atol=0)
         assert first.describe() == second.describe()

@@ -4,16 +4,10 @@ import json
 
 import pytest
 import torch
-from helpers.support import EVERY_MUTATION, cut_back, launch, lines, train
+from helpers.support import EVERY_MUTATION, cut_back, launch, lines, saved_agents, train
 
 from evorl.distributed import Ranks
-from evorl.system.formats import decode_agents
 from evorl.types.outcomes import EvorlWarning, UserError
-
-
-def agents(run, generation):
-    path = run / "checkpoints" / f"generation-{generation:06d}" / "agents.safetensors"
-    return decode_agents(path.read_bytes(), str(path))
 
 
 @pytest.mark.two_process
@@ -40,7 +34,7 @@ def test_replicas_stay_bit_identical_over_generations_of_every_mutation(tmp_path
     assert done.returncode == 0, done.stderr[-3000:]
     resumed = {row["generation"]: row["fitness"] for row in lines(tmp_path / "runs" / "b" / "metrics.jsonl")}
     assert resumed == whole
-    for first, second in zip(agents(run, last), agents(tmp_path / "runs" / "b", last), strict=True):
+    for first, second in zip(saved_agents(run, last), saved_agents(tmp_path / "runs" / "b", last), strict=True):
         torch.testing.assert_close(first.tensors, second.tensors, rtol=0, atol=0)
 
     # One process takes the run up too, with an empty replay, and says that this is another run from here on.

@@ -89,20 +89,14 @@ def test_chance_is_drawn_by_its_probabilities_from_the_seed():
     assert rolls[0] == rolls[1], "chance later in a game is of its seed, too"
 
 
-class Scripted:
-    """Opponents that play their highest legal move, and note what they were asked."""
-
-    def __init__(self):
-        self.asked = []
-
-    def __call__(self, asked):
-        self.asked.append(asked)
-        return asked.mask.shape[1] - 1 - asked.mask[:, ::-1].argmax(1)
+def highest(asked):
+    """The highest legal moves."""
+    return asked.mask.shape[1] - 1 - asked.mask[:, ::-1].argmax(1)
 
 
 def test_a_learner_has_its_turns_in_either_seat_and_its_last_view():
     made = make_vector(Environment(id="openspiel:kuhn_poker"), 2)
-    made.opponents = Scripted()
+    made.opponents = highest
     seen, info = made.reset(seed=0)
     assert made.seats.tolist() == [0, 1]
     assert seen[:, -1].tolist() == [0, 1]

@@ -1,7 +1,6 @@
 """What several tests need: small configurations, agents, and the demo as a function."""
 
 import contextlib
-import importlib.util
 import json
 import os
 import re
@@ -42,6 +41,8 @@ from evorl.replay.storage import Storage
 from evorl.runs.configuration import read_config
 from evorl.runs.program import run_program
 from evorl.runs.reading.trust import note_trained
+from evorl.runs.storage.checkpoint_files import AGENTS, Checkpoints
+from evorl.runs.train import main_of
 from evorl.seeding import torch_generator
 from evorl.system.extras import EXTRAS
 from evorl.system.stopwatch import Stopwatch
@@ -414,10 +415,7 @@ def program_for(configuration, overrides):
 
 def demo(program="demos/online.py"):
     """The `main` of a demo."""
-    spec = importlib.util.spec_from_file_location(Path(program).stem, ROOT / program)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.main
+    return main_of(ROOT / program)
 
 
 def train(*overrides, configuration=None):
@@ -495,6 +493,18 @@ def steps_until(run, generation):
     Steps in which an environment only resets do not count, so a generation of 40 counts some less.
     """
     return lines(run / "metrics.jsonl")[generation - 1]["agent_steps"] + 4
+
+
+def saved_agents(run, generation=None, file=AGENTS):
+    """The agents in a checkpoint of a run, the newest unless told."""
+    checkpoints = Checkpoints(run / "checkpoints", keep=1)
+    return checkpoints.agents(generation or checkpoints.generations()[-1], file)
+
+
+def contents(path):
+    """The bytes of a file, or of all files in a directory."""
+    files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
+    return {file: file.read_bytes() for file in files}
 
 
 def lines(path):

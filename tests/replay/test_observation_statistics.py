@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 from helpers.ranks import Exchange
-from helpers.support import agent, algorithm, lines, population, seen, train, vector
+from helpers.support import agent, algorithm, lines, population, saved_agents, seen, train, vector
 
 from evorl.replay.observations import EVERY, ObservationStatistics
 from evorl.replay.statistics import Moments
-from evorl.system.formats import decode_agents
 from evorl.system.stopwatch import Stopwatch
 from evorl.types.batches import Transition
 
@@ -110,9 +109,7 @@ def test_a_run_normalises_by_all_its_transitions(shared, in_directory):
     assert train("run.name=a", "population.size=2", "evolution.steps=400", "training.max_steps=300", *options) == 0
     run = in_directory / "runs" / "a"
     (row,) = lines(run / "metrics.jsonl")
-    path = run / "checkpoints" / "generation-000001" / "agents.safetensors"
-    members = decode_agents(path.read_bytes(), str(path))
-    counts = [float(member.tensors["q"]["buffers"]["normal.observation.number"]) for member in members]
+    counts = [float(member.tensors["q"]["buffers"]["normal.observation.number"]) for member in saved_agents(run)]
     if shared:
         assert counts == [row["global_steps"]] * 2
     else:

@@ -21,13 +21,18 @@ def drifts(run: Path) -> int:
     return sum(json.loads(line)["drifts"] > 0 for line in (run / "metrics.jsonl").read_text().splitlines())
 
 
+def metrics(run: Path) -> list[dict[str, Any]]:
+    """Return the rows of a run's metrics."""
+    return [_unmeasured(json.loads(line)) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
 def _contents(run: Path) -> dict[str, Any]:
     """Return agents, checkpoints, metrics and lineage of a run by file name."""
     contents: dict[str, Any] = {}
     for path in sorted(run.rglob("*")):
         name = str(path.relative_to(run))
         if path.name == "metrics.jsonl":
-            contents[name] = [_unmeasured(json.loads(line)) for line in path.read_text().splitlines()]
+            contents[name] = metrics(run)
         elif path.suffix == ".safetensors" or path.name in ("agent.json", "lineage.jsonl"):
             contents[name] = path.read_bytes()
         elif path.name == "state.json":

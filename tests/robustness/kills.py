@@ -31,10 +31,11 @@ from typing import Any
 import numpy as np
 from launches import Main
 from systems import CASES, PLACEMENTS
-from timeline import PHASES, ROOT, online
+from timeline import PHASES, ROOT
 from trials import SIGNALS, VICTIMS, Plan, disturb
 
 from evorl.runs.launch import load_config
+from evorl.runs.train import main_of
 
 Row = dict[str, Any]
 
@@ -44,7 +45,8 @@ def imported(cases: Sequence[str]) -> Main:
     sys.path.append(str(ROOT / "tests"))  # Where environments are found.
     for case in cases:
         load_config(CASES[case], ROOT / "configs" / "training" / "dqn.yaml")
-    return online()
+    main = main_of(ROOT / "demos" / "online.py")
+    return lambda arguments: main(arguments, ())
 
 
 def tables(rows: Sequence[Row]) -> str:

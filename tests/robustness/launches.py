@@ -27,7 +27,7 @@ GRACE = 30.0
 """Seconds that torchrun gives ranks to end at SIGTERM before it kills them."""
 DIES_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of prctl(2)."""
-Main = Callable[[Sequence[str]], None]
+Main = Callable[[Sequence[str]], object]
 
 
 class Process(Protocol):

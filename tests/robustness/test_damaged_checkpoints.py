@@ -84,10 +84,7 @@ def test_verify_notices_the_checkpoint_of_another_generation(trained_run, tmp_pa
 
 
 @pytest.mark.parametrize("name", ["agents.safetensors", "manifest.json"])
-def test_damaged_run_resumes_from_the_checkpoint_before_and_ends_as_undisturbed(
-    name, trained_run, undisturbed, in_directory
-):
-    run = shutil.copytree(trained_run, in_directory / "runs" / "a")
+def test_damaged_run_resumes_from_the_checkpoint_before_and_ends_as_undisturbed(name, run, undisturbed):
     damage(newest(run) / name)
     with pytest.warns(EvorlWarning, match=rf"{name}: .*the checkpoint before it"):
         assert train("run.name=a", "run.resume=auto", LATER) == 0
@@ -95,8 +92,7 @@ def test_damaged_run_resumes_from_the_checkpoint_before_and_ends_as_undisturbed(
     assert {file.split("/")[1].partition("-")[0] for file in differences(run, undisturbed)} <= {"damaged"}
 
 
-def test_run_whose_checkpoints_are_all_damaged_ends_and_is_not_changed(trained_run, in_directory, capsys):
-    run = shutil.copytree(trained_run, in_directory / "runs" / "a")
+def test_run_whose_checkpoints_are_all_damaged_ends_and_is_not_changed(run, capsys):
     for checkpoint in (run / "checkpoints").glob("generation-*"):
         damage(checkpoint / "state.json")
     before = (run / "metrics.jsonl").read_bytes()

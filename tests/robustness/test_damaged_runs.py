@@ -9,7 +9,7 @@ import warnings
 import numpy as np
 import pytest
 import yaml
-from helpers.support import lines
+from helpers.support import contents, lines
 
 from evorl.commands.command import run_command
 from evorl.runs.program import run_program
@@ -106,17 +106,17 @@ COMMANDS = {
 
 
 @pytest.fixture
-def run(trained_run, in_directory):
+def run(run):
     """A run to be damaged, beside one that is not."""
-    shutil.copytree(trained_run, in_directory / "runs" / "b")
-    return shutil.copytree(trained_run, in_directory / "runs" / "a")
+    shutil.copytree(run, run.parent / "b")
+    return run
 
 
 def check(command, run, capsys, monkeypatch):
     """Give a damaged run to a command, which must end with one line of error or none; give its code."""
     monkeypatch.setattr("os.execv", lambda path, command: None)
     beside = run.with_name("b")
-    before = {path: path.read_bytes() for path in beside.rglob("*") if path.is_file()}
+    before = contents(beside)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EvorlWarning)
         code = run_program(run_command, COMMANDS[command])
@@ -124,7 +124,7 @@ def check(command, run, capsys, monkeypatch):
     assert code in (0, 2)
     assert all(line.isprintable() for line in (printed.out + printed.err).split("\n"))
     assert [line.startswith("error: ") for line in printed.err.splitlines()].count(True) == (code == 2)
-    assert before == {path: path.read_bytes() for path in beside.rglob("*") if path.is_file()}
+    assert before == contents(beside)
     if command == "list":
         assert code == 0, "a damaged run must not hide the others"
         assert "CartPole-v1" in re.search(r"^b .*", printed.out, re.MULTILINE)[0]

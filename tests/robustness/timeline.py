@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -108,18 +107,7 @@ class Undisturbed:
         return event, delay
 
 
-def online() -> Callable[[Sequence[str]], None]:
-    """Return the `main` of demos/online.py."""
-    spec = importlib.util.spec_from_file_location("online", ROOT / "demos" / "online.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    main: Callable[[Sequence[str]], None] = module.main
-    return main
-
-
-def train(main: Callable[[Sequence[str]], None], timeline: Timeline, arguments: Sequence[str]) -> int:
+def train(main: Callable[[Sequence[str]], object], timeline: Timeline, arguments: Sequence[str]) -> int:
     """Train in this process, one of the launch's ranks, and return the exit code."""
     rank, measure = int(os.environ.get("RANK", "0")), Stopwatch.__call__
     outer = ["between"]

@@ -13,7 +13,19 @@ import warnings
 
 import pytest
 import torch
-from helpers.support import EVERY_MUTATION, ROOT, SMALL, agent, algorithm, batch, config, lines, population, train
+from helpers.support import (
+    EVERY_MUTATION,
+    ROOT,
+    SMALL,
+    agent,
+    algorithm,
+    batch,
+    config,
+    contents,
+    lines,
+    population,
+    train,
+)
 
 from evorl.commands.command import MAY_CHANGE
 from evorl.commands.train import resume_command
@@ -323,18 +335,16 @@ def test_a_signal_ends_a_program_in_order_and_processes_of_environments_do_not_h
     check_ended_in_order(run, signal.SIGTERM, error)
 
 
-def test_resume_without_checkpoints_is_refused(trained_run, in_directory, capsys):
-    run = shutil.copytree(trained_run, in_directory / "runs" / "a")
+def test_resume_without_checkpoints_is_refused(run, capsys):
     shutil.rmtree(run / "checkpoints")
-    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    before = contents(run)
     assert train("run.name=a", "training.max_steps=200", "run.resume=auto") == 2
     assert "has been trained before, but has no checkpoint" in capsys.readouterr().err
-    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    assert contents(run) == before
 
 
-def test_resume_goes_on_as_the_run_was_begun(trained_run, in_directory, tmp_path):
-    run, program = in_directory / "runs" / "a", ROOT / "demos" / "online.py"
-    shutil.copytree(trained_run, run)
+def test_resume_goes_on_as_the_run_was_begun(run, tmp_path):
+    program = ROOT / "demos" / "online.py"
     command = resume_command(run, ["training.max_steps=200"], program, None)
     assert command[:2] == [sys.executable, str(program)]
     assert command[-3:] == [f'run.directory="{run.parent}"', 'run.name="a"', "run.resume=auto"]
@@ -345,4 +355,4 @@ def test_resume_goes_on_as_the_run_was_begun(trained_run, in_directory, tmp_path
     with pytest.raises(UserError, match=r"algorithm.gamma was 0.99 and is now 0.5"):
         resume_command(run, ["algorithm.gamma=0.5"], program, None)
     with pytest.raises(UserError, match="there is no run here"):
-        resume_command(in_directory / "nothing", [], program, None)
+        resume_command(tmp_path / "nothing", [], program, None)

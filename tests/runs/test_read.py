@@ -15,11 +15,6 @@ from evorl.runs.storage.json_lines import JsonLines
 from evorl.types.outcomes import UserError
 
 
-@pytest.fixture
-def run(trained_run, in_directory):
-    return shutil.copytree(trained_run, in_directory / "a")
-
-
 def test_a_run_is_read_as_it_was_written(run):
     record = read_run(run)
     rows = lines(run / "metrics.jsonl")

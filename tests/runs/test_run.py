@@ -8,7 +8,8 @@ import signal
 import numpy as np
 import pytest
 import torch
-from helpers.support import EVERY_MUTATION, ROOT, error_line, lines, needs_its_extra, steps_until, train
+from helpers.support import EVERY_MUTATION, ROOT, error_line, lines, needs_its_extra, saved_agents, steps_until, train
+from robustness.comparison import differences
 
 from evorl.commands.command import run_command
 from evorl.commands.evaluate import evaluate_elite
@@ -21,22 +22,11 @@ from evorl.system.formats import decode_agents, encode_agents
 from evorl.system.signals import Interrupted
 from evorl.types.outcomes import EvorlWarning, UserError
 
-MEASURED = ("seconds", "wall_clock_seconds", "env_steps_per_second", "updates_per_second")
 SHIPPED = [
     pytest.param(path, id=path.name, marks=[pytest.mark.slow] if "atari" in path.name else [])
     for path in sorted((ROOT / "configs" / "training").glob("*.yaml"))
     if ("atari" not in path.name and "pong" not in path.name) or path.stem in ("rainbow_atari", "impala_atari")
 ]
-
-
-def told(run):
-    """The lines of metrics.jsonl without what a clock measured."""
-    return [{key: value for key, value in row.items() if key not in MEASURED} for row in lines(run / "metrics.jsonl")]
-
-
-def last_files(run, skip=("manifest.json", "state.json")):
-    checkpoint = sorted((run / "checkpoints").iterdir())[-1]
-    return {path.name: path.read_bytes() for path in checkpoint.iterdir() if path.name not in skip}
 
 
 def test_a_run_leaves_what_the_readme_promises(in_directory):
@@ -81,11 +71,11 @@ def test_a_run_leaves_what_the_readme_promises(in_directory):
 def test_the_resolved_configuration_reproduces_the_run_and_another_seed_gives_another(in_directory, mutated_run):
     runs, resolved = in_directory / "runs", mutated_run / "config.yaml"
     assert train("run.name=b", f"run.directory={runs}", configuration=resolved) == 0
-    assert told(runs / "b") == told(mutated_run)
-    assert last_files(runs / "b") == last_files(mutated_run)
+    assert differences(runs / "b", mutated_run) == []
     other = ("seed=6", "training.max_steps=40")
     assert train("run.name=c", f"run.directory={runs}", *other, configuration=resolved) == 0
-    assert told(runs / "c")[0]["fitness"] != told(mutated_run)[0]["fitness"]
+    other, one = (lines(run / "metrics.jsonl")[0]["fitness"] for run in (runs / "c", mutated_run))
+    assert other != one
 
 
 @pytest.mark.filterwarnings("ignore:no episode ended")
@@ -105,9 +95,7 @@ def test_resumed_run_ends_as_undisturbed(in_directory, mutated_run, world):
     with (stopped / "metrics.jsonl").open("a") as file:
         file.write('{"generation": 3, "cut sho')  # As a kill in the middle of a write would leave it.
     assert train("run.name=stopped", *settings, "training.max_steps=200", "run.resume=auto") == 0
-    assert told(stopped) == told(whole)
-    assert lines(stopped / "lineage.jsonl") == lines(whole / "lineage.jsonl")
-    assert last_files(stopped) == last_files(whole)
+    assert differences(stopped, whole) == []
 
 
 def test_a_run_that_goes_on_after_a_generation_that_was_cut_short_says_so(in_directory):
@@ -206,10 +194,9 @@ def test_a_resume_of_a_finished_run_changes_nothing_even_if_it_is_interrupted(tr
         (["--config", "none.yaml"], "none.yaml: cannot read the configuration: No such file"),
     ],
 )
-def test_wrong_run_settings_end_with_one_line_and_code_2(overrides, message, trained_run, in_directory, capsys):
-    shutil.copytree(trained_run, in_directory / "runs" / "a")
-    (in_directory / "runs" / "other").mkdir()
-    (in_directory / "runs" / "other" / "thesis.txt").write_text("mine")
+def test_wrong_run_settings_end_with_one_line_and_code_2(overrides, message, run, capsys):
+    (run.parent / "other").mkdir()
+    (run.parent / "other" / "thesis.txt").write_text("mine")
     capsys.readouterr()
     assert train(*overrides) == 2
     assert message in error_line(capsys)
@@ -326,9 +313,7 @@ def test_lines_count_the_steps_of_evaluations(in_directory):
 
 
 def test_agents_are_encoded_and_decoded_unchanged(mutated_run):
-    *_, newest = sorted((mutated_run / "checkpoints").glob("generation-*"))
-    path = newest / "agents.safetensors"
-    agents = decode_agents(path.read_bytes(), "test")
+    agents = saved_agents(mutated_run)
     again = decode_agents(encode_agents(agents), "test")
     assert [member.describe() for member in agents] == [member.describe() for member in again]
     torch.testing.assert_close([m.tensors for m in agents], [m.tensors for m in again], rtol=0, atol=0)

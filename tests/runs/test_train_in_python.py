@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from helpers.support import ROOT, SMALL, config, error_line, free_port, lines
 from helpers.support import train as train_demo
+from robustness.comparison import differences, metrics
 
 import evorl
 from evorl.commands.command import run_command
@@ -46,19 +47,12 @@ def make_five_steps(bonus=0.0):
     return gym.wrappers.TransformReward(FiveSteps(), lambda reward: reward + bonus)
 
 
-def without_times(path):
-    return [
-        {key: value for key, value in row.items() if not re.search("second", key)}
-        for row in lines(path / "metrics.jsonl")
-    ]
-
-
 def test_evorl_train_trains_what_the_demo_trains(in_directory):
     run = evorl.train(SMALL, training=SHORT, run={"name": "a"}, seed=3)
     assert run.path == in_directory / "runs" / "a"
     assert run.summary == json.loads((run.path / "summary.json").read_text())
     assert train_demo("run.name=b", "training.max_steps=70", "seed=3") == 0
-    assert without_times(run.path) == without_times(run.path.parent / "b")
+    assert differences(run.path, run.path.parent / "b") == []
     assert len(run.read().metrics) == run.summary["generations"]
     action, _ = run.load().predict(np.zeros(4, dtype=np.float32))
     assert action in (0, 1)
@@ -69,7 +63,7 @@ def test_settings_may_be_a_mapping_or_a_configuration(in_directory):
     first = evorl.train(data, training={"max_steps": 40}, run={"name": "a"}, seed=2)
     config = first.load().config
     again = evorl.train(config, run={"name": "b"})
-    assert without_times(first.path) == without_times(again.path)
+    assert differences(first.path, again.path) == []
 
 
 def test_sections_are_merged_and_dotted_keys_replace():
@@ -143,10 +137,10 @@ def test_callbacks_see_each_generation_and_change_nothing(in_directory):
     run = evorl.train(SMALL, callbacks=[meddle, note], run={"name": "a"}, training=SHORT)
     assert [number for number, *_ in seen] == [1, 2]
     assert all(row == own for _, row, own in seen)
-    rows = without_times(run.path)
+    rows = metrics(run.path)
     assert [row.pop("logged") for row in rows] == [{"half": 0.5, "none": None}, {"half": 1.0, "none": None}]
     alone = evorl.train(SMALL, run={"name": "b"}, training=SHORT)
-    assert rows == without_times(alone.path)
+    assert rows == metrics(alone.path)
     record = record_of(lines(run.path / "metrics.jsonl")[1], config())
     assert record.points["callbacks/half"] == 1.0
     assert "callbacks/none" not in record.points
@@ -166,7 +160,7 @@ def test_a_callback_stops_the_run_in_order(in_directory, capsys):
     assert said[-1] == "next: `evorl evaluate runs/a`, `evorl resume runs/a` to go on"
     resumed = evorl.train(SMALL, run={"name": "a", "resume": "auto"})
     assert resumed.summary["ended"] == "finished"
-    assert without_times(resumed.path) == without_times(evorl.train(SMALL, run={"name": "b"}).path)
+    assert differences(resumed.path, evorl.train(SMALL, run={"name": "b"}).path) == []
 
 
 def test_callbacks_that_could_not_be_called_are_refused_before_training(in_directory):

@@ -7,20 +7,19 @@ import gymnasium as gym
 import pytest
 import torch
 from helpers.support import agent as new_agent
-from helpers.support import algorithm, config, error_line, lines, train
+from helpers.support import algorithm, config, error_line, lines, saved_agents, train
 
 from evorl.commands.command import run_command
 from evorl.distributed import Ranks
 from evorl.population import Policy
 from evorl.runs.agents.transfer import first_agents
 from evorl.runs.storage.directory import load_elite
-from evorl.system.formats import decode_agents
 from evorl.types.outcomes import UserError
 
 
 @pytest.fixture
-def source(trained_run, in_directory):
-    return shutil.copytree(trained_run, in_directory / "runs" / "before")
+def source(run):
+    return run.rename(run.parent / "before")
 
 
 def taken(source, *overrides):
@@ -66,8 +65,7 @@ def test_agents_of_another_run_take_the_hyperparameters_that_are_named(source, c
 
 
 def test_population_from_repeats_agents_where_there_are_too_few(source):
-    newest = sorted((source / "checkpoints").iterdir())[-1]
-    there = decode_agents((newest / "agents.safetensors").read_bytes(), "there")
+    there = saved_agents(source)
     agents = taken(source, "population.from_agents=population", "population.size=6")
     assert [str(agent.mutation) for agent in agents] == [
         f"initial (agent {origin.id} of before)" for origin in [*there, *there[:2]]
@@ -79,8 +77,7 @@ def test_population_from_repeats_agents_where_there_are_too_few(source):
 def test_a_smaller_population_takes_the_fittest_of_a_pool(in_directory):
     assert train("evolution=false", "population.size=5", "run.name=pool", "seed=3") == 0
     pool = in_directory / "runs" / "pool"
-    newest = sorted((pool / "checkpoints").iterdir())[-1]
-    there = decode_agents((newest / "agents.safetensors").read_bytes(), "there")
+    there = saved_agents(pool)
     fittest = sorted(there, key=lambda agent: agent.fitness, reverse=True)[:2]
     assert [agent.id for agent in fittest] != [0, 1], "the first two would be taken anyway"
     agents = taken(pool, "population.from_agents=population", "population.size=2")

@@ -3,13 +3,12 @@
 import json
 import os
 import re
-import shutil
 import time
 
 import pytest
 import torch
 from helpers.forged import DESCRIBED, forge, hostile
-from helpers.support import error_line, train
+from helpers.support import contents, error_line, train
 
 from evorl.commands.command import run_command
 from evorl.runs.program import run_program
@@ -21,12 +20,6 @@ from evorl.types.outcomes import UserError
 
 RESUME = ("run.name=a", "run.resume=auto", "training.max_steps=200")
 REPLAY = "experience-rank-000.safetensors"
-
-
-@pytest.fixture
-def run(trained_run, in_directory):
-    """A run of three generations that a test may spoil."""
-    return shutil.copytree(trained_run, in_directory / "runs" / "a")
 
 
 def refused(capsys, *overrides):
@@ -120,12 +113,6 @@ def test_a_link_at_any_depth_of_a_run_is_refused_by_each_command(place, run, tmp
     assert "symbolic link" in error_line(capsys)
     assert contents(outside) == before
     assert link.is_symlink()
-
-
-def contents(path):
-    """The bytes of a file, or of all files in a directory."""
-    files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
-    return {file.name: file.read_bytes() for file in files}
 
 
 @pytest.mark.parametrize("output", ["plot.png", "agent.onnx"])
