@@ -42,14 +42,6 @@ def test_tournament_winners_have_the_frequencies_of_theory():
     assert share == pytest.approx({2: 3 / 6, 0: 2 / 6, 3: 1 / 6, 1: 0.0}, abs=0.01)
 
 
-def test_a_tournament_of_all_is_won_by_the_best():
-    places = SELECTIONS["tournament"](
-        Candidates(np.array([1.0, 5.0, 2.0])), Selection(size=3, replace=1), np.random.default_rng(0)
-    )
-    assert [place.candidate for place in places] == [1, 1, 1]
-    assert [place.mutate for place in places] == [False, True, True]
-
-
 def test_truncation_replaces_the_worst_by_the_best():
     fitness = np.array([5.0, 1.0, 3.0, 2.0, 9.0, 4.0, 8.0, 7.0])
     places = SELECTIONS["truncation"](
@@ -363,6 +355,7 @@ def test_no_end_of_a_range_keeps_what_comes_to_it(scale):
     assert counts.sum() == 10_000
     assert counts.min() > 1_000, "all parts of the range are come to alike"
     assert np.isin([low, high], values).all()
+    assert np.diff(values).all(), "at a bound it goes the other way"
 
 
 def test_numbers_near_one_are_turned_by_their_distance_from_one():
@@ -392,19 +385,6 @@ def test_integers_do_not_stick():
     for _ in range(10):
         value = perturbed(value, span, span.factors[1])
     assert round(value) == 4
-
-
-def test_hyperparameters_stay_in_their_range_and_use_all_of_it():
-    here = context("evolution.hyperparameters={learning_rate: {min: 1e-4, max: 1e-2, grow: 1.5, shrink: 0.75}}")
-    rng, member = np.random.default_rng(0), agent()
-    seen = []
-    for _ in range(2000):
-        before = member.hyperparameters["learning_rate"]
-        mutate_hyperparameter(member, here, rng)
-        seen.append(member.hyperparameters["learning_rate"])
-        assert seen[-1] != before, "at a bound it goes the other way"
-    assert min(seen) == 1e-4
-    assert max(seen) == 1e-2
 
 
 @pytest.mark.parametrize("scale", SCALES)
