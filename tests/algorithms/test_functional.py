@@ -125,12 +125,6 @@ def test_the_divergence_is_never_negative_and_zero_for_equal_policies():
     assert approximate_kl(torch.tensor([[math.log(0.5)]])).item() == pytest.approx(0.5 - 1 + math.log(2))
 
 
-def test_the_divergence_is_on_average_the_true_one():
-    old, new = random(2, 6, seed=9).log_softmax(-1)
-    true = (old.exp() * (old - new)).sum()
-    torch.testing.assert_close((old.exp() * approximate_kl(new - old)).sum(), true)
-
-
 @pytest.mark.parametrize("log_ratio", [1e-4, -1e-4, 1e-3])
 def test_small_divergences_are_not_lost_in_rounding(log_ratio):
     found = approximate_kl(torch.tensor([[log_ratio]], dtype=torch.float32))
@@ -175,16 +169,6 @@ def test_the_cross_entropy_is_least_at_the_target_where_its_gradient_is_zero():
     assert cross_entropy(torch.zeros(1, 1, 4), even).item() == pytest.approx(math.log(4))
 
 
-def test_the_quantile_loss_by_hand():
-    """Levels 1/4 and 3/4 of quantiles 0 and 2, for samples 3 and -0.5, with a kappa of 1."""
-    prediction, samples = torch.tensor([[[0.0, 2.0]]]), torch.tensor([[[3.0, -0.5]]])
-    first = (0.25 * (3 - 0.5) + 0.75 * 0.5 * 0.5**2) / 2
-    second = (0.75 * 0.5 * 1.0**2 + 0.25 * (2.5 - 0.5)) / 2
-    assert quantile_huber(prediction, samples, 1.0).item() == pytest.approx(first + second)
-    without = (0.25 * 3 + 0.75 * 0.5 + 0.75 * 1 + 0.25 * 2.5) / 2
-    assert quantile_huber(prediction, samples, 0.0).item() == pytest.approx(without)
-
-
 @pytest.mark.parametrize("kappa", [0.0, 0.3, 1.0, 5.0])
 def test_the_quantile_loss_is_a_sum_over_quantiles_and_a_mean_over_samples(kappa):
     prediction, samples = random(2, 3, 4, seed=1), random(2, 3, 5, seed=2)
@@ -195,18 +179,6 @@ def test_the_quantile_loss_is_a_sum_over_quantiles_and_a_mean_over_samples(kappa
         huber = size if kappa == 0 else (size**2 / 2 if size <= kappa else kappa * (size - kappa / 2)) / kappa
         expected[p, b] += abs((i + 0.5) / 4 - (error < 0)) * huber / 5
     torch.testing.assert_close(quantile_huber(prediction, samples, kappa), expected)
-
-
-def test_the_quantile_loss_is_least_at_the_quantiles():
-    samples = random(1, 1, 4001, seed=3) * 2 + 1
-    levels = (torch.arange(4, dtype=torch.float64) + 0.5) / 4
-    prediction = torch.quantile(samples, levels).view(1, 1, 4)
-
-    def loss(quantiles):
-        return quantile_huber(quantiles, samples, 0.0)
-
-    assert derivative(loss, prediction).abs().max() < 1e-3
-    assert derivative(loss, prediction + 0.5).min() > 0.03
 
 
 def test_one_step_targets_bootstrap_unless_terminated():
@@ -252,65 +224,19 @@ def rollout(seed):
     return reward, value, next_value, terminated, ended
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_advantages_are_sums_of_discounted_errors_up_to_the_end_of_the_episode(seed):
+@pytest.mark.parametrize("gamma", [GAMMA, -GAMMA], ids=["one agent", "seats that alternate"])
+def test_advantages_are_sums_of_discounted_errors_up_to_the_end_of_the_episode(gamma):
     """Whatever the next values are: those of truncated episodes are not the values of the next step."""
-    reward, value, next_value, terminated, ended = rollout(seed)
-    next_value, expected = random(T, P, B, seed=seed + 100), torch.zeros(T, P, B, dtype=torch.float64)
+    reward, value, next_value, terminated, ended = rollout(seed=0)
+    next_value, expected = random(T, P, B, seed=100), torch.zeros(T, P, B, dtype=torch.float64)
     for t, p, b in np.ndindex(T, P, B):
         for k in range(t, T):
             following = 0.0 if terminated[k, p, b] else next_value[k, p, b]
-            error = reward[k, p, b] + GAMMA[p] * following - value[k, p, b]
-            expected[t, p, b] += (GAMMA[p] * TRACE[p]) ** (k - t) * error
+            error = reward[k, p, b] + gamma[p] * following - value[k, p, b]
+            expected[t, p, b] += (gamma[p] * TRACE[p]) ** (k - t) * error
             if ended[k, p, b]:
                 break
-    torch.testing.assert_close(gae(reward, value, next_value, terminated, ended, GAMMA, TRACE), expected)
-
-
-def n_step_returns(reward, next_value, terminated, ended, gamma):
-    """For one step of one environment the returns that bootstrap after 1, 2, ... steps of its episode."""
-    returns, total = [], 0.0
-    for k in range(len(reward)):
-        total += gamma**k * float(reward[k])
-        returns.append(total + (0.0 if terminated[k] else gamma ** (k + 1) * float(next_value[k])))
-        if ended[k]:
-            break
-    return returns
-
-
-def each_return(reward, next_value, terminated, ended):
-    for t, p, b in np.ndindex(T, P, B):
-        later = (values[t:, p, b] for values in (reward, next_value, terminated, ended))
-        yield (t, p, b), n_step_returns(*later, float(GAMMA[p]))
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_advantages_are_the_mixture_of_all_n_step_returns_minus_the_value(seed):
-    reward, value, next_value, terminated, ended = rollout(seed)
-    expected = torch.zeros(T, P, B, dtype=torch.float64)
-    for place, returns in each_return(reward, next_value, terminated, ended):
-        trace = float(TRACE[place[1]])
-        shares = [(1 - trace) * trace**n for n in range(len(returns) - 1)]
-        shares.append(1 - sum(shares))
-        expected[place] = sum(share * each for share, each in zip(shares, returns, strict=True)) - value[place]
-    torch.testing.assert_close(gae(reward, value, next_value, terminated, ended, GAMMA, TRACE), expected)
-
-
-def test_a_negative_discount_gives_advantages_of_games_in_which_seats_alternate():
-    reward, value, next_value, terminated, ended = rollout(seed=4)
-    expected = torch.zeros(T, P, B, dtype=torch.float64)
-    for t, p, b in np.ndindex(T, P, B):
-        # The gains of the seat that moves at t: its own, less those of the other seat by the moves in between.
-        sign = 1.0
-        for k in range(t, T):
-            expected[t, p, b] += sign * GAMMA[p] ** (k - t) * reward[k, p, b]
-            sign = -sign
-            if ended[k, p, b]:
-                break
-        if not terminated[k, p, b]:
-            expected[t, p, b] += sign * GAMMA[p] ** (k + 1 - t) * next_value[k, p, b]
-    actual = gae(reward, value, next_value, terminated, ended, -GAMMA, torch.ones_like(TRACE)) + value
-    torch.testing.assert_close(actual, expected)
+    torch.testing.assert_close(gae(reward, value, next_value, terminated, ended, gamma, TRACE), expected)
 
 
 def test_where_an_episode_terminated_the_next_value_does_not_matter():
@@ -319,23 +245,11 @@ def test_where_an_episode_terminated_the_next_value_does_not_matter():
     assert torch.equal(
         gae(reward, value, next_value.masked_fill(terminated, torch.nan), terminated, ended, GAMMA, TRACE), first
     )
-    truncated = ended & ~terminated
-    moved = gae(reward, value, next_value + truncated, terminated, ended, GAMMA, TRACE) - first
-    torch.testing.assert_close(moved[truncated], GAMMA[:, None].expand(T, P, B)[truncated])
 
 
-def test_a_projection_by_hand():
-    """Values 0, 1 and 2: 0.25 lies a quarter of the way from 0 to 1, 1 is a value itself, 7 and -3 lie outside."""
-    probabilities = torch.tensor([[[0.4, 0.5, 0.1], [0.2, 0.3, 0.5]]])
-    returns = torch.tensor([[[0.25, 1.0, 7.0], [-3.0, 2.0, 1.5]]])
-    expected = torch.tensor([[[0.3, 0.6, 0.1], [0.2, 0.25, 0.55]]])
-    torch.testing.assert_close(categorical_projection(probabilities, returns, 0.0, 2.0), expected)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_projection_is_the_papers_algorithm_and_keeps_probability_and_mean(seed):
+def test_a_projection_is_the_papers_algorithm_and_keeps_probability_and_mean():
     low, high, atoms = -2.0, 3.0, 11
-    probabilities, returns = random(P, B, atoms, seed=seed).softmax(-1), 1.5 * random(P, B, atoms, seed=seed + 9)
+    probabilities, returns = random(P, B, atoms).softmax(-1), 1.5 * random(P, B, atoms, seed=9)
     returns[0, 0] = torch.linspace(low, high, atoms)
     found = categorical_projection(probabilities, returns, low, high)
     expected, step = torch.zeros_like(found), (high - low) / (atoms - 1)
