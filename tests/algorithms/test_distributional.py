@@ -25,8 +25,6 @@ from evorl.config.off_policy import DQNSettings
 from evorl.networks.stack import WeightNoise
 from evorl.types.outcomes import EvorlWarning
 
-STEPS = torch.tensor([[1, 3, 2, 1, 3, 3, 2, 1], [3, 3, 1, 2, 2, 1, 1, 3]])
-
 
 def family(dqn, count=3):
     shape = first_architecture(dqn)

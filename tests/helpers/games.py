@@ -160,13 +160,6 @@ class OldLast(ThreeMoves):
         return seen, gained, done, info
 
 
-class Stranger(ThreeMoves):
-    def reset(self, seed=None, options=None):
-        super().reset(seed)
-        self.agent_selection = "third"
-        self.possible_agents, self.gained["third"] = [*self.possible_agents, "third"], 0.0
-
-
 class Bare(RockPaperScissors):
     def reset(self, seed=None, options=None):
         return super().reset(seed)[0]

@@ -20,10 +20,6 @@ def logits(size, seed=0):
     return {"action": torch.randn(P, B, size, generator=torch.Generator().manual_seed(seed))}
 
 
-def many(outputs):
-    return {name: value[:1, :1].expand(1, 40_000, -1) for name, value in outputs.items()}
-
-
 def test_one_choice_has_the_likelihood_of_a_categorical():
     outputs, unclipped = logits(4), torch.randint(4, (P, B))
     likelihood, reference = (
