@@ -166,6 +166,7 @@ def check_stacks_equal_singles(agents, algorithm, batches, look, state=None, **t
             together = population(agents, algorithm)
             assert (len(together.policy.stacks) == 1) == (overhead > 0)
             action, after, value, errors, trained = course(together, slice(None), batches)
+            _check_padding(together)
         for index, (own_action, then, own_value, own_errors, (expected,)) in enumerate(alone):
             torch.testing.assert_close(action[index], own_action[0])
             torch.testing.assert_close(value[index], own_value[0])
@@ -179,16 +180,15 @@ def check_stacks_equal_singles(agents, algorithm, batches, look, state=None, **t
             assert trained[index].fault is None
 
 
-def check_padding(learner, name):
-    """Check that of a stack's network only its agents' own entries are other than zero; give the one stack."""
-    (stack,) = learner.policy.stacks
-    padding = {key: view.detach().clone() for key, view in stack.networks[name].parameters.views.items()}
-    for index, place in enumerate(learner.policy.places(stack)):
-        for key, tensor in learner.policy.agents[place].tensors[name]["parameters"].items():
-            corner = padding[key][index][tuple(slice(size) for size in tensor.shape)]
-            assert corner.any()
-            corner.zero_()
-    assert not any(values.any() for values in padding.values())
+def _check_padding(learner):
+    """Check that of the networks of stacks only their agents' own entries are other than zero."""
+    for stack in learner.policy.stacks:
+        for name, network in stack.networks.items():
+            padding = {key: view.detach().clone() for key, view in network.parameters.views.items()}
+            for index, place in enumerate(learner.policy.places(stack)):
+                for key, tensor in learner.policy.agents[place].tensors[name]["parameters"].items():
+                    padding[key][index][tuple(slice(size) for size in tensor.shape)].zero_()
+            assert not any(values.any() for values in padding.values())
 
 
 def check_tensors(member, algorithm):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.kinds import ACTIONS, OBSERVATIONS, made, rollout_batch, shown
-from helpers.support import agent, check_padding, check_stacks_equal_singles, first_architecture, population
+from helpers.support import agent, check_stacks_equal_singles, first_architecture
 
 from evorl.evolution.mutation import add_layer, enlarge, reduce
 from evorl.networks.recurrent import CELLS, unroll
@@ -67,19 +67,6 @@ def test_stacks_act_learn_and_unroll_as_their_agents_do_alone(case):
     batches = [rollout_batch(algorithm, agents, length=length, seed=seed) for seed in range(3)]
     state = None if recurrent is None else recurrent.state
     check_stacks_equal_singles(agents, algorithm, batches, look, state, rtol=2e-4, atol=2e-5)
-
-
-@pytest.mark.parametrize("case", ["gru on images", "lstm", "seen: dict", "normalised"])
-def test_the_padding_stays_zero(case, monkeypatch):
-    monkeypatch.setattr("evorl.networks.stack.STACK_OVERHEAD", 10**9)
-    overrides, spaces = CASES[case]
-    algorithm = made("ppo", *overrides, **spaces)
-    agents = family(algorithm)[:3]
-    together = population(agents, algorithm)
-    length = 4 if agents[0].architectures["policy"].recurrent else 1
-    for seed in range(4):
-        together.update(rollout_batch(algorithm, together.policy.agents, length=length, seed=seed))
-    check_padding(together, "policy")
 
 
 @pytest.mark.parametrize("name", CELLS)

@@ -11,7 +11,6 @@ from helpers.support import (
     agent,
     algorithm,
     batch,
-    check_padding,
     check_tensors,
     config,
     first_architecture,
@@ -201,17 +200,6 @@ def test_growth_preserves_the_function_of_the_mean_weights(options):
     operations.reduce(member, dqn.networks, "q", "hidden.1", 24)
     operations.remove_residual_layer(member, dqn.networks, "q", "hidden.1")
     check_tensors(member, dqn)
-
-
-def test_the_padding_stays_zero(monkeypatch):
-    monkeypatch.setattr("evorl.networks.stack.STACK_OVERHEAD", 10**9)
-    dqn = algorithm(NOISY, DUELING)
-    shape = first_architecture(dqn)
-    agents = [agent(replace(shape, hidden_sizes=sizes), id=i, dqn=dqn) for i, sizes in enumerate(((9, 40), (33, 5)))]
-    together = population(agents, dqn)
-    for seed in range(4):
-        together.update(batch(together.policy.agents, seed=seed))
-    check_padding(together, "q")
 
 
 def test_a_long_chain_of_mutations_keeps_noisy_layers_consistent(monkeypatch):

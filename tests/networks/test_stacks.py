@@ -12,7 +12,6 @@ from helpers.support import (
     algorithm,
     batch,
     batch_of,
-    check_padding,
     check_stacks_equal_singles,
     fields_of,
     population,
@@ -74,15 +73,6 @@ def test_stacks_act_learn_and_update_as_their_agents_do_alone(architectures):
     agents = family(architectures, dqn)
     batches = [batch(agents, seed=seed) for seed in range(4)]
     check_stacks_equal_singles(agents, dqn, batches, seen(torch.randn(len(agents), 3, 5)))
-
-
-@pytest.mark.parametrize("architectures", variants())
-def test_the_padding_stays_zero(architectures, one_stack):
-    dqn = dqn_for(architectures)
-    together = population(family(architectures, dqn), dqn)
-    for seed in range(5):
-        together.update(batch(together.policy.agents, seed=seed))
-    check_padding(together, "q")
 
 
 def test_gradients_of_one_agent_do_not_reach_another():
