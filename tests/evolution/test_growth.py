@@ -23,8 +23,8 @@ def outputs(member, dqn, seed=0):
     return dqn.q_values(now(seen(observation))), dqn.q_values(target(seen(observation)))
 
 
-def made(dueling):
-    return algorithm(f"algorithm.dueling={dueling}"), "last" if dueling else "shared"
+def made(dueling, *options):
+    return algorithm(f"algorithm.dueling={dueling}", *options), "last" if dueling else "shared"
 
 
 def trained(activation, layer_norm, branches, dqn):
@@ -174,11 +174,12 @@ def test_the_units_that_are_read_least_go_first():
     torch.testing.assert_close(outputs(member, dqn), before)
 
 
+@pytest.mark.parametrize("options", [(), ("algorithm.noisy={sigma: 0.4}",)], ids=["plain", "noisy"])
 @pytest.mark.parametrize("dueling", [False, True])
 @pytest.mark.parametrize("layer_norm", [False, True])
-def test_a_long_chain_of_mutations_stays_inside_the_limits_and_consistent(layer_norm, dueling, monkeypatch):
+def test_a_long_chain_of_mutations_stays_inside_the_limits_and_consistent(layer_norm, dueling, options, monkeypatch):
     monkeypatch.setattr(operations, "UNIT_STEPS", (1, 9))
-    (dqn, branches), rng = made(dueling), np.random.default_rng(5)
+    (dqn, branches), rng = made(dueling, *options), np.random.default_rng(5)
     limits = ArchitectureLimits(max_layers=4, min_units=3, max_units=40)
     member = agent(Architecture((16, 16), (0, 0), "silu", layer_norm, branches), dqn=dqn)
     seen = set()

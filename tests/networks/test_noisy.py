@@ -19,7 +19,7 @@ from helpers.support import (
     seen,
 )
 
-from evorl.config import ArchitectureLimits, validate
+from evorl.config import validate
 from evorl.evolution import mutation as operations
 from evorl.networks.flat import Weights
 from evorl.networks.stack import SIGMA, WeightNoise
@@ -200,18 +200,3 @@ def test_growth_preserves_the_function_of_the_mean_weights(options):
     operations.reduce(member, dqn.networks, "q", "hidden.1", 24)
     operations.remove_residual_layer(member, dqn.networks, "q", "hidden.1")
     check_tensors(member, dqn)
-
-
-def test_a_long_chain_of_mutations_keeps_noisy_layers_consistent(monkeypatch):
-    monkeypatch.setattr(operations, "UNIT_STEPS", (1, 9))
-    dqn, rng = algorithm(NOISY, DUELING), np.random.default_rng(5)
-    limits = ArchitectureLimits(max_layers=4, min_units=3, max_units=40)
-    member, shapes = agent(dqn=dqn), set()
-    for _ in range(80):
-        mutate = operations.mutate_layers if rng.random() < 0.5 else operations.mutate_units
-        mutate(member, dqn.networks, limits, rng)
-        check_tensors(member, dqn)
-        shapes.add(member.architectures["q"].residual_layers)
-    assert len(shapes) > 3
-    group = population([member], dqn)
-    group.update(batch(group.policy.agents))
