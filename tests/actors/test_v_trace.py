@@ -1,9 +1,9 @@
-"""V-trace, held against the sums of its paper and against n-step returns."""
+"""V-trace, held against the sums of its paper."""
 
 import pytest
 import torch
 
-from evorl.algorithms.functional import gae, v_trace
+from evorl.algorithms.functional import v_trace
 
 T, P, B = 7, 2, 3
 
@@ -66,28 +66,3 @@ def test_v_trace_equals_the_sums_of_the_paper(trace):
     expected = by_the_paper(log_ratio, *given.values(), discount, traces)
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs)
-
-
-def test_v_trace_on_policy_targets_are_n_step_returns():
-    given, log_ratio, discount = numbers(1)
-    one = torch.ones(P, dtype=torch.float64)
-    target, advantage = v_trace(torch.zeros_like(log_ratio), *given.values(), discount, one)
-    expected = torch.zeros_like(target)
-    for time in range(T - 1, -1, -1):
-        after = given["next_value"][time]
-        if time < T - 1:
-            after = torch.where(given["ended"][time], after, expected[time + 1])
-        after = after.masked_fill(given["terminated"][time], 0.0)
-        expected[time] = given["reward"][time] + discount.unsqueeze(-1) * after
-    torch.testing.assert_close(target, expected)
-    torch.testing.assert_close(advantage, expected - given["value"])
-    torch.testing.assert_close(advantage, gae(*given.values(), discount, one))
-
-
-def test_v_trace_on_policy_advantages_are_gae():
-    given, log_ratio, discount = numbers(2)
-    trace = torch.tensor([0.7, 0.95], dtype=torch.float64)
-    target, advantage = v_trace(torch.zeros_like(log_ratio), *given.values(), discount, trace)
-    expected = gae(*given.values(), discount, trace)
-    torch.testing.assert_close(advantage, expected)
-    torch.testing.assert_close(target, expected + given["value"])

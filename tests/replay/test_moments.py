@@ -35,16 +35,6 @@ def test_discounted_sums_are_those_of_each_agents_discount_and_episode():
     torch.testing.assert_close(after, torch.where(ended[-1], 0.0, sums[-1]))
 
 
-@pytest.mark.parametrize("cut", [1, 4, T - 1])
-def test_discounted_sums_in_two_parts_are_those_of_the_whole(cut):
-    reward, ended = episodes(seed=8)
-    whole, after = discounted_sums(reward, ended, GAMMA, torch.zeros(P, B))
-    first, between = discounted_sums(reward[:cut], ended[:cut], GAMMA, torch.zeros(P, B))
-    second, last = discounted_sums(reward[cut:], ended[cut:], GAMMA, between)
-    torch.testing.assert_close(torch.cat([first, second]), whole)
-    torch.testing.assert_close(last, after)
-
-
 def test_what_weighs_nothing_does_not_move_the_normal_values():
     x, weight = random(P, 6, seed=12), torch.tensor([0.25, 0.25, 0.0, 0.25, 0.25, 0.0], dtype=torch.float64)
     counted = weight > 0

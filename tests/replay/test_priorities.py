@@ -52,20 +52,6 @@ def test_it_is_what_arrays_are(seed, agents, leaves, changes):
         check(tree, dense)
 
 
-def test_draws_follow_priorities():
-    random = np.random.default_rng(0)
-    tree, priority = PriorityTree(2, 50), random.random((2, 50)) ** 3
-    priority[:, ::7] = 0
-    tree.fill(0, 50, priority)
-    found, _ = tree.find(random.random((2, 200_000)))
-    for agent in range(2):
-        drawn = np.bincount(found[agent], minlength=50)
-        assert not drawn[::7].any()
-        expected = 200_000 * priority[agent] / priority[agent].sum()
-        # Chi-square with 41 degrees of freedom exceeds 85 once in 10,000 times; the seeds are fixed.
-        assert ((drawn - expected) ** 2)[expected > 0] @ (1 / expected[expected > 0]) < 85
-
-
 def test_rounding_never_leads_to_what_cannot_be_drawn():
     """Largest fractions and sums that round: without care half of these end on a leaf of 0."""
     random = np.random.default_rng(1)
