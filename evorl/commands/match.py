@@ -44,7 +44,7 @@ def match_of(run: Path, opponent: str, games: int, seed: int, allow_code: bool =
     """The results of this many games, for the best agent of `run`; an odd number is rounded up.
 
     Each seed is played from both seats, and the interval (`result_interval`) is over these pairs of games. Agents of
-    runs act as in training, not greedily. Raises UserError if the opponent does not play the same game.
+    runs act as at the end of training, not greedily. Raises UserError if the opponent does not play the same game.
     """
     loaded = load_player(run, allow_code)
     settings, interface = loaded.config.environment, loaded.algorithm.interface

@@ -144,7 +144,7 @@ class LeagueSettings(Section):
     resumes; a resumed run warns if it has changed since. `evorl evaluate` uses the same opponent."""
     games: Annotated[int, Field(ge=2, le=10_000, multiple_of=2)] = 8
     """Games of each pair of agents in a generation's evaluation, on the same seeds for all pairs, half from either
-    seat. Agents act in them as in training, not greedily."""
+    seat. Agents act in them as at the end of training, not greedily."""
 
 
 class Training(Section):

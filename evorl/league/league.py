@@ -20,7 +20,7 @@ from evorl.config.run import LeagueSettings
 from evorl.distributed import Placement
 from evorl.envs import SteppedEnvironments
 from evorl.league.matches import Arena, Fixture
-from evorl.league.players import Players
+from evorl.league.players import Players, match_policy
 from evorl.league.rating import Pool, Standings, expected, opponent_probabilities, ratings, rows
 from evorl.population import Policy
 from evorl.seeding import numpy_generator, torch_generator
@@ -213,7 +213,7 @@ class League:
         # The last column has the steps.
         local = np.full(longest + 1, np.nan)
         if mine:
-            policy = Policy(entrants, self._algorithm, generator)
+            policy = match_policy(entrants, self._algorithm, generator)
             local[: len(mine)] = self._arena.play(lambda seats: self._players(policy, np.zeros(seats)), mine)
         local[-1] = self._arena.pop_steps()
         everyones = ranks.gather(local, "the other ranks' matches")

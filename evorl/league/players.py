@@ -14,13 +14,27 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from evorl.algorithms import Algorithm
 from evorl.config import Environment
 from evorl.envs.games.players import MoveRequest, Opponents
 from evorl.envs.reading import ObservationReader, action_reader
 from evorl.envs.spaces import MASK, EnvSpec, mapped
 from evorl.population import Policy
+from evorl.types.agents import Agent
 
 Places = NDArray[np.intp]
+ALL_STEPS = 1e12
+"""Steps after which every schedule of exploration has ended."""
+
+
+def match_policy(agents: Sequence[Agent], algorithm: Algorithm, generator: torch.Generator) -> Policy:
+    """A policy of agents that explore as at the end of training.
+
+    Ratings of different generations would otherwise differ by the agents' epsilon: 0.05 instead of 0.9 is 111 Elo.
+    """
+    policy = Policy(agents, algorithm, generator)
+    policy.acted(np.full(len(agents), ALL_STEPS))
+    return policy
 
 
 class Players:

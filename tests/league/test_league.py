@@ -222,6 +222,21 @@ def test_matches_of_new_agents_end_as_chance_has_it_and_can_be_repeated():
     assert (first == results()).all()
 
 
+def test_rated_agents_explore_alike_whatever_their_epsilon_is(monkeypatch):
+    here, agents = league("algorithm={name: dqn, exploration: {start: 1, end: 0.25}}", size=2)
+    epsilons = []
+
+    def play(self, fill, fixtures):
+        epsilons.extend(fill(1).policy.acting_states()["epsilon"].tolist())
+        return np.full(len(fixtures), 0.5)
+
+    monkeypatch.setattr(Arena, "play", play)
+    agents[1].state.acting["epsilon"] = 0.5
+    here.evaluate(agents, 1)
+    assert epsilons == [0.25, 0.25]
+    assert [agent.state.acting["epsilon"] for agent in agents] == [1, 0.5]
+
+
 def filled(archive, *overrides):
     """A league after an evaluation of two agents, with so many archived ones."""
     here, agents = league(*overrides, size=2)

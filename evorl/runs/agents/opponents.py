@@ -17,8 +17,7 @@ from evorl.config.fields import BENCHMARK
 from evorl.distributed import Ranks
 from evorl.envs.games.players import FunctionPlayers, OpponentFactory, Opponents, RandomPlayers
 from evorl.envs.spaces import EnvSpec
-from evorl.league.players import Players
-from evorl.population import Policy
+from evorl.league.players import Players, match_policy
 from evorl.population.evaluation import RANDOM
 from evorl.runs.reading.loaded import LoadedAgent, load
 from evorl.runs.reading.trust import is_function
@@ -78,12 +77,11 @@ def opponent_of(name: str, key: str, task: Task, allow_code: bool = False) -> Op
 
 
 def agent_opponent(loaded: LoadedAgent, name: str, *, deterministic: bool = False) -> Opponent:
-    """Return a loaded agent as an opponent, which samples as in training unless it is `deterministic`."""
+    """Return a loaded agent as an opponent, which samples as at the end of training unless it is `deterministic`."""
 
     def seat(seats: int) -> Opponents:
-        policy = Policy(
-            [loaded.agent], loaded.algorithm, torch_generator(0, generation=0, rank=0, purpose="an opponent")
-        )
+        generator = torch_generator(0, generation=0, rank=0, purpose="an opponent")
+        policy = match_policy([loaded.agent], loaded.algorithm, generator)
         settings, interface = loaded.config.environment, loaded.algorithm.interface
         places = np.zeros(seats, dtype=np.intp)
         return SeededPlayers(policy, settings, interface, places, deterministic=deterministic)
