@@ -259,7 +259,9 @@ def _play(parser: argparse.ArgumentParser) -> None:
     _run(parser)
     parser.add_argument("--seat", type=int, choices=(1, 2), help="your seat; 1 moves first (default: alternate)")
     parser.add_argument("--games", type=count, metavar="N", help="number of games (default: until you enter q)")
-    parser.add_argument("--sample", action="store_true", help="let the agent sample its moves, as at the end of training")
+    parser.add_argument(
+        "--sample", action="store_true", help="let the agent sample its moves, as at the end of training"
+    )
     parser.add_argument("--seed", type=seed, default=0, metavar="N", help="random seed of the games (default: 0)")
 
 
