@@ -129,6 +129,8 @@ def test_evaluation_has_an_environment_of_its_own_whose_rewards_are_not_those_of
     assert all(-1 <= fitness <= 0 for row in rows for fitness in row["fitness"])
     returns = [value for row in rows for value in row["train_return"] if value is not None]
     assert max(returns) > 1
+    metrics = (in_directory / "runs" / "a" / "metrics.jsonl").read_text()
+    assert "sutton_barto_reward" not in metrics, "its settings may be secret, and metrics are published"
     capsys.readouterr()
     assert run_program(run_command, ["evaluate", "runs/a", "--episodes", "2", "--json"]) == 0
     assert set(json.loads(capsys.readouterr().out)["returns"]) <= {0.0, -1.0}

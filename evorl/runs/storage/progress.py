@@ -14,6 +14,7 @@ from evorl.distributed import Placement
 from evorl.kernels.library import usable_kernel
 from evorl.league.rating import Standings
 from evorl.runs.agents.elite import Elite
+from evorl.system.files import digest
 from evorl.system.processes import made_with
 from evorl.types.agents import Number, Words
 from evorl.types.outcomes import UserError
@@ -175,12 +176,17 @@ def _made_with(config: AnyConfig, placement: Placement) -> dict[str, str]:
 
 def _episodes_of_elite(config: AnyConfig) -> dict[str, str]:
     """The settings on which the elite's returns depend, by name: their length, their environment, and whether they are
-    fresh or have selected it."""
+    fresh or have selected it.
+
+    Of the environment's settings, which may be secret, only a digest is here: metrics and pages have these values too.
+    """
     evaluation = config.evaluation
-    environment = None if evaluation.environment is None else evaluation.environment.model_dump(mode="json")
+    environment = "null"
+    if evaluation.environment is not None:
+        environment = f"{evaluation.environment.id} {digest(evaluation.environment.model_dump_json().encode())[:12]}"
     return {
         "evaluation.max_steps": json.dumps(evaluation.max_steps),
-        "evaluation.environment": on_one_line(json.dumps(environment), 1_000),
+        "evaluation.environment": on_one_line(environment, 1_000),
         "evaluation.confirmation_episodes": "above 0" if evaluation.confirmation_episodes else "0",
     }
 
