@@ -83,7 +83,8 @@ agent = evorl.load("{HUB}{name}")
 action, state = agent.predict(observation)
 ```
 
-`evorl evaluate {HUB}{name}` plays 100 episodes, `evorl train population.from={HUB}{name}` trains it further.
+`evorl evaluate {HUB}{name}` plays 100 episodes. With the configuration below as `config.yaml`,
+`evorl train config.yaml population.from={HUB}{name}` trains it further.
 {exported}
 {picture}
 ```yaml

@@ -105,6 +105,7 @@ def test_a_page_is_a_run_that_can_be_loaded(run, tmp_path):
     assert head["model-index"][0]["results"][0]["metrics"][0] == {"type": "mean_reward", "value": "60.00"}
     assert 'agent = evorl.load("hf:me/x")' in text, "no name to be replaced by the reader"
     assert '`pip install -e ".[hub]"`' in text
+    assert "`evorl train config.yaml population.from=hf:me/x`" in text, "the algorithm and environment are the page's"
 
 
 def test_a_page_needs_a_valid_name(run, monkeypatch):
