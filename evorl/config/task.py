@@ -46,5 +46,5 @@ class Tuned:
         suite = id.partition(":")[0]
         if suite in SIMULATORS:
             return self.tasks.get(id, self.tasks.get(f"{suite}:*"))
-        id = id.rpartition(":")[2]
-        return self.tasks.get(id, self.tasks.get(f"{suite_of(id)}/*"))
+        name = id.rpartition(":")[2]
+        return self.tasks.get(id, self.tasks.get(name, self.tasks.get(f"{suite_of(name)}/*")))

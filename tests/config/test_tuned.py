@@ -81,6 +81,8 @@ def test_the_tasks_are_listed_with_commands_that_take_their_files(capsys):
     heading, *lines = capsys.readouterr().out.splitlines()
     assert heading.split() == ["task", "algorithm", "file", "command"]
     assert {line.split()[2] for line in lines} == {f"{name}.yaml" for name in shipped_names()}
+    poker = {"openspiel:kuhn_poker", "openspiel:leduc_poker"}
+    assert {line.split()[0] for line in lines if "poker" in line} == poker, "names that can be made"
     for task, algorithm, file, *command in map(str.split, lines):
         words = [word.replace("*", "Some-v1") for word in command[2:]]
         assert command[:2] == ["evorl", "train"]
