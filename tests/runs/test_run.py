@@ -4,11 +4,22 @@ import json
 import re
 import shutil
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from helpers.support import EVERY_MUTATION, ROOT, error_line, lines, needs_its_extra, saved_agents, steps_until, train
+from helpers.support import (
+    EVERY_MUTATION,
+    ROOT,
+    config,
+    error_line,
+    lines,
+    needs_its_extra,
+    saved_agents,
+    steps_until,
+    train,
+)
 from robustness.comparison import differences
 
 from evorl.commands.command import run_command
@@ -18,6 +29,7 @@ from evorl.config.algorithms import SETTINGS
 from evorl.runs.program import run_program
 from evorl.runs.run import Run
 from evorl.runs.storage.checkpoint_files import Checkpoints
+from evorl.runs.storage.directory import NOT_SET, way_to_change
 from evorl.system.formats import decode_agents, encode_agents
 from evorl.system.signals import Interrupted
 from evorl.types.outcomes import EvorlWarning, UserError
@@ -148,6 +160,18 @@ def test_every_shipped_configuration_runs(path, in_directory):
     losses = [values for name, values in rows[-1]["metrics"].items() if name.endswith("loss")]
     assert losses
     assert all(values[0] is not None for values in losses), "it is meant to have learned"
+
+
+@pytest.mark.parametrize(
+    ("key", "words", "advice"),
+    [
+        ("replay.prioritised.exponent", ["replay.prioritised=null"], "replay.prioritised=null"),
+        ("environment.kwargs.x", ["environment.kwargs={}"], "'environment.kwargs={}'"),
+        ("environment.kwargs.x", ["environment.kwargs={y: 1}"], """'environment.kwargs={"y": 1}'"""),
+    ],
+)
+def test_a_setting_that_is_left_out_is_advised_by_its_section(key, words, advice):
+    assert f" {advice} " in way_to_change(Path("runs/a"), key, NOT_SET, config("algorithm.name=dqn", *words))
 
 
 def test_a_refused_resume_leaves_the_run_as_it_was(in_directory, capsys):

@@ -376,7 +376,12 @@ def may_change_in_branch(key: str, config: AnyConfig) -> bool:
 
 
 def way_to_change(run: Path, key: str, value: Any, config: AnyConfig) -> str:
-    """The command that begins a new run with another value of a setting, and with the run's agents if they fit."""
+    """The command that begins a new run with another value of a setting, and with the run's agents if they fit.
+
+    `config` has the value; for a setting that is `NOT_SET` there, the command sets the section that leaves it out.
+    """
+    if value == NOT_SET:
+        key, value = _section_without(key, config)
     where, changed = shlex.quote(from_here(run)), shlex.quote(f"{key}={json.dumps(value)}")
     if may_change_in_branch(key, config):
         return f"`evorl branch {where} NEW {changed}` goes on with it in a new run"
@@ -384,6 +389,17 @@ def way_to_change(run: Path, key: str, value: Any, config: AnyConfig) -> str:
     if key.startswith(BUILT_IN):
         agents = which = ""
     return f"`evorl train {where}/{CONFIG} {changed}{agents} --name NEW` begins a new run with it{which}"
+
+
+def _section_without(key: str, config: AnyConfig) -> tuple[str, Any]:
+    """The innermost section of `config` that could have a setting and does not, by key, and its value."""
+    value, path = config.model_dump(mode="json"), []
+    for name in key.split("."):
+        if not isinstance(value, Mapping) or name not in value:
+            break
+        value = value[name]
+        path.append(name)
+    return ".".join(path), value
 
 
 def _directory(config: AnyConfig, launch: Launch) -> Path:
