@@ -25,9 +25,10 @@ class RunSettings(Section):
     timeout: Seconds = 300.0
     """Seconds that a rank waits for the others before it gives up."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Compute threads of each rank; an actor has one. Null is OMP_NUM_THREADS if that is set; else an equal share of
-    the machine's cores, also with each actor, but at most one for each agent if the C++ kernel computes the network; an
-    equal share if agents see images of more than 64 x 64 pixels; else 1."""
+    """Compute threads of each rank; an actor has one. Null is OMP_NUM_THREADS if that is set and no launcher
+    of several processes sets it; else an equal share of the machine's cores, also with each actor, but at most one for
+    each agent if the C++ kernel computes the network; an equal share if agents see images of more than 64 x 64 pixels;
+    else 1."""
     kernel: Literal["auto", "graph", False] = "auto"
     """On a CPU, compute hidden layers, heads and optimiser steps by C++ that the machine's compiler builds on first use
     (some seconds; kept in ~/.cache/evorl). False, or a machine without a C++ compiler: by torch. `graph` also
