@@ -113,10 +113,10 @@ class Config(Section, Generic[Settings]):
         """Raise ValueError if selection, checkpoints or environments do not suit the population."""
         selection, size = self.evolution.selection, self.population.size
         for name in self.population.hyperparameters:
-            if name not in self.algorithm.first_hyperparameters():
+            if name not in self.algorithm.hyperparameters:
                 raise ValueError(
                     f"population.hyperparameters: agents of {self.algorithm.name} have no hyperparameter {shown(name)}"
-                    + nearest(name, self.algorithm.first_hyperparameters())
+                    + nearest(name, self.algorithm.hyperparameters)
                 )
         if selection.name == "tournament" and selection.size > size > 1:
             raise ValueError(

@@ -169,7 +169,7 @@ def _with_named(config: AnyConfig, overrides: Sequence[str]) -> AnyConfig:
     population, names = config.population, leaves(override({}, overrides).get("algorithm", {}))
     if population.from_ is None:
         return config
-    named = [name for name in config.algorithm.first_hyperparameters() if name in (*names, *population.hyperparameters)]
+    named = [name for name in config.algorithm.hyperparameters if name in (*names, *population.hyperparameters)]
     return config.model_copy(update={"population": population.model_copy(update={"hyperparameters": (*named,)})})
 
 

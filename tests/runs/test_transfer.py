@@ -64,6 +64,16 @@ def test_agents_of_another_run_take_the_hyperparameters_that_are_named(source, c
     assert "no hyperparameter 'lerning_rate'; did you mean 'learning_rate'?" in error_line(capsys)
 
 
+def test_a_hyperparameter_that_one_run_lacks_can_be_named(source):
+    _, elite = load_elite(source)
+    assert "max_grad_norm" not in elite.hyperparameters
+    begin, follow = (f"population.from={source.parent / name}" for name in (source.name, "b"))
+    assert train("run.name=b", begin, "algorithm.max_grad_norm=5", "evolution=false") == 0
+    assert load_elite(source.parent / "b")[1].hyperparameters == elite.hyperparameters | {"max_grad_norm": 5}
+    assert train("run.name=c", follow, "algorithm.max_grad_norm=null", "evolution=false") == 0
+    assert load_elite(source.parent / "c")[1].hyperparameters == elite.hyperparameters
+
+
 def test_population_from_repeats_agents_where_there_are_too_few(source):
     there = saved_agents(source)
     agents = taken(source, "population.from_agents=population", "population.size=6")

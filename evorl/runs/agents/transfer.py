@@ -45,6 +45,10 @@ def _trained(config: AnyConfig, algorithm: Algorithm, run: Path) -> list[Agent]:
             theirs = validate(saved_settings(path))
     except UserError as error:
         raise UserError(f"population.from: {error}") from error
+    configured, named = algorithm.settings.first_hyperparameters(), config.population.hyperparameters
+    for origin in origins:
+        kept = {name: value for name, value in origin.hyperparameters.items() if name not in named}
+        origin.hyperparameters = kept | {name: configured[name] for name in named if name in configured}
     try:
         check_agents(origins, algorithm, where)
     except UserError as error:
@@ -58,15 +62,13 @@ def _trained(config: AnyConfig, algorithm: Algorithm, run: Path) -> list[Agent]:
         ) from error
     if config.population.founders < len(origins):
         origins.sort(key=lambda agent: -math.inf if agent.fitness is None else agent.fitness, reverse=True)
-    agents, configured = [], algorithm.settings.first_hyperparameters()
+    agents = []
     for id in range(config.population.agents):
         origin = origins[id % config.population.founders % len(origins)]
         try:
             agent = algorithm.adopt(replace(origin.child(id), parent=None, fault=None, ranks=()), theirs.algorithm)
         except UserError as error:
             raise UserError(f"{where}: {error}") from error
-        named = {name: configured[name] for name in config.population.hyperparameters}
-        agent.hyperparameters = {**origin.hyperparameters, **named}
         agent.mutation = replace(INITIAL, target=f"agent {origin.id} of {run.name}")
         agents.append(agent)
     return agents
