@@ -87,8 +87,8 @@ def learner_of(settings, steps, recorder=None):
     return learner
 
 
-STEPS = 100
-REPLAY = "replay={capacity: 2000, learning_starts: 40}"
+STEPS = 200
+REPLAY = "replay={capacity: 2000, learning_starts: 100}"
 PENDULUM = "environment.id=Pendulum-v1"
 CASES = {
     "dqn": ("algorithm={name: dqn, batch_size: 16, learn_step: 2}", REPLAY),
@@ -97,7 +97,7 @@ CASES = {
     ),
     "rainbow": (
         "algorithm={name: dqn, batch_size: 16, dueling: true, noisy: {}, distribution: categorical}",
-        "replay={capacity: 2000, learning_starts: 40, n_step: 3, prioritised: {}}",
+        "replay={capacity: 2000, learning_starts: 100, n_step: 3, prioritised: {}}",
     ),
     "quantiles": ("algorithm={name: dqn, batch_size: 16, distribution: quantile}", REPLAY),
     "recurrent dqn": (
@@ -124,7 +124,7 @@ def test_captured_updates_are_single_ones_bit_by_bit(case):
     settings, recorder = small(case), OnCPU()
     single, captured = learner_of(settings, STEPS), learner_of(settings, STEPS, recorder)
     assert recorder.captured >= 1
-    assert recorder.replayed > 2 * recorder.captured
+    assert recorder.replayed > 5 * recorder.captured
     for one, other in zip(single.to_agents(), captured.to_agents(), strict=True):
         assert one.fault is None
         assert one.state.metrics() == other.state.metrics()
