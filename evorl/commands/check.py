@@ -35,7 +35,7 @@ from evorl.envs.generation import longest_episode
 from evorl.envs.spaces import MASK, EnvSpec, choices, known_kind, to_zero, wide_bounds
 from evorl.envs.suites import SeededGame
 from evorl.envs.tensor.observations import action_converter, leaves
-from evorl.envs.tensor.simulator import Simulator
+from evorl.envs.tensor.simulator import Simulator, Step
 from evorl.envs.tensor.sources import device_of, is_tensor, reserve, shared_simulator
 from evorl.envs.vector import make_vector, stacked_frames, vectorization_of
 from evorl.networks import small_image_setting
@@ -349,6 +349,23 @@ def _determinism(simulator: Simulator, act: Act, steps: int) -> list[Verdict]:
     return [Verdict("pass", f"episodes are the same from one seed for {len(chosen)} steps, and differ between copies")]
 
 
+def _device(simulator: Simulator, act: Act, steps: int) -> list[Verdict]:
+    """Check the device and the types of tensors."""
+    start = simulator.reset(_seeds(simulator))
+    step: Step = simulator.step(act(simulator))
+    tensors = {name: value for name, (value, _) in leaves(simulator.observation_space, start, "the simulator").items()}
+    tensors |= {"reward": step.reward, "terminated": step.terminated, "truncated": step.truncated}
+    elsewhere = {name: value.device for name, value in tensors.items() if value.device.type != simulator.device.type}
+    if elsewhere:
+        name, device = next(iter(elsewhere.items()))
+        return [Verdict("fail", f"{name} is on {device}; the run's device is {simulator.device}")]
+    doubles = [name for name, value in tensors.items() if value.dtype == torch.float64]
+    if doubles:
+        return [Verdict("warn", f"{', '.join(doubles)} in float64, which is converted in each step; give float32")]
+    types = ", ".join(f"{name} {str(value.dtype).removeprefix('torch.')}" for name, value in tensors.items())
+    return [Verdict("pass", f"tensors on {simulator.device}: {types}")]
+
+
 def _observations(simulator: Simulator, seed: int, actions: list[Tensor]) -> Tensor:
     """The observations [T, N, D] from a seed on, with these actions."""
     seen = [_flat(simulator, simulator.reset(_seeds(simulator, seed)))]
@@ -372,6 +389,7 @@ CHECKS_OF_SIMULATORS: Mapping[str, Callable[[Environment, int], list[Verdict]]] 
     "spaces": _spaces,
     "resets": partial(_of_simulator, _resets),
     "determinism": partial(_of_simulator, _determinism),
+    "device": partial(_of_simulator, _device),
     "episodes": _episodes,
     "resuming": _resuming,
     "speed": _speed,

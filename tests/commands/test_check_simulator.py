@@ -21,6 +21,7 @@ def test_a_good_simulator_passes(capsys):
     assert rows["spaces"].endswith("Discrete(2); for a2c, dqn, ppo, sac")
     assert rows["resets"].startswith("pass resets true last observations in all")
     assert rows["determinism"].startswith("pass determinism episodes are the same from one seed")
+    assert rows["device"].startswith("pass device tensors on cpu: observation float32, reward float32, terminated bool")
     assert rows["resuming"].startswith("warn resuming running episodes cannot be saved")
     assert re.search(r"steps/s with 64 copies \(a simulator\)", rows["speed"])
 
