@@ -224,6 +224,11 @@ def test_every_replay_keeps_the_environments_actions_and_is_learned_from(name, r
     assert not any(member.fault for member in learner.to_agents())
 
 
+def test_actions_of_no_numbers_are_refused():
+    with pytest.raises(UserError, match="td3 cannot act in Box"):
+        made(actions=gym.spaces.Box(-1, 1, (0,)))
+
+
 def test_a_part_that_is_called_action_is_refused():
     with pytest.raises(UserError, match=r"environment\.id: a part .* is called 'action'; rename it"):
         made(observations=gym.spaces.Dict(action=ACTIONS))

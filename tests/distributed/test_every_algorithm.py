@@ -73,6 +73,10 @@ SETTINGS = {
 }  # fmt: skip
 
 
+MUTATED = {"ppo on images": "channels", "ppo with memory": "recurrent"}
+"""Sizes that only these have, which must mutate in them."""
+
+
 @pytest.mark.two_process
 @pytest.mark.parametrize("name", sorted({*ALGORITHMS, *SETTINGS}))
 def test_replicas_are_bit_identical_and_so_is_a_resumed_run(name, tmp_path, forked_launch):
@@ -89,6 +93,8 @@ def test_replicas_are_bit_identical_and_so_is_a_resumed_run(name, tmp_path, fork
     last = len(rows)
     assert last >= 3
     assert not any(row["drifts"] for row in rows), "replicas are meant to compute the same"
+    changed = " ".join(mutation for row in rows for mutation in row["mutations"])
+    assert MUTATED.get(name, "") in changed
     # A later one that is cut short may have only the few steps that are left.
     whole = [row for row in rows[1:] if row["generation"] <= 3 or not row["shortened_by"]]
     assert all(min(row["updates"]) > 0 for row in whole)
