@@ -34,7 +34,7 @@ from evorl.envs.spaces import MASK, EnvSpec
 from evorl.envs.stepped import SteppedEnvironments
 from evorl.envs.vector import serving_action, stacked_frames
 from evorl.seeding import seed_global_generators
-from evorl.system.formats import check_tensors
+from evorl.system.formats import check_tensors, part_of, with_prefix
 from evorl.types.agents import Agent
 from evorl.types.batches import Transition
 from evorl.types.outcomes import UserError
@@ -175,7 +175,7 @@ class Environments(SteppedEnvironments):
         self._resets = Resets(settings, vector, copies, whole_games=whole_games)
         self.always_valid = self._resets.in_step
         self._read_actions = action_reader(vector.single_action_space, self.num_envs)
-        self._episodes = Episodes(self.agents, self.num_envs)
+        self._episodes = Episodes(self.agents, self.num_envs, resets=int(not self._resets.in_step))
         self._steps = np.zeros(self.agents)
         self._id = settings.id
         self._may_be_endless = longest_episode(settings) is None
@@ -233,7 +233,8 @@ class Environments(SteppedEnvironments):
         self._info = info
         if self._masks is None:
             refuse_late_masks(info, self._id)
-        reward = np.array(gained, dtype=np.float32)
+        gained = np.array(gained, dtype=np.float64)
+        reward = gained.astype(np.float32)
         if reward.shape != (self._copies.count,):
             raise UserError(
                 f"environment.id: {self._id} gives rewards of shape {list(reward.shape)}; a vector environment of "
@@ -242,7 +243,8 @@ class Environments(SteppedEnvironments):
         check_finite(self._copies.source, reward, "as its reward")
         ends = self._resets.step(terminated, truncated, self._vector.faulty(info), info, self._copies.steps)
         last = self._last(ends.ended, info)
-        self._episodes.step(np.asarray(gained), self._copies.steps, ends.over, ends.dropped)
+        dropped = None if ends.dropped is None else self._host(ends.dropped)
+        self._episodes.step(self._host(gained), self._host(ends.over), dropped)
         self._copies.steps[ends.started] = 0
         observation, info = self._vector.begin(ends.started) or (observation, info)
         parts = self._read(observation, info, self._resets.resetting)
@@ -254,12 +256,12 @@ class Environments(SteppedEnvironments):
             next_observation=self._tensors(_with_last(parts, last)) if last else seen,
             terminated=self._tensor(ends.terminated),
             truncated=self._tensor(ends.truncated),
-            valid=self._flags(ends.valid),
+            valid=self._host(ends.valid),
             all_valid=bool(np.count_nonzero(ends.valid) == ends.valid.size),
             any_truncated=bool(np.count_nonzero(ends.truncated)),
         )
         self._steps += ends.valid.reshape(self.agents, -1).sum(1)
-        self.observation, self._started = seen, self._flags(ends.started)
+        self.observation, self._started = seen, self._host(ends.started)
         return transition
 
     def reports(self, names: Sequence[str], chosen: Tensor) -> Tensor:
@@ -300,7 +302,6 @@ class Environments(SteppedEnvironments):
         }
         arrays = {
             ORIGINS: np.frombuffer(json.dumps(starts).encode(), dtype=np.uint8),
-            **{f"{COUNTED}{name}": array for name, array in self._episodes.state_dict().items()},
             **self._resets.state_dict(),
             "started": self._started.numpy(),
             "made": self._steps,
@@ -309,7 +310,7 @@ class Environments(SteppedEnvironments):
         if continuation.journal is not None:
             arrays |= continuation.journal.state_dict()
         tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
-        return tensors | {f"{SEEN}{name}": value for name, value in self.observation.items()}
+        return tensors | with_prefix(COUNTED, self._episodes.state_dict()) | with_prefix(SEEN, dict(self.observation))
 
     def load_state_dict(self, state: Tensors, seed: int) -> str:
         continuation, starts = self._vector.continuation, _starts(state)
@@ -322,7 +323,7 @@ class Environments(SteppedEnvironments):
             saved, {name: _layout(name, value, saved) for name, value in here.items()}, "the running episodes"
         )
         arrays = {name: value.numpy() for name, value in saved.items()}
-        self._episodes.load_state_dict({name: arrays[f"{COUNTED}{name}"] for name in self._episodes.state_dict()})
+        self._episodes.load_state_dict(part_of(COUNTED, saved))
         if continuation.journal is not None:
             continuation.journal.load_state_dict(arrays)
         self._copies.steps = arrays["steps"].copy()
@@ -334,7 +335,7 @@ class Environments(SteppedEnvironments):
             self.reset(seed)
             return names
         self._resets.load_state_dict(arrays)
-        self._started = self._flags(arrays["started"].reshape(-1))
+        self._started = self._host(arrays["started"].reshape(-1))
         self._steps = arrays["made"].copy()
         self.observation = self._tensors(parts)
         return ""
@@ -390,8 +391,8 @@ class Environments(SteppedEnvironments):
         tensor = torch.from_numpy(array.reshape(self.agents, self.num_envs, *array.shape[1:]))
         return tensor if self._on_host else tensor.to(self.device)
 
-    def _flags(self, array: NDArray[np.bool_]) -> Tensor:
-        """A boolean array [N] as a tensor [P, E] on the CPU, where reading it needs no GPU synchronisation."""
+    def _host(self, array: NDArray[Any]) -> Tensor:
+        """An array [N] as a tensor [P, E] on the CPU, where reading it needs no GPU synchronisation."""
         return torch.from_numpy(array.reshape(self.agents, self.num_envs))
 
 
@@ -427,7 +428,7 @@ def _starts(tensors: Tensors) -> dict[str, Any]:
 
 def _layout(name: str, here: Tensor, saved: Tensors) -> tuple[tuple[int, ...], torch.dtype]:
     """The expected shape and dtype: that of `here`, but with as many actions or waiting episodes as were saved."""
-    shape, axis = list(here.shape), {"actions": 0, f"{COUNTED}waiting": 1}.get(name)
+    shape, axis = list(here.shape), {"actions": 0, f"{COUNTED}waiting": 2}.get(name)
     if axis is not None and name in saved and saved[name].dim() == len(shape):
         shape[axis] = saved[name].shape[axis]
     return tuple(shape), here.dtype

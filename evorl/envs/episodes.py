@@ -1,15 +1,21 @@
-"""Episode returns, without bias towards short episodes. Axes: P agents, N environment copies."""
+"""Episode returns, without bias towards short episodes. Axes: T steps, P agents, E environments, K start times."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-Places = NDArray[np.intp]
+from evorl.types.tensors import Tensors
+
 Floats = NDArray[np.float64]
+
+MOST_STEPS = 128
+"""Steps that are counted at once: for 256 copies of a CartPole of tensors a step then takes a quarter less time."""
 
 
 class Collected(NamedTuple):
@@ -39,114 +45,137 @@ class Recent(NamedTuple):
 
 
 class Episodes:
-    """Episode statistics of P agents in N environment copies, `num_envs` copies per agent.
+    """Episode statistics of P agents with E environments each. The host reads a tensor once in `MOST_STEPS` steps.
 
     The mean return of the episodes that end within a time window is biased towards short episodes, because long ones
     are cut off at its end. So an episode counts only if it started at least as long ago as the longest duration seen so
     far in any of its agent's episodes, running ones included. All episodes that started by then have ended, whatever
     their length; as an episode's length is unknown when it starts, their mean is the mean over all episodes up to
-    O(1/n) (Wald's identity for stopped sums).
+    O(1/n) (Wald's identity for stopped sums). Ended episodes of an agent are therefore summed by their start time.
 
     An episode belongs to an agent if that agent acted in it from the start.
     """
 
-    def __init__(self, agents: int, num_envs: int) -> None:
-        self._agents = agents
-        self._num_envs = num_envs
-        self._owners = np.full(agents, -1, dtype=np.int64)
+    def __init__(self, agents: int, num_envs: int, device: torch.device | str = "cpu", resets: int = 0) -> None:
+        """Each episode but the first begins `resets` steps after the end of the one before."""
+        self._shape, self._device, self._resets = (agents, num_envs), torch.device(device), resets
+        self._owners = torch.full((agents,), -1, dtype=torch.int64)
+        self._nowhere = torch.zeros(self._shape, dtype=torch.bool, device=device)
         self.restart()
 
     def restart(self) -> None:
-        """Start new episodes in all copies and clear the statistics."""
-        copies = self._agents * self._num_envs
-        self._clock = 0
-        self._began = np.zeros(copies, dtype=np.int64)
-        self._owned = np.ones(copies, dtype=bool)
-        self._return = np.zeros(copies)
-        self._longest = np.zeros(self._agents, dtype=np.int64)
-        self._ended = np.zeros(self._agents)
-        # For each step in which episodes ended: time, copies, start times, whether owned by an agent, lengths, returns.
-        self._recent: list[
-            tuple[int, Places, NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64], NDArray[np.float64]]
-        ] = []
-        # Owned episodes that ended but do not count yet: agent, start time, length, return.
-        self._waiting: tuple[Places, NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]] = (
-            np.zeros(0, dtype=np.intp),
-            np.zeros(0, dtype=np.int64),
-            np.zeros(0, dtype=np.int64),
-            np.zeros(0),
-        )
-        # Over all episodes that ended since the last call of `recent`: number, sum of returns, sum of lengths.
-        self._lately = np.zeros(3)
+        """Start new episodes in all environments and clear the statistics."""
+        agents, device = self._shape[0], self._device
+        self._clock = self._oldest = 0
+        self._pending: list[tuple[Tensor, Tensor, Tensor | None]] = []
+        self._began = torch.zeros(self._shape, dtype=torch.int64, device=device)
+        self._owned = ~self._nowhere
+        self._return = torch.zeros(self._shape, dtype=torch.float64, device=device)
+        self._longest = torch.zeros(agents, dtype=torch.int64, device=device)
+        self._ended = torch.zeros(agents, dtype=torch.int64, device=device)
+        # Returns, numbers and lengths of ended episodes that do not count yet, [3, P, K] from the oldest start time on.
+        self._waiting = torch.zeros(3, agents, 0, dtype=torch.float64, device=device)
+        # Returns, number and lengths of all episodes that ended since the last call of `recent`.
+        self._lately = torch.zeros(3, dtype=torch.float64, device=device)
 
     def hand_over(self, owners: Sequence[int]) -> None:
         """Assign the copies to agents with these ids [P]; a running episode whose agent changes belongs to neither."""
-        new = np.array(owners, dtype=np.int64)
-        changed = (self._owners != new) & (self._owners >= 0)
+        self._count()
+        new = torch.tensor(owners)
+        changed = ((self._owners != new) & (self._owners >= 0)).to(self._device)
         self._owners = new
-        if changed.any():
-            self._settle()
-            # An episode that starts at this step belongs to the new agent from its first action.
-            self._owned &= ~changed.repeat(self._num_envs) | (self._began == self._clock)
-            self._longest[changed] = 0
-            agent, began, length, total = self._waiting
-            stays = ~changed[agent]
-            self._waiting = agent[stays], began[stays], length[stays], total[stays]
+        # An episode that starts at this step, or after a reset, belongs to the new agent from its first action.
+        self._owned = self._owned & (~changed[:, None] | (self._began >= self._clock))
+        self._longest = self._longest.masked_fill(changed, 0)
+        self._waiting.masked_fill_(changed[:, None], 0.0)
 
-    def step(
-        self,
-        reward: NDArray[Any],
-        steps: NDArray[np.int64],
-        ended: NDArray[np.bool_],
-        dropped: NDArray[np.bool_] | None,
-    ) -> None:
-        """Record the rewards [N] of one step, and the copies whose episode ended or was dropped (never counted).
+    def step(self, reward: Tensor, ended: Tensor, dropped: Tensor | None = None) -> None:
+        """Record the rewards [P, E] of one step, and where an episode ended or was dropped (never counted).
 
-        `steps` [N] is the length so far of each running episode, without a native environment's reset step.
+        The tensors must not change afterwards. An episode that was dropped is followed by one without a reset step.
         """
-        self._clock += 1
-        self._return += reward
-        copies = ended.nonzero()[0]
-        if len(copies):
-            # Ended episodes are sorted in on request only: short episodes end at almost every step.
-            self._recent.append(
-                (self._clock, copies, self._began[copies], self._owned[copies], steps[copies], self._return[copies])
-            )
-            self._begin(copies)
-        if dropped is not None:
-            self._begin(dropped)
+        self._pending.append((reward, ended, dropped))
+        if len(self._pending) == MOST_STEPS:
+            self._count()
+
+    def _count(self) -> None:
+        """Count the episodes that ended in the pending steps."""
+        if not self._pending:
+            return
+        rewards, ends, drops = zip(*self._pending, strict=True)
+        self._pending = []
+        reward, ended = torch.stack(rewards).double(), torch.stack(ends)
+        over = ended
+        if any(drop is not None for drop in drops):
+            over = ended | torch.stack([self._nowhere if drop is None else drop for drop in drops])
+        # Episodes are numbered in each environment, from 0 for the one that ran before these steps.
+        number = over.cumsum(0) - over.long()
+        returns = torch.zeros(len(rewards) + 1, *self._shape, dtype=torch.float64, device=self._device)
+        returns[0] = self._return
+        returns.scatter_add_(0, number, reward)
+        time, agent, env = over.nonzero(as_tuple=True)
+        episode, has_ended = number[time, agent, env], ended[time, agent, env]
+        time = time + self._clock + 1
+        start = torch.zeros(returns.shape, dtype=torch.int64, device=self._device)
+        start[0] = self._began
+        start[episode + 1, agent, env] = time + self._resets * has_ended.long()
+
+        time, agent, env, episode = (values[has_ended] for values in (time, agent, env, episode))
+        began, owned = start[episode, agent, env], self._owned[agent, env] | (episode > 0)
+        length = time - began
+        total = returns[episode, agent, env]
+        numbers = torch.stack((total, torch.ones_like(total), length.double()))
+        self._lately = self._lately + numbers.sum(1)
+        self._ended = self._ended + agent.bincount(minlength=self._shape[0])
+        agent, began, length = agent[owned], began[owned], length[owned]
+        self._clock += len(rewards)
+        self._make_room()
+        room = self._waiting.shape[2]
+        self._waiting.view(3, -1).index_add_(1, agent * room + began - self._oldest, numbers[:, owned])
+        self._longest = self._longest.scatter_reduce(0, agent, length, "amax")
+        running = (number[-1] + over[-1].long())[None]
+        self._began, self._return = start.gather(0, running)[0], returns.gather(0, running)[0]
+        self._owned = self._owned | (running[0] > 0)
+
+    def _make_room(self) -> None:
+        """Let `_waiting` reach to the present, and twice as far when it grows."""
+        times = self._clock - self._oldest + 1 + self._resets
+        if times > self._waiting.shape[2]:
+            room = (3, self._shape[0], 2 * times - self._waiting.shape[2])
+            self._waiting = torch.cat((self._waiting, self._waiting.new_zeros(room)), 2)
 
     def pop(self) -> tuple[Floats, Floats, Floats, Floats]:
         """The returns, episodes, ended and lengths of `Collected` since the last call."""
-        self._settle()
+        self._count()
         # A running episode lasts at least one more step.
-        running = np.where(self._owned, self._clock - self._began + 1, 0).reshape(self._agents, -1)
-        self._longest = np.maximum(self._longest, running.max(1))
-        sums, episodes, lengths = np.zeros((3, self._agents))
-        ended, self._ended = self._ended, np.zeros(self._agents)
-        agent, began, length, total = self._waiting
-        counts = began <= self._clock - self._longest[agent]
-        np.add.at(sums, agent[counts], total[counts])
-        np.add.at(episodes, agent[counts], 1)
-        np.add.at(lengths, agent[counts], length[counts])
-        self._waiting = agent[~counts], began[~counts], length[~counts], total[~counts]
-        return sums, episodes, ended, lengths
+        running = (self._clock - self._began + 1).where(self._owned, 0)
+        self._longest = torch.maximum(self._longest, running.amax(1))
+        times = torch.arange(self._oldest, self._oldest + self._waiting.shape[2], device=self._device)
+        counts = times <= (self._clock - self._longest)[:, None]
+        returns, episodes, lengths = (self._waiting * counts).sum(2).cpu().numpy()
+        ended = self._ended.double().cpu().numpy()
+        self._ended = torch.zeros_like(self._ended)
+        # No episode that may still count began earlier.
+        first = max(self._oldest, self._clock - int(self._longest.max()))
+        self._waiting = self._waiting.masked_fill(counts, 0.0)[:, :, first - self._oldest :].clone()
+        self._oldest = first
+        return returns, episodes, ended, lengths
 
     def recent(self) -> Recent | None:
         """The means over all episodes that ended since the last call, of any agent, or None if none did.
 
         These are available earlier than those of `pop`, but biased towards short episodes.
         """
-        self._settle()
-        sums, self._lately = self._lately, np.zeros(3)
+        self._count()
+        sums, self._lately = self._lately.cpu().numpy()[[1, 0, 2]], torch.zeros_like(self._lately)
         return Recent.of(sums)
 
-    def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Arrays by name; `waiting` is [4, episodes].
+    def state_dict(self) -> Tensors:
+        """Tensors by name; `waiting` [3, P, K] ends at the present.
 
         The sums for `recent` are left out: they depend on when it was last called, which the clock decides.
         """
-        self._settle()
+        self._count()
         return {
             "owners": self._owners,
             "ages": self._clock - self._began,
@@ -154,36 +183,13 @@ class Episodes:
             "returns": self._return,
             "longest": self._longest,
             "ended": self._ended,
-            "waiting": np.stack([values.astype(np.float64) for values in self._waiting])
-            - np.array([[0.0], [self._clock], [0.0], [0.0]]),
+            "waiting": self._waiting[:, :, : self._clock - self._oldest].clone(),
         }
 
-    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Load the output of `state_dict`, of checked shapes and dtypes."""
-        agent, began, length, total = state["waiting"]
-        self._clock, self._began = 0, -state["ages"]
-        self._owners, self._owned = state["owners"].copy(), state["owned"].copy()
-        self._return, self._longest = state["returns"].copy(), state["longest"].copy()
-        self._ended, self._lately, self._recent = state["ended"].copy(), np.zeros(3), []
-        self._waiting = agent.astype(np.intp), began.astype(np.int64), length.astype(np.int64), total.copy()
-
-    def _settle(self) -> None:
-        """Move recently ended episodes into the counters and the waiting list."""
-        if not self._recent:
-            return
-        clocks, *columns = zip(*self._recent, strict=True)
-        copies, began, owned, length, total = (np.concatenate(column) for column in columns)
-        end = np.repeat(clocks, [len(copies) for copies in columns[0]])
-        agent = copies // self._num_envs
-        self._ended += np.bincount(agent, minlength=self._agents)
-        np.maximum.at(self._longest, agent[owned], (end - began)[owned])
-        self._lately += len(total), total.sum(), length.sum()
-        new = agent[owned], began[owned], length[owned], total[owned]
-        agent, began, length, total = (np.concatenate(pair) for pair in zip(self._waiting, new, strict=True))
-        self._waiting = agent, began, length, total
-        self._recent = []
-
-    def _begin(self, copies: Places | NDArray[np.bool_]) -> None:
-        self._began[copies] = self._clock
-        self._owned[copies] = True
-        self._return[copies] = 0.0
+        self.restart()
+        self._owners, self._began = state["owners"].cpu(), -state["ages"]
+        names = ("owned", "returns", "longest", "ended", "waiting")
+        self._owned, self._return, self._longest, self._ended, self._waiting = (state[name].clone() for name in names)
+        self._oldest = -self._waiting.shape[2]

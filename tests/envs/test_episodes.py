@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from evorl.envs.episodes import Collected, Episodes
 
@@ -11,10 +12,15 @@ def popped(episodes):
     return Collected(np.zeros(1), *episodes.pop())
 
 
+def row(*values):
+    """Values [E] of the environments of a single agent as a tensor [1, E]."""
+    return torch.tensor([values])
+
+
 def played(draw, generations, steps, num_envs, owners=None, carries=True):
     """What `pop` gives after each generation [G] of one agent whose episodes `draw` gives as (length, return)."""
     episodes, given = Episodes(1, num_envs), []
-    left, age, value = np.zeros(num_envs, dtype=int), np.zeros(num_envs, dtype=int), np.zeros(num_envs)
+    left, value = np.zeros(num_envs, dtype=int), np.zeros(num_envs)
     for generation in range(generations):
         episodes.hand_over([owners[generation] if owners else 0])
         if not carries:
@@ -22,9 +28,9 @@ def played(draw, generations, steps, num_envs, owners=None, carries=True):
             left[:] = 0
         for _ in range(steps):
             for copy in np.flatnonzero(left == 0):
-                (left[copy], value[copy]), age[copy] = draw(), 0
-            left, age = left - 1, age + 1
-            episodes.step(np.where(left == 0, value, 0.0), age, left == 0, None)
+                left[copy], value[copy] = draw()
+            left -= 1
+            episodes.step(torch.from_numpy(np.where(left == 0, value, 0.0))[None], torch.from_numpy(left == 0)[None])
         given.append(popped(episodes))
     return given
 
@@ -51,8 +57,7 @@ def test_short_episodes_do_not_count_while_a_long_one_that_began_with_them_is_ru
     """Of two copies that began together, one plays 20 steps for a return of 0, the other 1,000 for a return of 1."""
     episodes = Episodes(1, 2)
     for step in range(1, 1001):
-        over = np.array([step == 20, step == 1000])
-        episodes.step(np.array([0.0, float(step == 1000)]), np.array([step, step]), over, None)
+        episodes.step(row(0.0, float(step == 1000)), row(step == 20, step == 1000))
         if step in (300, 999):
             assert popped(episodes).episodes == 0
     collected = popped(episodes)
@@ -89,21 +94,21 @@ def test_what_waits_to_be_counted_goes_with_its_agent():
         episodes.hand_over([owners[0]])
         for length in (5, 3):
             for step in range(length):
-                episodes.step(np.ones(1), np.array([step + 1]), np.array([step == length - 1]), None)
+                episodes.step(row(1.0), row(step == length - 1))
         assert popped(episodes).returns == 5.0
         episodes.hand_over([owners[1]])
-        for step in range(2):
-            episodes.step(np.ones(1), np.array([step + 1]), np.array([False]), None)
+        for _ in range(2):
+            episodes.step(row(1.0), row(False))
         assert popped(episodes).episodes == later / 2
 
 
 def test_what_ended_before_an_agent_took_over_is_not_its_own():
     """Two agents, one environment each; the second agent is replaced after episodes of 1 step that return 1 and 10."""
-    episodes, over = Episodes(2, 1), np.array([True, True])
+    episodes, over = Episodes(2, 1), torch.tensor([[True], [True]])
     episodes.hand_over([0, 1])
-    episodes.step(np.array([1.0, 10.0]), np.array([1, 1]), over, None)
+    episodes.step(torch.tensor([[1.0], [10.0]]), over)
     episodes.hand_over([0, 2])
-    episodes.step(np.array([2.0, 20.0]), np.array([1, 1]), over, None)
+    episodes.step(torch.tensor([[2.0], [20.0]]), over)
     collected = popped(episodes)
     assert collected.returns.tolist() == [3.0, 20.0]
     assert collected.episodes.tolist() == [2.0, 1.0]
@@ -114,12 +119,106 @@ def test_recent_episodes_are_those_since_the_last_question():
     """Two environments of one agent: episodes of 1 and 2 steps, which return 1 and 4; asking changes nothing."""
     asked, silent = Episodes(1, 2), Episodes(1, 2)
     for step in range(4):
-        ended = np.array([True, step % 2 == 1])
         for episodes in (asked, silent):
-            episodes.step(np.array([1.0, 2.0]), np.array([1, 1 + step % 2]), ended, None)
+            episodes.step(row(1.0, 2.0), row(True, step % 2 == 1))
         if step == 1:
             assert asked.recent() == (2.0, 4 / 3)
     assert asked.recent() == (2.0, 4 / 3)
     assert asked.recent() is None
     for mine, other in zip(asked.pop(), silent.pop(), strict=True):
         assert (mine == other).all()
+
+
+def counted_one_by_one(history, owners, resets):
+    """Returns, episodes, ended and lengths [4, P] of each generation of a `history` of generations of steps (reward,
+    ended, dropped), each [P, E], by the definition: every episode is kept with its start, and looked at each time."""
+    agents, envs = history[0][0][0].shape
+    running = {(agent, env): (0, 0.0, True) for agent in range(agents) for env in range(envs)}
+    waiting, longest, clock, given = [], [0] * agents, 0, []
+    for generation, steps in enumerate(history):
+        if generation:
+            changed = [owners[generation][agent] != owners[generation - 1][agent] for agent in range(agents)]
+            waiting = [episode for episode in waiting if not changed[episode[0]]]
+            longest = [0 if changed[agent] else longest[agent] for agent in range(agents)]
+            for (agent, env), (start, total, own) in running.items():
+                running[agent, env] = start, total, own and (not changed[agent] or start >= clock)
+        ended = [0] * agents
+        for rewards, ends, drops in steps:
+            clock += 1
+            for (agent, env), (start, total, own) in running.items():
+                total += rewards[agent, env]
+                running[agent, env] = start, total, own
+                if ends[agent, env]:
+                    ended[agent] += 1
+                    if own:
+                        waiting.append((agent, start, total, clock - start))
+                        longest[agent] = max(longest[agent], clock - start)
+                    running[agent, env] = clock + resets, 0.0, True
+                elif drops[agent, env]:
+                    running[agent, env] = clock, 0.0, True
+        for (agent, _), (start, _, own) in running.items():
+            longest[agent] = max(longest[agent], clock - start + 1 if own else 0)
+        counts = [episode for episode in waiting if episode[1] <= clock - longest[episode[0]]]
+        waiting = [episode for episode in waiting if episode not in counts]
+        mine = [[episode for episode in counts if episode[0] == agent] for agent in range(agents)]
+        sums = [
+            [sum(e[2] for e in own), len(own), ended[agent], sum(e[3] for e in own)] for agent, own in enumerate(mine)
+        ]
+        given.append(np.array(sums, dtype=np.float64).T)
+    return given
+
+
+@pytest.mark.parametrize("resets", [0, 1])
+def test_episodes_are_counted_as_one_by_one(resets):
+    """With agents that change, dropped episodes, and a state that is saved and loaded within steps."""
+    rng, shape, owners = np.random.default_rng(0), (2, 3), [[0, 1], [0, 2], [0, 2], [3, 2], [3, 2]]
+    history = []
+    for length in (170, 300, 41, 257, 400):
+        ends = rng.random((length, *shape)) < rng.choice([0.01, 0.2], (length, 1, 1))
+        ends[1:] &= ~ends[:-1]  # A step that only resets ends no episode.
+        drops = ~ends & (rng.random((length, *shape)) < 0.02)
+        drops[1:] &= ~ends[:-1]
+        history.append(list(zip(rng.normal(size=(length, *shape)), ends, drops, strict=True)))
+    expected = counted_one_by_one(history, owners, resets)
+    episodes = Episodes(*shape, resets=resets)
+    for steps, theirs, sums in zip(history, owners, expected, strict=True):
+        episodes.hand_over(theirs)
+        for number, (reward, ended, dropped) in enumerate(steps):
+            some = torch.from_numpy(dropped) if dropped.any() else None
+            episodes.step(torch.from_numpy(reward), torch.from_numpy(ended), some)
+            if number == 37:
+                saved = {name: value.clone() for name, value in episodes.state_dict().items()}
+                episodes = Episodes(*shape, resets=resets)
+                episodes.load_state_dict(saved)
+        np.testing.assert_allclose(np.stack(episodes.pop()), sums)
+    assert sum(sums[1].sum() for sums in expected) > 100
+
+
+@pytest.mark.parametrize("resets", [0, 1])
+def test_an_episode_that_begins_as_its_agent_changes_counts_for_the_new_one(resets):
+    """Also where a step that only resets the copy comes first."""
+    episodes = Episodes(1, 1, resets=resets)
+    episodes.hand_over([0])
+    episodes.step(torch.ones(1, 1), torch.tensor([[True]]))
+    episodes.pop()
+    episodes.hand_over([1])
+    for ended in (*[False] * resets, False, True, *[False] * 5):
+        episodes.step(torch.ones(1, 1), torch.tensor([[ended]]))
+    _, count, _, lengths = episodes.pop()
+    assert (count.tolist(), lengths.tolist()) == ([1], [2])
+
+
+def test_returns_have_no_bias_towards_short_episodes():
+    """Half of all episodes last 10 steps and half 90; in a window of 100 steps most that end are short."""
+    rng, episodes, sums = np.random.default_rng(0), Episodes(1, 500), np.zeros(2)
+    length, age = rng.choice([10, 90], 500), np.zeros(500)
+    for step in range(1, 4_001):
+        age += 1
+        ended = age == length
+        episodes.step(torch.ones(1, 500), torch.from_numpy(ended)[None])
+        length, age = np.where(ended, rng.choice([10, 90], 500), length), np.where(ended, 0, age)
+        if step % 100 == 0:
+            returns, count, _, _ = episodes.pop()
+            sums += returns[0], count[0]
+    assert sums[1] > 10_000
+    assert abs(sums[0] / sums[1] - 50) < 1

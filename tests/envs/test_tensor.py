@@ -16,9 +16,7 @@ from evorl.algorithms import make_algorithm
 from evorl.commands.evaluate import evaluate_elite
 from evorl.distributed import Placement, Ranks
 from evorl.envs import make_environments
-from evorl.envs.episodes import Episodes
 from evorl.envs.tensor import environments as environments_module
-from evorl.envs.tensor.episodes import TensorEpisodes
 from evorl.population import Policy
 from evorl.population.evaluation import evaluate
 from evorl.replay import statistics as statistics_module
@@ -132,62 +130,6 @@ def test_without_last_observations_truncated_steps_bootstrap_from_the_one_before
     assert cut
     with pytest.warns(EvorlWarning, match="gives no final observations"):
         tensors.pop_collected()
-
-
-def test_episodes_are_counted_as_on_the_host():
-    rng = np.random.default_rng(0)
-    host, device = Episodes(2, 3), TensorEpisodes(2, 3, torch.device("cpu"))
-    host.hand_over([0, 1])
-    device.hand_over([0, 1])
-    age = np.zeros(6, dtype=np.int64)
-    for step in range(1, 1_200):
-        reward, ended = rng.normal(size=6), rng.random(6) < rng.choice([0.01, 0.2])
-        age += 1
-        host.step(reward, age, ended, None)
-        age[ended] = 0
-        device.step(torch.from_numpy(reward).view(2, 3), torch.from_numpy(ended).view(2, 3))
-        if step % 170 == 0:
-            for one, two in zip(host.pop(), device.pop(), strict=True):
-                np.testing.assert_allclose(one, two)
-            np.testing.assert_allclose(host.recent(), device.recent())
-        if step in (300, 700):
-            owners = [0, 2 + step]
-            host.hand_over(owners)
-            device.hand_over(owners)
-            saved = {name: value.clone() for name, value in device.state_dict().items()}
-            device = TensorEpisodes(2, 3, torch.device("cpu"))
-            device.load_state_dict(saved)
-            host.recent()
-
-
-@pytest.mark.parametrize("resets", [0, 1])
-def test_an_episode_that_begins_as_its_agent_changes_counts_for_the_new_one(resets):
-    """Also where a step that only resets the copy comes first."""
-    episodes = TensorEpisodes(1, 1, torch.device("cpu"), resets)
-    episodes.hand_over([0])
-    episodes.step(torch.ones(1, 1), torch.tensor([[True]]))
-    episodes.pop()
-    episodes.hand_over([1])
-    for ended in (*[False] * resets, False, True, *[False] * 5):
-        episodes.step(torch.ones(1, 1), torch.tensor([[ended]]))
-    _, count, _, lengths = episodes.pop()
-    assert (count.tolist(), lengths.tolist()) == ([1], [2])
-
-
-def test_returns_have_no_bias_towards_short_episodes():
-    """Half of all episodes last 10 steps and half 90; in a window of 100 steps most that end are short."""
-    rng, episodes, sums = np.random.default_rng(0), TensorEpisodes(1, 500, torch.device("cpu")), np.zeros(2)
-    length, age = rng.choice([10, 90], 500), np.zeros(500)
-    for step in range(1, 4_001):
-        age += 1
-        ended = age == length
-        episodes.step(torch.ones(1, 500), torch.from_numpy(ended)[None])
-        length, age = np.where(ended, rng.choice([10, 90], 500), length), np.where(ended, 0, age)
-        if step % 100 == 0:
-            returns, count, _, _ = episodes.pop()
-            sums += returns[0], count[0]
-    assert sums[1] > 10_000
-    assert abs(sums[0] / sums[1] - 50) < 1
 
 
 def test_several_users_step_one_simulator_in_turn():

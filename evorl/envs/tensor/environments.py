@@ -6,7 +6,7 @@ Axes: P agents, E environments of each agent; the first P * E of a simulator's N
   Where it gives none, the observation before the step takes its place after a truncation, so that targets bootstrap
   from the value before it, as reward + discount * value of time-outs does elsewhere.
 - With a reset in the next step, that step is not a transition.
-- The host reads nothing before `pop_collected` and `recent`: a generation's end, and progress lines.
+- The host reads nothing but where episodes ended (`Episodes`) before a generation's end and progress lines.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evorl.config import Environment
-from evorl.envs.episodes import Collected, Recent
+from evorl.envs.episodes import Collected, Episodes, Recent
 from evorl.envs.faults.restarting import called
 from evorl.envs.spaces import EnvSpec, choices, mapped, to_zero
 from evorl.envs.stepped import SteppedEnvironments
-from evorl.envs.tensor.episodes import TensorEpisodes
 from evorl.envs.tensor.observations import TensorReader, action_converter
 from evorl.envs.tensor.simulator import Step
 from evorl.envs.tensor.sources import shared_simulator
@@ -59,7 +58,7 @@ class TensorEnvironments(SteppedEnvironments):
         spaces = simulator.action_space, simulator.observation_space
         self.interface = EnvSpec(settings.id, self._reader.parts, spaces[0], False, spaces[1])
         self.always_valid = simulator.in_step
-        self._episodes = TensorEpisodes(agents, num_envs, self.device, int(not simulator.in_step))
+        self._episodes = Episodes(agents, num_envs, self.device, int(not simulator.in_step))
         self._may_be_endless = simulator.limit is None
         self._has_begun = False
         self._begin_counting()
