@@ -151,11 +151,13 @@ def test_several_users_step_one_simulator_in_turn():
         ({"mode": "null"}, "does not say when it resets; declare it"),
         ({"mode": "Disabled"}, "declares autoreset mode"),
         ({"gravity": 3}, "environment.kwargs: .* unexpected keyword argument 'gravity'"),
+        ({"masks": True}, r"gives info\['action_mask'\], but masks of a simulator are not read"),
+        ({"whole": True}, "in torch.float32, which does not fit its observation_space of int64"),
     ],
 )
 def test_refusals(kwargs, words):
     with pytest.raises(UserError, match=words):
-        environments(**kwargs)
+        environments(**kwargs).reset(0)
 
 
 @pytest.mark.parametrize(

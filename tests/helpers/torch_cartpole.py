@@ -10,9 +10,15 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 
-MISTAKES = {"poison": 0, "fails": False, "unseeded": False, "alike": False, "fake": False}
-"""A reward that is no number in this step of an episode; an error in each step; no seeds; copies that begin alike; last
-observations that are the first of the next episode."""
+MISTAKES = {
+    "poison": 0,  # A reward that is no number in this step of an episode.
+    "fails": False,  # An error in each step.
+    "unseeded": False,  # No seeds.
+    "alike": False,  # Copies that begin alike.
+    "fake": False,  # Last observations that are the first of the next episode.
+    "masks": False,  # Masks of actions.
+    "whole": False,  # A space of whole numbers, which the observations are not.
+}
 LIMITS = np.array([4.8, np.inf, 24 * math.pi / 180, np.inf], np.float32)
 
 
@@ -33,6 +39,8 @@ class CartPole:
         self.metadata = {"render_fps": 50} | ({} if mode is None else {"autoreset_mode": AutoresetMode(mode)})
         self.max_episode_length, self.mode = limit, mode
         self.random = torch.Generator(device=device)
+        if self.mistakes["whole"]:
+            self.single_observation_space = gym.spaces.MultiDiscrete([5] * 4)
 
     def render(self):
         """The first copy's cart as a white column."""
@@ -46,7 +54,7 @@ class CartPole:
         self.state = self._drawn()
         self.steps = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
         self.resetting = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
-        return self.state.float(), {}
+        return self.state.float(), {"action_mask": self.resetting} if self.mistakes["masks"] else {}
 
     def _drawn(self):
         uniform = torch.rand(self.num_envs, 4, generator=self.random, dtype=torch.float64, device=self.device)
@@ -65,7 +73,10 @@ class CartPole:
         self.state, self.steps = torch.stack(moved, 1), self.steps + 1
         terminated = (self.state[:, 0].abs() > 2.4) | (self.state[:, 2].abs() > 12 * 2 * math.pi / 360)
         truncated = self.steps >= self.max_episode_length
-        reward, info = torch.ones(self.num_envs, device=self.device), {"angle": self.state[:, 2].float()}
+        reward, info = (
+            torch.ones(self.num_envs, device=self.device),
+            {"angle": self.state[:, 2].float(), "oldest": self.steps.max()[None]},
+        )
         if self.mistakes["poison"] and bool((self.steps == self.mistakes["poison"]).any()):
             reward[0] = math.nan
         over = terminated | truncated

@@ -134,7 +134,9 @@ class TensorEnvironments(SteppedEnvironments):
         self._given = step.observation
         seen = self._parts(step.observation)
         valid = self._everywhere if simulator.in_step else ~self._resetting
-        self._info = {name: self._mine(value) for name, value in step.info.items() if value.dim() == 1}
+        # Of any other shape, it reports something else than a number of each copy.
+        reports = {name: value for name, value in step.info.items() if value.shape == (simulator.copies,)}
+        self._info = {name: self._mine(value) for name, value in reports.items()}
         transition = Transition(
             observation=self.observation,
             started=self._started,

@@ -39,6 +39,11 @@ class TensorReader:
                     f"environment.id: {self._id} gives part {name!r} of the observation with the shape "
                     f"{list(value.shape)}; its observation_space has {['N', *shape]}".replace("'N'", "N")
                 )
+            if value.is_floating_point() and not part.dtype.is_floating_point:
+                raise UserError(
+                    f"environment.id: {self._id} gives part {name!r} of the observation in {value.dtype}, which does "
+                    f"not fit its observation_space of {space.dtype}"
+                )
             if isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete) and np.any(space.start):
                 value = value - torch.as_tensor(space.start, device=value.device)
             value = value.to(part.dtype)

@@ -13,7 +13,7 @@ from torch import Tensor
 from evorl.config import Environment
 from evorl.config.errors import shown
 from evorl.envs.faults.checks import check_spaces
-from evorl.envs.spaces import mapped
+from evorl.envs.spaces import MASK, mapped
 from evorl.envs.tensor.simulator import Simulator, Step
 from evorl.system.plugins import imported
 from evorl.types.outcomes import UserError
@@ -50,7 +50,13 @@ class VectorSimulator(Simulator):
         start = self.env.reset(seed=seeds[0])
         if not isinstance(start, tuple) or len(start) != 2:
             raise UserError(f"environment.id: the reset of {self._id} must return a pair (observation, info)")
-        return mapped(_copied, start[0])
+        observation, info = start
+        if MASK in info:
+            raise UserError(
+                f"environment.id: {self._id} gives info[{MASK!r}], but masks of a simulator are not read: agents would "
+                "choose actions that it forbids; leave it out, and let such actions do nothing"
+            )
+        return mapped(_copied, observation)
 
     def step(self, action: Tensor) -> Step:
         result = self.env.step(action)
