@@ -27,7 +27,7 @@ class GenerationPlan:
     One vector step counts as `counted` steps of each agent; the number of steps is a multiple of `period`.
     `carries_over` means that episodes continue across generations. With several `actors`, each takes a share of the
     steps; if they are `free`, the shares are not known in advance. `continued` means that another process can resume
-    running episodes.
+    running episodes in the midst; `can_carry_over` that they may continue across generations.
     """
 
     steps: int
@@ -38,6 +38,7 @@ class GenerationPlan:
     counted: int = 1
     period: int = 1
     continued: bool = True
+    can_carry_over: bool = True
 
     @property
     def of_each(self) -> int:
@@ -70,10 +71,11 @@ class GenerationPlan:
         bounds = [bound for bound in (self.longest, evaluated) if bound is not None]
         if self.carries_over or self.longest is None or self.of_each >= min(bounds):
             return None
+        advice = ", or set carry_over to auto or true" if self.can_carry_over else ""
         return (
             f"environment.carry_over: each generation begins new episodes after {self.of_each:,} steps of each "
             f"environment, but evaluation plays up to {min(bounds):,}: later states are never trained on; raise "
-            "evolution.steps, or set carry_over to auto or true"
+            f"evolution.steps{advice}"
         )
 
 
@@ -90,18 +92,19 @@ def generation_plan(config: AnyConfig, copies: int, period: int) -> GenerationPl
     longest, actors = longest_episode(environment), config.actors
     count = 1 if actors is None else actors.count
     free, counted = actors is not None and not actors.lockstep, environment.num_envs * copies
+    can_carry_over = not is_tensor(environment.id) or simulator_of(environment).can_save
     # A resumed run does not replay episodes of actors, and those in lockstep are to repeat it exactly.
     if (
         is_game(environment.id)
         or (actors is not None and actors.lockstep and environment.carry_over == "auto")
-        or (is_tensor(environment.id) and not simulator_of(environment).can_save)
+        or not can_carry_over
     ):
         carries_over = False
     elif environment.carry_over == "auto":
         carries_over = longest is None or steps // count < EPISODES_IN_A_GENERATION * longest
     else:
         carries_over = environment.carry_over
-    return GenerationPlan(steps, longest, carries_over, count, free, counted, period)
+    return GenerationPlan(steps, longest, carries_over, count, free, counted, period, can_carry_over=can_carry_over)
 
 
 def longest_episode(settings: Environment) -> int | None:

@@ -88,6 +88,7 @@ def test_without_a_known_limit_episodes_run_on():
     ("given", "evaluated", "warns"),
     [
         (GenerationPlan(250, 1000, False), None, "after 250 steps .* plays up to 1,000"),
+        (GenerationPlan(250, 1000, False, can_carry_over=False), None, "raise evolution.steps$"),
         (GenerationPlan(250, 1000, False), 250, None),
         (GenerationPlan(250, 1000, True), None, None),
     ],
