@@ -206,6 +206,12 @@ class Drawn(Lives):
         except UserError:
             return lambda name, value: value
 
+    @property
+    def target(self) -> float | None:
+        """The mean return that ends the run, or None; beside twins it is not tested."""
+        target = self.setting("training.target_fitness")
+        return float(target) if isinstance(target, int | float) and not self.setting("population.control") else None
+
     def setting(self, path: str) -> Any:
         """Return a setting by its dotted path, such as `environment.id`, or None if there is no such setting.
 

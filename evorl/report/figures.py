@@ -60,8 +60,7 @@ def returns(run: Drawn) -> Figure:
     """Plot the fitness of all agents over steps, coloured by mutation, with the elite's lineage."""
     if run.is_rated:
         return _by_agent(run, lambda life: life.fitness, run.fitness_name)
-    target = run.setting("training.target_fitness")
-    levels = [float(target)] if isinstance(target, int | float) else []
+    levels = [] if run.target is None else [run.target]
     scores = [row.elite_fitness for row in run.generations]
     figure = _by_agent(run, lambda life: life.fitness, html.escape(run.fitness_name), [*scores, *levels])
     figure["data"].append(_elite(run))
@@ -117,8 +116,7 @@ def results(run: Drawn) -> Figure | None:
     """Plot the elite's mean result against the league's benchmark over steps, where agents are rated."""
     if not run.is_rated:
         return None
-    target = run.setting("training.target_fitness")
-    shapes = [_level(float(target))] if isinstance(target, int | float) else []
+    shapes = [] if run.target is None else [_level(run.target)]
     layout = {**_axes(STEPS, "mean result"), "shapes": shapes, "height": 260, "showlegend": False}
     return {"data": [_elite(run)], "layout": layout}
 

@@ -75,9 +75,8 @@ def _words(run: Drawn) -> dict[str, Any]:
 def badges(run: Drawn) -> list[tuple[str, str, str]]:
     """Return the headline figures of a run's page, each as (value, caption, note)."""
     last = run.generations[-1]
-    target = run.setting("training.target_fitness")
     best, _, more = run.described_best.partition(" ")
-    aim = f"target {target:g}" if isinstance(target, int | float) else "no target"
+    aim = "no target" if run.target is None else f"target {run.target:g}"
     return [
         (state(run), "state", aim),
         (best, "best agent", more or "no agent yet"),
@@ -170,10 +169,7 @@ def compared(groups: Sequence[Group]) -> list[dict[str, Any]]:
         best = [run.generations[-1].elite_fitness for run in group.runs]
         scores = [value for value in best if value is not None]
         mean = interval(scores) if scores else None
-        aims = any(
-            run.setting("training.target_fitness") is not None and not run.setting("population.control")
-            for run in group.runs
-        )
+        aims = any(run.target is not None for run in group.runs)
         solved = sum(run.summary.get("solved") is True for run in group.runs)
         rows.append(
             {

@@ -62,9 +62,9 @@ def _agents(figure: Any, run: Drawn, hyperparameter: str | None) -> None:
         best = thinned(scores, POINTS)
         dotted = {"where": "post", "color": "k", "linewidth": THIN, "linestyle": ":", "label": "best so far"}
         axes[0].step(*zip(*best, strict=True) if best else ([], []), **dotted)
-        target = run.setting("training.target_fitness")
-        if isinstance(target, int | float):
-            axes[0].axhline(target, color="#009e73", linestyle="--", linewidth=THIN, label=f"target {target:g}")
+        if run.target is not None:
+            label = f"target {run.target:g}"
+            axes[0].axhline(run.target, color="#009e73", linestyle="--", linewidth=THIN, label=label)
     for kind in used:
         words = _plain(kind.words)
         axes[0].plot([], [], color=kind.colour, marker=kind.marker, markersize=4, linewidth=THIN, label=words)

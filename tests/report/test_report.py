@@ -364,3 +364,11 @@ def test_fitness_is_named_for_what_it_is(run, fitness, by, score, name):
     own = replace(run, config=config)
     assert (own.score_name, own.fitness_name) == (score, name)
     assert figures.returns(own)["layout"]["yaxis"]["title"]["text"] == name
+
+
+def test_a_target_that_twins_leave_untested_is_none(run):
+    assert run.target == figures.returns(run)["layout"]["shapes"][0]["y0"] == 50.0
+    beside_twins = replace(run, config=run.config | {"population": {"size": 2, "islands": 8, "control": True}})
+    assert beside_twins.target is None
+    assert figures.returns(beside_twins)["layout"]["shapes"] == []
+    assert "no target" in page([beside_twins])
