@@ -74,8 +74,14 @@ def run_program(main: Callable[[Sequence[str]], object], arguments: Sequence[str
 
 def _code_of(main: Callable[[Sequence[str]], object], arguments: Sequence[str]) -> int:
     try:
-        with signal_handlers(), warnings_on_one_line():
-            main(arguments)
+        try:
+            with signal_handlers(), warnings_on_one_line():
+                main(arguments)
+        except Interrupted as ending:
+            if ending.__cause__ is None and isinstance(ending.__context__, UserError | RunFailed):
+                # The signal came as this failure closed the run: a launcher's, where another rank has ended.
+                raise ending.__context__ from None
+            raise
     except UserError as error:
         _report(error)
         return 2

@@ -17,7 +17,7 @@ from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig
 from evorl.config.errors import on_one_line
 from evorl.config.fields import BENCHMARK, RATING
-from evorl.distributed import Placement, Ranks
+from evorl.distributed import Placement, RankLost, Ranks
 from evorl.distributed.pauses import SAVE
 from evorl.envs import SteppedEnvironments
 from evorl.envs.games import is_game
@@ -240,8 +240,9 @@ class Run:
         if self.league is not None:
             self.league.close()
         failed, number = error, signalled()
-        if error is not None and number is not None and not isinstance(error, Interrupted):
-            # The signal has also reached other ranks and the environments' processes, whose end makes this one fail.
+        if error is not None and number is not None and not isinstance(error, Interrupted | RankLost):
+            # The signal has also reached the environments' processes, whose end makes this one fail. A rank that is
+            # lost was so before the signal, with which the launcher then ends this one.
             error = Interrupted(number)
         because = self._unsaved or self._stopped if error is None else exchange_reasons(error, self.ranks)
         self.progress.wall_clock_seconds = self._wall_clock_seconds()

@@ -15,6 +15,7 @@ from helpers.support import ROOT
 
 from evorl.runs import program
 from evorl.system.signals import Interrupted, signal_handlers, signals_deferred
+from evorl.types.outcomes import RunFailed
 
 VARIABLES = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
@@ -139,6 +140,27 @@ def test_a_call_that_does_not_return_after_a_signal_is_named_and_ended(hangs, co
     assert line in done.stderr
     assert code == 1 or done.stderr.startswith("error: the process is still in a step of Sim-v0 (")
     assert time.monotonic() - began < 30
+
+
+def test_a_signal_as_a_failure_closes_the_run_does_not_hide_the_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    """As a launcher sends it to the other ranks when one has ended; a failure of which it is the cause stays untold."""
+
+    def fail(arguments: Sequence[str]) -> None:
+        try:
+            raise RunFailed("rank 1 has ended")
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def end(arguments: Sequence[str]) -> None:
+        try:
+            raise RunFailed("a process of an environment has ended")
+        except RunFailed as error:
+            raise Interrupted(signal.SIGTERM) from error
+
+    assert program.run_program(fail, []) == 1
+    assert capsys.readouterr().err == "error: rank 1 has ended\n"
+    assert program.run_program(end, []) == 128 + signal.SIGTERM
+    assert not capsys.readouterr().err
 
 
 def test_nothing_of_a_program_ended_by_a_signal_outlives_it() -> None:

@@ -2,6 +2,8 @@
 
 import errno
 import json
+import os
+import signal
 import subprocess
 import sys
 import warnings
@@ -13,7 +15,7 @@ from helpers.support import lines, train
 from wandb.sdk.lib.exit_hooks import ExitHooks
 
 from evorl.commands.command import run_command
-from evorl.distributed import Ranks
+from evorl.distributed import RankLost, Ranks
 from evorl.envs.faults import closing
 from evorl.runs.program import run_program
 from evorl.runs.run import Run
@@ -52,6 +54,17 @@ def test_environments_are_closed_in_every_way_of_ending_and_change_no_exit_code(
 
 def fail(*arguments):
     raise RunFailed("enough")
+
+
+def test_a_lost_rank_is_told_though_the_launchers_signal_follows(in_directory, capsys, monkeypatch):
+    def lose(*arguments):
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise RankLost("rank 0 waited for the other ranks' metrics, but rank 1 has ended")
+
+    monkeypatch.setattr(Run, "record", lose)
+    assert train("run.name=a", RECORDED.format(how="")) == 1
+    assert errors_of(capsys) == ["error: rank 0 waited for the other ranks' metrics, but rank 1 has ended"]
+    assert json.loads((in_directory / "runs" / "a" / "summary.json").read_text())["ended"] == "RankLost"
 
 
 def test_evaluate_closes_the_environments(in_directory, monkeypatch):
