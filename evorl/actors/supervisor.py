@@ -229,8 +229,8 @@ class Supervisor:
                 f"actor {self._number(actor)} ended {actor.failures + 1} times without a rollout in between; "
                 f"{f'it {actor.hung}' if actor.hung else 'see its output above'}"
             )
-        if actor.hung:
-            warnings.warn(f"actor {self._number(actor)} {actor.hung}; it is started again", EvorlWarning, stacklevel=2)
+        what = actor.hung or "ended, or was killed"
+        warnings.warn(f"actor {self._number(actor)} {what}; it is started again", EvorlWarning, stacklevel=2)
         self.restarts += 1
         self._ready = deque(ready for ready in self._ready if ready is not actor)
         with file_errors(COUNT_KEY):

@@ -19,6 +19,7 @@ from evorl.actors.actor import _Leave
 from evorl.envs.faults.restarting import PASSED_ON
 from evorl.types.outcomes import EvorlWarning, RunFailed, UserError
 
+TOLD_OF_KILLED_ACTORS = pytest.mark.filterwarnings("ignore:actor . ended, or was killed; it is started again")
 HELPED = "environment={id: 'helpers.faults:Helped-v0', num_envs: 2, vectorization: sync, max_restarts: 1"
 
 
@@ -29,8 +30,8 @@ def test_actors_that_die_or_hang_are_replaced_and_all_end_with_the_learner(monke
         learning.learn(20)
         first = learning.processes
         os.kill(first[0], signal.SIGKILL)
-        while learning.processes[0] == first[0]:
-            learning.learn(1)
+        with pytest.warns(EvorlWarning, match="actor 0 ended, or was killed; it is started again"):
+            learn_until_replaced(learning, {first[0], 0})
         learning.learn_from(0)
         assert learning.processes[1] == first[1]
         stopped = learning.processes[0]
@@ -97,6 +98,7 @@ def test_too_many_actors_for_the_limit_of_open_files_are_refused_in_one_line():
                 os.kill(process, signal.SIGKILL)
 
 
+@TOLD_OF_KILLED_ACTORS
 def test_no_update_of_shared_parameters_is_lost_though_actors_are_killed():
     shared = "algorithm={name: a3c_shared, rollout_steps: 5}"
     with Learning(shared, "actors={count: 2}") as learning:
@@ -175,6 +177,7 @@ def test_settings_that_mean_nothing_with_actors_are_refused(settings, message):
         config(*settings)
 
 
+@TOLD_OF_KILLED_ACTORS
 def test_an_actor_that_cannot_live_is_given_up():
     with Learning() as learning:
         learning.learn(1)
