@@ -105,13 +105,13 @@ def load_kernel() -> Kernel | str:
         return "no C++ compiler (CXX, c++, g++, clang++)"
     native = "-mcpu=native" if platform.machine() == "arm64" else "-march=native"
     command = [compiler, *FLAGS, native, str(SOURCE)]
-    digest = _digest(command)
     try:
+        digest = _digest(command)
         path = _cache() / f"dense-{digest}.so"
         if not path.is_file():
             _build(command, path)
         library = ctypes.CDLL(str(path))
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, subprocess.SubprocessError, RuntimeError) as error:  # RuntimeError: there is no home directory.
         return " ".join(str(error).split())[:200]
     number, address = ctypes.c_int64, ctypes.c_void_p
     library.dense_trace_size.restype = number

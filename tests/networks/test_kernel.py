@@ -241,7 +241,9 @@ def test_it_is_built_once_into_a_private_directory(own_cache, kernel):
     assert built.stat().st_mtime_ns == written
 
 
-@pytest.mark.parametrize("fault", ["no compiler", "broken compiler", "no cache", "cache of others"])
+@pytest.mark.parametrize(
+    "fault", ["no compiler", "broken compiler", "stale compiler", "no home", "no cache", "cache of others"]
+)
 def test_without_a_compiler_or_a_cache_there_is_a_reason(own_cache, monkeypatch, fault):
     if fault == "no compiler":
         monkeypatch.setenv("PATH", "")
@@ -251,6 +253,15 @@ def test_without_a_compiler_or_a_cache_there_is_a_reason(own_cache, monkeypatch,
         compiler.write_text("#!/bin/sh\necho 'error: no such CPU' >&2\nexit 1\n")
         compiler.chmod(0o700)
         monkeypatch.setenv("CXX", str(compiler))
+    elif fault == "stale compiler":
+        compiler = own_cache / "stale"
+        compiler.write_text("#!/nowhere/sh\n")
+        compiler.chmod(0o700)
+        monkeypatch.setenv("CXX", str(compiler))
+    elif fault == "no home":
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        monkeypatch.delenv("HOME")
+        monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
     elif fault == "no cache":
         monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
     else:
