@@ -23,7 +23,8 @@ class RunSettings(Section):
     branch_of: Plain | None = None
     """The run and the generation that a run goes on from, as `evorl branch` notes them."""
     timeout: Seconds = 300.0
-    """Seconds that a rank waits for the others before it gives up."""
+    """Seconds that a rank waits for the others before it gives up. Sharded ranks first meet at a generation's end,
+    which slower ones must reach within this time."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Compute threads of each rank; an actor has one. Null is OMP_NUM_THREADS if that is set and no launcher
     of several processes sets it; else an equal share of the machine's cores, also with each actor, but at most one for
