@@ -96,7 +96,11 @@ def parse_settings(payload: bytes, where: str) -> dict[str, Any]:
         return {}
     if not isinstance(data, dict):
         raise UserError(f"{where}: the configuration must be a mapping of sections, not a {type(data).__name__}")
-    data |= {key: {name: data[key]} for key, name in SHORT.items() if isinstance(data.get(key), str)}
+    for path, name in SHORT.items():
+        *outer, key = path.split(".")
+        section = data.get(outer[0]) if outer else data
+        if isinstance(section, dict) and isinstance(section.get(key), str):
+            section[key] = {name: section[key]}
     off = {key: _with_value({}, path.split("."), "none", key) for key, path in OFF.items() if data.get(key) is False}
     return data | off
 

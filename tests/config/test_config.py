@@ -132,6 +132,9 @@ def test_the_names_of_sections_stand_for_what_they_are_about(tmp_path):
     assert (settings.environment.id, settings.algorithm.name) == ("CartPole-v1", "ppo")
     settings = load_config(["environment=Acrobot-v1", "environment.num_envs=3"], path)
     assert (settings.environment.id, settings.environment.num_envs) == ("Acrobot-v1", 3)
+    path.write_text("environment: CartPole-v1\nevaluation: {environment: CartPole-v0}\n")
+    evaluated = load_config(["evaluation.environment.kwargs.render_mode=rgb_array"], path).evaluation.environment
+    assert (evaluated.id, evaluated.kwargs) == ("CartPole-v0", {"render_mode": "rgb_array"})
 
 
 def test_settings_are_taken_as_sweeps_pass_them():
