@@ -392,7 +392,7 @@ class Environments(SteppedEnvironments):
         return tensor if self._on_host else tensor.to(self.device)
 
     def _host(self, array: NDArray[Any]) -> Tensor:
-        """An array [N] as a tensor [P, E] on the CPU, where reading it needs no GPU synchronisation."""
+        """An array [N] as a tensor [P, E] on the CPU, which is read there without waiting for a GPU."""
         return torch.from_numpy(array.reshape(self.agents, self.num_envs))
 
 
@@ -428,7 +428,7 @@ def _starts(tensors: Tensors) -> dict[str, Any]:
 
 def _layout(name: str, here: Tensor, saved: Tensors) -> tuple[tuple[int, ...], torch.dtype]:
     """The expected shape and dtype: that of `here`, but with as many actions or waiting episodes as were saved."""
-    shape, axis = list(here.shape), {"actions": 0, f"{COUNTED}waiting": 2}.get(name)
+    shape, axis = list(here.shape), {"actions": 0, f"{COUNTED}waiting": 1}.get(name)
     if axis is not None and name in saved and saved[name].dim() == len(shape):
         shape[axis] = saved[name].shape[axis]
     return tuple(shape), here.dtype

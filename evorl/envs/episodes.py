@@ -1,4 +1,4 @@
-"""Episode returns, without bias towards short episodes. Axes: T steps, P agents, E environments, K start times."""
+"""Episode returns, without bias towards short episodes. Axes: T steps, P agents, E environments, N episodes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from evorl.types.tensors import Tensors
 
 Floats = NDArray[np.float64]
 
-MOST_STEPS = 128
-"""Steps that are counted at once: for 256 copies of a CartPole of tensors a step then takes a quarter less time."""
+COUNTED_AT_ONCE = 128
+"""Steps that are counted together: a call for each would take longer than all that it computes."""
 
 
 class Collected(NamedTuple):
@@ -45,13 +45,13 @@ class Recent(NamedTuple):
 
 
 class Episodes:
-    """Episode statistics of P agents with E environments each. The host reads a tensor once in `MOST_STEPS` steps.
+    """Episode statistics of P agents with E environments each. The host waits for a device only when steps are counted.
 
     The mean return of the episodes that end within a time window is biased towards short episodes, because long ones
     are cut off at its end. So an episode counts only if it started at least as long ago as the longest duration seen so
     far in any of its agent's episodes, running ones included. All episodes that started by then have ended, whatever
     their length; as an episode's length is unknown when it starts, their mean is the mean over all episodes up to
-    O(1/n) (Wald's identity for stopped sums). Ended episodes of an agent are therefore summed by their start time.
+    O(1/n) (Wald's identity for stopped sums).
 
     An episode belongs to an agent if that agent acted in it from the start.
     """
@@ -66,20 +66,20 @@ class Episodes:
     def restart(self) -> None:
         """Start new episodes in all environments and clear the statistics."""
         agents, device = self._shape[0], self._device
-        self._clock = self._oldest = 0
+        self._clock = 0
         self._pending: list[tuple[Tensor, Tensor, Tensor | None]] = []
         self._began = torch.zeros(self._shape, dtype=torch.int64, device=device)
         self._owned = ~self._nowhere
         self._return = torch.zeros(self._shape, dtype=torch.float64, device=device)
         self._longest = torch.zeros(agents, dtype=torch.int64, device=device)
         self._ended = torch.zeros(agents, dtype=torch.int64, device=device)
-        # Returns, numbers and lengths of ended episodes that do not count yet, [3, P, K] from the oldest start time on.
-        self._waiting = torch.zeros(3, agents, 0, dtype=torch.float64, device=device)
-        # Returns, number and lengths of all episodes that ended since the last call of `recent`.
+        # Owned episodes that ended but do not count yet [4, N]: agent, start time, length, return.
+        self._waiting = torch.zeros(4, 0, dtype=torch.float64, device=device)
+        # Number, returns and lengths of all episodes that ended since the last call of `recent`.
         self._lately = torch.zeros(3, dtype=torch.float64, device=device)
 
     def hand_over(self, owners: Sequence[int]) -> None:
-        """Assign the copies to agents with these ids [P]; a running episode whose agent changes belongs to neither."""
+        """Assign the environments to agents with these ids [P]; a running episode whose agent changes is neither's."""
         self._count()
         new = torch.tensor(owners)
         changed = ((self._owners != new) & (self._owners >= 0)).to(self._device)
@@ -87,7 +87,7 @@ class Episodes:
         # An episode that starts at this step, or after a reset, belongs to the new agent from its first action.
         self._owned = self._owned & (~changed[:, None] | (self._began >= self._clock))
         self._longest = self._longest.masked_fill(changed, 0)
-        self._waiting.masked_fill_(changed[:, None], 0.0)
+        self._waiting = self._waiting[:, ~changed[self._waiting[0].long()]]
 
     def step(self, reward: Tensor, ended: Tensor, dropped: Tensor | None = None) -> None:
         """Record the rewards [P, E] of one step, and where an episode ended or was dropped (never counted).
@@ -95,7 +95,7 @@ class Episodes:
         The tensors must not change afterwards. An episode that was dropped is followed by one without a reset step.
         """
         self._pending.append((reward, ended, dropped))
-        if len(self._pending) == MOST_STEPS:
+        if len(self._pending) == COUNTED_AT_ONCE:
             self._count()
 
     def _count(self) -> None:
@@ -104,15 +104,14 @@ class Episodes:
             return
         rewards, ends, drops = zip(*self._pending, strict=True)
         self._pending = []
-        reward, ended = torch.stack(rewards).double(), torch.stack(ends)
-        over = ended
+        ended = over = torch.stack(ends)
         if any(drop is not None for drop in drops):
             over = ended | torch.stack([self._nowhere if drop is None else drop for drop in drops])
         # Episodes are numbered in each environment, from 0 for the one that ran before these steps.
         number = over.cumsum(0) - over.long()
         returns = torch.zeros(len(rewards) + 1, *self._shape, dtype=torch.float64, device=self._device)
         returns[0] = self._return
-        returns.scatter_add_(0, number, reward)
+        returns.scatter_add_(0, number, torch.stack(rewards).double())
         time, agent, env = over.nonzero(as_tuple=True)
         episode, has_ended = number[time, agent, env], ended[time, agent, env]
         time = time + self._clock + 1
@@ -122,27 +121,16 @@ class Episodes:
 
         time, agent, env, episode = (values[has_ended] for values in (time, agent, env, episode))
         began, owned = start[episode, agent, env], self._owned[agent, env] | (episode > 0)
-        length = time - began
-        total = returns[episode, agent, env]
-        numbers = torch.stack((total, torch.ones_like(total), length.double()))
-        self._lately = self._lately + numbers.sum(1)
+        new = torch.stack((agent, began, time - began)).double()
+        new = torch.cat((new, returns[episode, agent, env][None]))
+        self._lately = self._lately + torch.cat((torch.ones_like(new[:1]), new[3:], new[2:3])).sum(1)
         self._ended = self._ended + agent.bincount(minlength=self._shape[0])
-        agent, began, length = agent[owned], began[owned], length[owned]
+        self._longest = self._longest.scatter_reduce(0, agent, (time - began).where(owned, 0), "amax")
+        self._waiting = torch.cat((self._waiting, new[:, owned]), 1)
         self._clock += len(rewards)
-        self._make_room()
-        room = self._waiting.shape[2]
-        self._waiting.view(3, -1).index_add_(1, agent * room + began - self._oldest, numbers[:, owned])
-        self._longest = self._longest.scatter_reduce(0, agent, length, "amax")
         running = (number[-1] + over[-1].long())[None]
         self._began, self._return = start.gather(0, running)[0], returns.gather(0, running)[0]
         self._owned = self._owned | (running[0] > 0)
-
-    def _make_room(self) -> None:
-        """Let `_waiting` reach to the present, and twice as far when it grows."""
-        times = self._clock - self._oldest + 1 + self._resets
-        if times > self._waiting.shape[2]:
-            room = (3, self._shape[0], 2 * times - self._waiting.shape[2])
-            self._waiting = torch.cat((self._waiting, self._waiting.new_zeros(room)), 2)
 
     def pop(self) -> tuple[Floats, Floats, Floats, Floats]:
         """The returns, episodes, ended and lengths of `Collected` since the last call."""
@@ -150,15 +138,14 @@ class Episodes:
         # A running episode lasts at least one more step.
         running = (self._clock - self._began + 1).where(self._owned, 0)
         self._longest = torch.maximum(self._longest, running.amax(1))
-        times = torch.arange(self._oldest, self._oldest + self._waiting.shape[2], device=self._device)
-        counts = times <= (self._clock - self._longest)[:, None]
-        returns, episodes, lengths = (self._waiting * counts).sum(2).cpu().numpy()
-        ended = self._ended.double().cpu().numpy()
-        self._ended = torch.zeros_like(self._ended)
-        # No episode that may still count began earlier.
-        first = max(self._oldest, self._clock - int(self._longest.max()))
-        self._waiting = self._waiting.masked_fill(counts, 0.0)[:, :, first - self._oldest :].clone()
-        self._oldest = first
+        agent = self._waiting[0].long()
+        counts = self._waiting[1] <= self._clock - self._longest[agent]
+        _, _, length, total = self._waiting[:, counts]
+        sums = torch.zeros(3, self._shape[0], dtype=torch.float64, device=self._device)
+        sums.index_add_(1, agent[counts], torch.stack((total, torch.ones_like(total), length)))
+        self._waiting = self._waiting[:, ~counts]
+        ended, self._ended = self._ended.double().cpu().numpy(), torch.zeros_like(self._ended)
+        returns, episodes, lengths = sums.cpu().numpy()
         return returns, episodes, ended, lengths
 
     def recent(self) -> Recent | None:
@@ -167,15 +154,16 @@ class Episodes:
         These are available earlier than those of `pop`, but biased towards short episodes.
         """
         self._count()
-        sums, self._lately = self._lately.cpu().numpy()[[1, 0, 2]], torch.zeros_like(self._lately)
+        sums, self._lately = self._lately.cpu().numpy(), torch.zeros_like(self._lately)
         return Recent.of(sums)
 
     def state_dict(self) -> Tensors:
-        """Tensors by name; `waiting` [3, P, K] ends at the present.
+        """Tensors by name, of which none changes later; start times are relative to the present.
 
         The sums for `recent` are left out: they depend on when it was last called, which the clock decides.
         """
         self._count()
+        present = torch.tensor([0, self._clock, 0, 0], dtype=torch.float64, device=self._device)
         return {
             "owners": self._owners,
             "ages": self._clock - self._began,
@@ -183,7 +171,7 @@ class Episodes:
             "returns": self._return,
             "longest": self._longest,
             "ended": self._ended,
-            "waiting": self._waiting[:, :, : self._clock - self._oldest].clone(),
+            "waiting": self._waiting - present[:, None],
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -191,5 +179,4 @@ class Episodes:
         self.restart()
         self._owners, self._began = state["owners"].cpu(), -state["ages"]
         names = ("owned", "returns", "longest", "ended", "waiting")
-        self._owned, self._return, self._longest, self._ended, self._waiting = (state[name].clone() for name in names)
-        self._oldest = -self._waiting.shape[2]
+        self._owned, self._return, self._longest, self._ended, self._waiting = (state[name] for name in names)

@@ -71,7 +71,7 @@ class GenerationPlan:
         bounds = [bound for bound in (self.longest, evaluated) if bound is not None]
         if self.carries_over or self.longest is None or self.of_each >= min(bounds):
             return None
-        advice = ", or set carry_over to auto or true" if self.can_carry_over else ""
+        advice = ", or set carry_over to true" if self.can_carry_over else ""
         return (
             f"environment.carry_over: each generation begins new episodes after {self.of_each:,} steps of each "
             f"environment, but evaluation plays up to {min(bounds):,}: later states are never trained on; raise "

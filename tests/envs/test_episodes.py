@@ -87,6 +87,18 @@ def test_an_episode_in_which_the_agent_changed_is_nobodys(owners, counts):
     assert [collected.returns[0] for collected in given] == counts
 
 
+def test_an_episode_of_nobody_does_not_delay_those_of_the_new_agent():
+    """One of 101 steps, in which the agent changes; all that the new agent begins take one step."""
+    episodes = Episodes(1, 2)
+    episodes.hand_over([0])
+    for _ in range(100):
+        episodes.step(row(1.0, 1.0), row(False, True))
+    episodes.hand_over([1])
+    for _ in range(10):
+        episodes.step(row(1.0, 1.0), row(True, True))
+    assert popped(episodes).episodes > 15
+
+
 def test_what_waits_to_be_counted_goes_with_its_agent():
     """The episode of three steps waits, as one of five that began with it might still run; its agent is then gone."""
     for owners, later in (([0, 0], 2.0), ([0, 1], 0.0)):
@@ -170,14 +182,13 @@ def counted_one_by_one(history, owners, resets):
 
 @pytest.mark.parametrize("resets", [0, 1])
 def test_episodes_are_counted_as_one_by_one(resets):
-    """With agents that change, dropped episodes, and a state that is saved and loaded within steps."""
-    rng, shape, owners = np.random.default_rng(0), (2, 3), [[0, 1], [0, 2], [0, 2], [3, 2], [3, 2]]
+    """With agents that change, dropped episodes, also in a reset, and a state that is saved and loaded within steps."""
+    rng, shape, owners = np.random.default_rng(0), (2, 3), [[0, 1], [0, 1], [0, 2], [3, 2], [3, 2]]
     history = []
     for length in (170, 300, 41, 257, 400):
         ends = rng.random((length, *shape)) < rng.choice([0.01, 0.2], (length, 1, 1))
         ends[1:] &= ~ends[:-1]  # A step that only resets ends no episode.
         drops = ~ends & (rng.random((length, *shape)) < 0.02)
-        drops[1:] &= ~ends[:-1]
         history.append(list(zip(rng.normal(size=(length, *shape)), ends, drops, strict=True)))
     expected = counted_one_by_one(history, owners, resets)
     episodes = Episodes(*shape, resets=resets)
@@ -187,11 +198,19 @@ def test_episodes_are_counted_as_one_by_one(resets):
             some = torch.from_numpy(dropped) if dropped.any() else None
             episodes.step(torch.from_numpy(reward), torch.from_numpy(ended), some)
             if number == 37:
-                saved = {name: value.clone() for name, value in episodes.state_dict().items()}
+                saved = episodes.state_dict()
                 episodes = Episodes(*shape, resets=resets)
                 episodes.load_state_dict(saved)
         np.testing.assert_allclose(np.stack(episodes.pop()), sums)
     assert sum(sums[1].sum() for sums in expected) > 100
+
+
+def test_a_restart_forgets_steps_that_were_not_counted_yet():
+    episodes = Episodes(1, 1)
+    episodes.step(row(1.0), row(True))
+    episodes.restart()
+    assert episodes.recent() is None
+    assert popped(episodes).ended == 0
 
 
 @pytest.mark.parametrize("resets", [0, 1])

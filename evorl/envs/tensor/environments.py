@@ -6,7 +6,7 @@ Axes: P agents, E environments of each agent; the first P * E of a simulator's N
   Where it gives none, the observation before the step takes its place after a truncation, so that targets bootstrap
   from the value before it, as reward + discount * value of time-outs does elsewhere.
 - With a reset in the next step, that step is not a transition.
-- The host reads nothing but where episodes ended (`Episodes`) before a generation's end and progress lines.
+- The host reads nothing before a generation's end and progress lines, but where episodes ended (`Episodes`).
 """
 
 from __future__ import annotations
@@ -149,7 +149,8 @@ class TensorEnvironments(SteppedEnvironments):
             # Reading a flag takes no time on a CPU; a GPU would wait for it, and computes values instead.
             any_truncated=not is_host(self.device) or bool(truncated.any()),
         )
-        self._episodes.step(reward, ended)
+        # A copy: what a training loop does to its rewards must not change the returns.
+        self._episodes.step(reward.double(), ended)
         self._steps += valid.sum(1)
         self._started = ended if simulator.in_step else self._resetting
         if not simulator.in_step:
@@ -228,8 +229,8 @@ class TensorEnvironments(SteppedEnvironments):
         counted = {name: value for name, value in state.items() if not name.startswith(SIMULATOR)}
         expected = {name: (tuple(value.shape), value.dtype) for name, value in self._counted().items()}
         waiting = f"{COUNTED}waiting"
-        if waiting in state and state[waiting].dim() == 3:
-            expected[waiting] = (3, self.agents, state[waiting].shape[2]), torch.float64
+        if waiting in state and state[waiting].dim() == 2:
+            expected[waiting] = (4, state[waiting].shape[1]), torch.float64
         check_tensors(counted, expected, WHERE)
         self._shared.simulator.load_state_dict(part_of(SIMULATOR, state))
         counted = {name: value.to(self.device) for name, value in counted.items()}
