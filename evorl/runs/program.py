@@ -74,14 +74,8 @@ def run_program(main: Callable[[Sequence[str]], object], arguments: Sequence[str
 
 def _code_of(main: Callable[[Sequence[str]], object], arguments: Sequence[str]) -> int:
     try:
-        try:
-            with signal_handlers(), warnings_on_one_line():
-                main(arguments)
-        except Interrupted as ending:
-            if ending.__cause__ is None and isinstance(ending.__context__, UserError | RunFailed):
-                # The signal came as this failure closed the run: a launcher's, where another rank has ended.
-                raise ending.__context__ from None
-            raise
+        with signal_handlers(), warnings_on_one_line():
+            main(arguments)
     except UserError as error:
         _report(error)
         return 2
@@ -89,6 +83,10 @@ def _code_of(main: Callable[[Sequence[str]], object], arguments: Sequence[str]) 
         _say(on_one_line(str(error)))
         return 1
     except (Interrupted, Answered) as ending:
+        if isinstance(ending.__context__, RunFailed) and ending.__cause__ is None:
+            # The signal came as this failure closed the run: the launcher's, where another rank has ended.
+            _say(on_one_line(str(ending.__context__)))
+            return 1
         return int(ending.code or 0)
     except RuntimeError as error:
         if not _is_out_of_memory(error):

@@ -246,7 +246,8 @@ class Run:
             error = Interrupted(number)
         because = self._unsaved or self._stopped if error is None else exchange_reasons(error, self.ranks)
         self.progress.wall_clock_seconds = self._wall_clock_seconds()
-        if isinstance(error, Interrupted | KeyboardInterrupt) and self.ranks.is_main and (lost := self._lost()):
+        told_to_end = number is not None or isinstance(error, KeyboardInterrupt)
+        if error is not None and told_to_end and self.ranks.is_main and (lost := self._lost()):
             say(lost)
         ended = end_of(error, self._unsaved, self._stopped)
         self._recorded.wall_clock_seconds = self.progress.wall_clock_seconds
