@@ -21,7 +21,7 @@ from evorl.envs.generation import MIN_SHARE
 from evorl.runs.configuration import read_config
 from evorl.runs.launch import check
 from evorl.runs.reading.trust import refuse_code
-from evorl.runs.storage.checkpoint_files import AGENTS, ARCHIVE, ELITE, ISLANDS, STATE, Checkpoints
+from evorl.runs.storage.checkpoint_files import AGENTS, ARCHIVE, ELITE, STATE, Checkpoints
 from evorl.runs.storage.directory import (
     CONFIG,
     LINEAGE,
@@ -50,7 +50,7 @@ from evorl.system.formats import decode_agents, encode_agents
 from evorl.types.agents import UNCHANGED, Agent, Mutation
 from evorl.types.outcomes import EvorlWarning, UserError
 
-OF_AGENTS = (AGENTS, ELITE, ISLANDS, ARCHIVE)
+OF_AGENTS = (AGENTS, ELITE, ARCHIVE)
 """The files of a checkpoint that hold agents."""
 LOCATION = ("run", "run.name", "run.directory", "run.resume", "run.branch_of")
 """Settings that say where a run is and where it began."""
@@ -184,8 +184,7 @@ def _refuse_an_end(where: str, progress: Progress, config: AnyConfig) -> None:
 def with_hyperparameters(files: Mapping[str, bytes], names: Sequence[str], config: AnyConfig) -> dict[str, bytes]:
     """The files of agents, in which the hyperparameters of these names have the configured values.
 
-    Those of elites have them, too: they may become parents. Those of a league's archive have them, since a checkpoint's
-    agents all have values for the same ones.
+    Those of the elite and of a league's archive have them, too: a checkpoint's agents have values for the same ones.
     """
     values = config.algorithm.first_hyperparameters()
 
@@ -217,14 +216,7 @@ def without_mutation(files: Mapping[str, bytes], id: int, generation: int, confi
         there = ", ".join(f"#{each} by {mutation}" for each, mutation in mutations.items()) or "none"
         raise UserError(f"--without: agent #{id} was not mutated after generation {generation}; mutated were: {there}")
     child = next(agent for agent in agents if agent.id == id)
-    parents = agents
-    if child.parent_generation != generation:
-        # The best agents of earlier generations have a file of their own: in the population they may have trained on.
-        progress = progress_of(files[STATE], STATE)
-        file, bests = (ISLANDS, progress.island_elites) if ISLANDS in files else (ELITE, [progress.elite])
-        elites = zip(decode_agents(files[file], file), bests, strict=True) if file in files else []
-        parents = [elite for elite, best in elites if best.generation == child.parent_generation]
-    parent = next((agent for agent in parents if agent.id == child.parent), None)
+    parent = next((agent for agent in agents if agent.id == child.parent), None)
     if parent is None:
         raise UserError(
             f"--without: #{child.parent}, the parent of #{id}, is not in the checkpoint of generation {generation}: "

@@ -45,8 +45,7 @@ class A2CSettings(AlgorithmSettings):
     learning_rate: Rate = 7e-4
     """The learning rate of Adam."""
     annealing: bool = False
-    """Anneal the learning rate linearly to 0 over `training.max_steps` steps of the agent and its ancestors; a child of
-    an archived elite continues from the elite's step count."""
+    """Anneal the learning rate linearly to 0 over `training.max_steps` steps of the agent and its ancestors."""
     gamma: Fraction = 0.99
     """The discount of a step."""
     gae_lambda: Fraction = 1.0

@@ -44,10 +44,7 @@ class Selection(Section):
     """Agents that meet in one tournament."""
     replace: Rate = 0.25
     """The share of the population, the worst agents, that children replace; the others train on unchanged. With 1 a
-    tournament replaces all but the elite; `truncation` replaces half at most."""
-    archive: Annotated[int, Field(ge=0, strict=True)] = 5
-    """Generations for which the elite still competes as a parent, evaluated on the episodes of each; 0 is none. If it
-    competed for ever, a population could never pass through a phase of lower returns to reach higher ones."""
+    tournament replaces all but the best; `truncation` replaces half at most."""
 
 
 def _no_boolean(value: Any) -> Any:
@@ -141,8 +138,8 @@ class PopulationSettings(Section):
     """The number of agents. A single one trains on without selection and mutation, as in other
     libraries; its best state so far is kept as the elite."""
     islands: Annotated[int, Field(ge=1, le=500)] = 1
-    """Independent populations of `size` agents each, which train side by side: selection, the archive and the replay
-    stay within an island, and the capacity and `learning_starts` of the replay are those of each island."""
+    """Independent populations of `size` agents each, which train side by side: selection and the replay stay
+    within an island, and the capacity and `learning_starts` of the replay are those of each island."""
     control: bool = False
     """Give every island a twin that begins with the same agents and trains on without selection and mutation. At the
     end, evolution is compared with none over all islands, by an exact test. Such a run goes on to `training.max_steps`

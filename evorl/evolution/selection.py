@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 
 from evorl.config import Evolution, Selection
 from evorl.evolution.mutation import Context, mutate
-from evorl.types.agents import RESTORED, Agent
+from evorl.types.agents import Agent
 
 TRUSTED_CORRELATION, LATEST_SHARE = 0.7, 1 / 3
 """`burn_in: auto` ends once ranks of successive generations correlate by this, or this share of steps is spent."""
@@ -32,29 +31,18 @@ class NextAgent(NamedTuple):
 class Candidates(NamedTuple):
     """The agents to select from, by their fitness [N].
 
-    The first `archived` are from the archive; they do not count towards the population size. The others are the
-    population in order. An agent without fitness has NaN. Ties go to the highest of `ids` [N], the newest agent, or
-    without ids to the last one.
+    An agent without fitness has NaN. Ties go to the highest of `ids` [N], the newest agent, or without ids to the last
+    one.
     """
 
     fitness: NDArray[np.float64]
-    archived: int = 0
     ids: Sequence[int] | None = None
 
-    @property
-    def population(self) -> range:
-        """The indices of the candidates that are not from the archive."""
-        return range(self.archived, len(self.fitness))
-
-    def order(self) -> list[int]:
-        """The indices of all candidates from best to worst."""
+    def best_first(self) -> list[int]:
+        """The indices of the candidates from best to worst."""
         ids = range(len(self.fitness)) if self.ids is None else self.ids
         order: list[int] = np.lexsort((-np.asarray(ids), -_ranked(self.fitness))).tolist()
         return order
-
-    def best_first(self) -> list[int]:
-        """The indices of the population from best to worst."""
-        return [index for index in self.order() if index >= self.archived]
 
 
 Select = Callable[[Candidates, Selection, np.random.Generator], list[NextAgent]]
@@ -65,10 +53,10 @@ def tournament(candidates: Candidates, settings: Selection, rng: np.random.Gener
     """Tournament selection: replace the worst share `replace` of the population with children of tournament winners.
 
     The best of `size` candidates sampled without replacement wins (Miller & Goldberg 1995). Survivors keep their
-    indices, train on untouched, and are the candidates, together with the archive. If all agents are to be replaced,
-    all compete, and only the best candidate survives, at index 0: generational selection.
+    indices, train on untouched, and are the candidates. If all agents are to be replaced, all compete, and only the
+    best survives, at index 0: generational selection.
     """
-    order, size = candidates.order(), len(candidates.population)
+    order, size = candidates.best_first(), len(candidates.fitness)
     count = size if settings.replace == 1 else min(max(1, round(settings.replace * size)), size - 1)
 
     def child_of_winner(competing: Sequence[int]) -> NextAgent:
@@ -76,12 +64,11 @@ def tournament(candidates: Candidates, settings: Selection, rng: np.random.Gener
         return NextAgent(int(min(entrants, key=order.index)), mutate=True)
 
     if count >= size:
-        return [NextAgent(order[0], mutate=False), *(child_of_winner(range(len(order))) for _ in range(size - 1))]
-    replaced = set(candidates.best_first()[size - count :])
-    surviving = [index for index in range(len(order)) if index not in replaced]
+        return [NextAgent(order[0], mutate=False), *(child_of_winner(range(size)) for _ in range(size - 1))]
+    replaced = set(order[size - count :])
+    surviving = [index for index in range(size) if index not in replaced]
     return [
-        child_of_winner(surviving) if index in replaced else NextAgent(index, mutate=False)
-        for index in candidates.population
+        child_of_winner(surviving) if index in replaced else NextAgent(index, mutate=False) for index in range(size)
     ]
 
 
@@ -90,13 +77,12 @@ def truncation(candidates: Candidates, settings: Selection, rng: np.random.Gener
 
     All others survive at their indices. In a population of two or more, at least one agent is replaced.
     """
-    size = len(candidates.population)
+    order, size = candidates.best_first(), len(candidates.fitness)
     count = min(max(1, round(settings.replace * size)), size // 2)
-    replaced = set(candidates.best_first()[size - count :])
-    parents = candidates.order()[: max(1, count)]
+    replaced, parents = set(order[size - count :]), order[: max(1, count)]
     return [
         NextAgent(int(rng.choice(parents)), mutate=True) if index in replaced else NextAgent(index, mutate=False)
-        for index in candidates.population
+        for index in range(size)
     ]
 
 
@@ -107,7 +93,7 @@ def _ranked(fitness: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def no_selection(candidates: Candidates, settings: Selection, rng: np.random.Generator) -> list[NextAgent]:
     """Keep every agent of the population as itself."""
-    return [NextAgent(index, mutate=False) for index in candidates.population]
+    return [NextAgent(index, mutate=False) for index in range(len(candidates.fitness))]
 
 
 SELECTIONS: Mapping[str, Select] = {
@@ -117,11 +103,10 @@ SELECTIONS: Mapping[str, Select] = {
 }
 
 
-def ranks(fitness: NDArray[np.float64], among: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The share of `among` [P] that each fitness [N] beats, from 0 to 1; ties count half, and NaN ranks last."""
-    below, tied = (
-        compare(_ranked(among)[None, :], _ranked(fitness)[:, None]).mean(1) for compare in (np.less, np.equal)
-    )
+def ranks(fitness: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The share of all that each fitness [N] beats, from 0 to 1; ties count half, and NaN ranks last."""
+    values = _ranked(fitness)
+    below, tied = (compare(values[None, :], values[:, None]).mean(1) for compare in (np.less, np.equal))
     shares: NDArray[np.float64] = below + tied / 2
     return shares
 
@@ -131,7 +116,7 @@ def note_ranks(agents: Sequence[Agent], settings: Evolution) -> None:
     if settings.burn_in != "auto":
         return
     fitness = _fitness_of(agents)
-    for agent, rank in zip(agents, ranks(fitness, fitness), strict=True):
+    for agent, rank in zip(agents, ranks(fitness), strict=True):
         agent.ranks = (*agent.ranks, float(rank))[-RANKED_GENERATIONS:]
 
 
@@ -172,43 +157,27 @@ def evolve(
     context: Context,
     next_id: int,
     rng: np.random.Generator,
-    archive: Sequence[Agent] = (),
     generation: int = 1,
-    archived: int | None = None,
     selects: bool = True,
 ) -> list[Agent]:
     """Select by fitness and mutate the children; without `selects` all agents train on.
 
-    Ids of new agents count up from `next_id`. Each child records its parent's generation, which is `archived` for
-    parents from the archive.
-
-    Agents of the `archive` compete as parents. One that survives as itself becomes a child without mutation, since an
-    agent with its id may have trained on. An agent with a fault never survives: a child of the elite takes its place. A
-    population of one trains on without selection and mutation: nothing would tell whether a mutation made it better,
-    and the archive would reset it to its own past.
+    Ids of new agents count up from `next_id`, and each child records its parent's `generation`. An agent with a fault
+    never survives: a child of the best without one takes its place. A population of one trains on without selection and
+    mutation, since nothing would tell whether a mutation made it better.
     """
-    if context.settings.burn_in == "auto":
-        # An archived agent's last rank made it the elite, perhaps by luck, which its children would inherit: only its
-        # present rank counts.
-        now = ranks(_fitness_of(archive), _fitness_of(agents))
-        archive = [replace(agent, ranks=(float(rank),)) for agent, rank in zip(archive, now, strict=True)]
-    candidates = [*archive, *agents]
-    selection = context.settings.selection
-    # An archived agent is older than those of the population, also than the one with its id that trained on.
-    ids = [*range(-len(archive), 0), *(agent.id for agent in agents)]
-    competing = Candidates(_fitness_of(candidates), len(archive), ids)
+    candidates = Candidates(_fitness_of(agents), [agent.id for agent in agents])
     evolved = []
-    name = selection.name if selects and len(agents) > 1 else "none"
-    for chosen in SELECTIONS[name](competing, selection, rng):
-        if candidates[chosen.candidate].fault:
-            chosen = NextAgent(competing.order()[0], mutate=True)
-        agent, is_archived = candidates[chosen.candidate], chosen.candidate < len(archive)
-        if chosen.mutate or is_archived:
-            agent = agent.child(next_id, archived if is_archived else generation)
+    name = context.settings.selection.name if selects and len(agents) > 1 else "none"
+    for chosen in SELECTIONS[name](candidates, context.settings.selection, rng):
+        if agents[chosen.candidate].fault:
+            sound = (index for index in candidates.best_first() if not agents[index].fault)
+            chosen = NextAgent(next(sound), mutate=True)
+        agent = agents[chosen.candidate]
+        if chosen.mutate:
+            agent = agent.child(next_id, generation)
             next_id += 1
-            if not chosen.mutate:
-                agent.mutation = RESTORED
-            elif name != "none":
+            if name != "none":
                 mutate(agent, context, rng)
         evolved.append(agent)
     return evolved

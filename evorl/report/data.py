@@ -30,7 +30,7 @@ from evorl.runs.storage.directory import LINEAGE, METRICS
 from evorl.runs.storage.json_lines import JsonLines
 from evorl.runs.storage.progress import progress_of
 from evorl.system.files import CHECKPOINTS, read_lines, reason
-from evorl.types.agents import RESTORED, Measured
+from evorl.types.agents import Measured
 from evorl.types.outcomes import UserError
 
 MOST_LIVES = 2_000
@@ -95,7 +95,7 @@ def read_lives(stages: Iterable[Stage], generations: Container[int]) -> Lives:
         before = (stage.generation - 1, stage.id) if survives else (stage.parent_generation, stage.parent)
         fitness, ancestor = past.get(before, (None, None))
         # Survivors are no children: the elite is the best of its generation, so it regresses further than parents do.
-        if not survives and fitness is not None and stage.fitness is not None and stage.mutation != RESTORED:
+        if not survives and fitness is not None and stage.fitness is not None:
             kind, change = stage.mutation.kind, stage.fitness - fitness
             changes[kind, ""].append(change)
             if kind == "hyperparameters":

@@ -31,7 +31,6 @@ from evorl.population import Learner, Policy
 from evorl.population.evaluation import Evaluator
 from evorl.replay import Experience
 from evorl.runs.agents.comparison import compare, comparison_of, episodes_of
-from evorl.runs.agents.elite import Elite
 from evorl.runs.agents.fitness import Fitness, generation_fitness
 from evorl.runs.agents.opponents import Opponent, Task, load_benchmark
 from evorl.runs.agents.transfer import first_agents
@@ -394,10 +393,6 @@ class Run:
             self.config, policy, trained, evaluator, self.generation, counts.train_return, counts.train_episodes
         )
         self.progress.solved = elite.compete(self.config, trained, fitness, evaluator, self.generation)
-        for island, place in self._islands:
-            if island.elite is not None:
-                island.elite.compete(self.config, trained, fitness, evaluator, self.generation, place)
-                elite.evaluation_steps += island.elite.evaluation_steps
         self.progress.pairs = []
         if self.config.population.control and self._whole_plan.is_spent(self._steps_left - int(counts.steps.mean())):
             self.progress.pairs = compare(self.config, trained, evaluator, self.generation)
@@ -483,20 +478,12 @@ class Run:
             return []
         evolved: list[Agent] = []
         context = Context(self.config.evolution, self.algorithm.networks)
-        # A twin has no elite, and its selection never begins: it only loses agents to faults.
-        twins = [Island(elite=Elite()) for _ in population.places[population.islands :]]
-        for number, (island, place) in enumerate(zip([*progress.islands, *twins], population.places, strict=True)):
-            elite = island.elite or progress.elite
-            evolved += evolve(
-                trained[place],
-                context,
-                progress.next_id,
-                numpy_generator(seed, generation=generation, rank=number, purpose="evolution"),
-                elite.competing(self.config, generation),
-                generation,
-                elite.generation,
-                selects=island.selection_began is not None,
-            )
+        # A twin's selection never begins: it only loses agents to faults.
+        selects = [island.selection_began is not None for island in progress.islands]
+        selects += [False] * (len(population.places) - population.islands)
+        for number, (place, begun) in enumerate(zip(population.places, selects, strict=True)):
+            rng = numpy_generator(seed, generation=generation, rank=number, purpose="evolution")
+            evolved += evolve(trained[place], context, progress.next_id, rng, generation, begun)
             progress.next_id = max(progress.next_id, 1 + max(agent.id for agent in evolved))
         return evolved
 

@@ -272,7 +272,7 @@ def cell(value: Any) -> Any:
 
 
 def _label(path: Sequence[Node]) -> str:
-    # What follows a kind in brackets may be a reason, as in "none (archive)".
+    # What follows a kind in brackets may be where an agent is from, as in "initial (agent 3 of runs/a)".
     changed = (node.agent for node in reversed(path) if node.agent.mutation.partition(" (")[0] not in UNCHANGED)
     last = next(changed, None)
     return f"#{path[-1].agent.id}" + (f" {last.mutation}" if last else "")

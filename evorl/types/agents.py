@@ -57,8 +57,6 @@ def _shown(value: float | str) -> str:
 
 
 INITIAL = Mutation("initial")
-RESTORED = Mutation("none", "archive")
-"""The mutation record of an archived elite restored to the population unchanged."""
 UNCHANGED = ("initial", "none")
 """The kinds of records that change nothing."""
 

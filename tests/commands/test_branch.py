@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,9 +20,9 @@ from evorl.report import data
 from evorl.report.page import compared, run_facts
 from evorl.report.statistics import groups
 from evorl.runs.program import run_program
-from evorl.runs.storage.checkpoint_files import AGENTS, ARCHIVE, ELITE, STATE, Checkpoints
+from evorl.runs.storage.checkpoint_files import AGENTS, ARCHIVE, ELITE, Checkpoints
 from evorl.runs.storage.directory import may_change_in_branch
-from evorl.system.files import Lock, json_bytes
+from evorl.system.files import Lock
 from evorl.system.formats import encode_agents
 from evorl.types.agents import Mutation
 from evorl.types.outcomes import EvorlWarning
@@ -111,52 +110,37 @@ def test_a_named_hyperparameter_is_set_in_every_agent_also_where_evolution_chang
 
 @pytest.fixture
 def with_a_mutant(run):
-    """A function that puts a child #90 of an agent of `file` into the second checkpoint, where it has twice the rate.
+    """A function that puts a child #90 of the first agent into the second checkpoint, where it has twice the rate.
 
     It returns the agents of that checkpoint, and the parent.
     """
 
-    def put(file=AGENTS, parent_id=None, parent_generation=None):
+    def put(parent_id=None):
         checkpoints = Checkpoints(run / "checkpoints", keep=1)
         files = {name: checkpoints.read(2, name) for name in checkpoints.files(2)}
-        state = json.loads(files[STATE])
-        # The best agent is that of the first generation, under the id of one that has trained on.
-        state["elite"]["generation"] = 1
-        evolved, (best,) = saved_agents(run, 2)[:3], saved_agents(run, 2, ELITE)
-        best = replace(best, id=evolved[0].id, hyperparameters=best.hyperparameters | {"gamma": 0.9})
-        parent = best if file == ELITE else evolved[0]
-        child = parent.child(90, parent_generation or (2 if file == AGENTS else 1))
-        child.parent = parent.id if parent_id is None else parent_id
+        evolved = saved_agents(run, 2)[:3]
+        child = evolved[0].child(90, 2)
+        child.parent = evolved[0].id if parent_id is None else parent_id
         child.hyperparameters["learning_rate"] *= 2
         child.mutation = Mutation("hyperparameters", "learning_rate", 0.001, 0.002)
-        files |= {AGENTS: encode_agents([*evolved, child]), ELITE: encode_agents([best]), STATE: json_bytes(state)}
+        files |= {AGENTS: encode_agents([*evolved, child])}
         checkpoints.complete(2, {name: checkpoints.write(2, name, payload) for name, payload in files.items()})
-        return evolved, parent
+        return evolved, evolved[0]
 
     return put
 
 
-@pytest.mark.parametrize("file", [AGENTS, ELITE])
-def test_a_branch_without_a_mutation_has_an_unchanged_copy_of_the_parent_in_its_place(
-    file, with_a_mutant, branch, capsys
-):
-    others, parent = with_a_mutant(file)
+def test_a_branch_without_a_mutation_has_an_unchanged_copy_of_the_parent_in_its_place(with_a_mutant, branch, capsys):
+    others, parent = with_a_mutant()
     assert branch("b", "--generation", "2", "training.max_steps=160", "--without", "90", trains=False) == 0
     assert capsys.readouterr().err.splitlines()[1] == (
         f"agent #90: is now an unchanged copy of #{parent.id}, and was mutated by hyperparameters (learning_rate: "
         "0.001 -> 0.002)"
     )
-    copied = parent.child(90, 2 if file == AGENTS else 1)
-    assert encode_agents(saved_agents(Path("runs/b"), 2)) == encode_agents([*others, copied])
+    assert encode_agents(saved_agents(Path("runs/b"), 2)) == encode_agents([*others, parent.child(90, 2)])
     assert run_program(demo(), ["--config", "runs/b/config.yaml"]) == 0
     (born,) = [row for row in lines(Path("runs/b/lineage.jsonl")) if row["id"] == 90 and row["generation"] == 3]
     assert (born["parent"], born["mutation"]["kind"]) == (parent.id, "none")
-
-
-def test_a_parent_of_another_generation_is_not_taken_for_the_one_that_was_copied(with_a_mutant, branch, capsys):
-    with_a_mutant(ELITE, parent_generation=7)
-    assert branch("b", "--generation", "2", "--without", "90", "training.max_steps=160") == 2
-    assert "is not in the checkpoint of generation 2" in error_line(capsys)
 
 
 def test_a_mutation_that_a_setting_takes_back_is_not_told_as_one(with_a_mutant, branch):

@@ -185,9 +185,6 @@ ACTS = {
     "evolution.selection.name": Evolves("none"),
     "evolution.selection.size": Evolves("4"),
     "evolution.selection.replace": Evolves("0.25"),
-    "evolution.selection.archive": (
-        "runs/test_elite.py::test_the_archive_competes_for_so_many_generations_and_no_longer"
-    ),
     "evolution.mutation.none": Evolves("9"),
     "evolution.mutation.architecture": Evolves("0"),
     "evolution.mutation.parameters": Evolves("9"),

@@ -87,12 +87,11 @@ def test_a_fault_is_replaced_without_mutation_where_nothing_is_selected():
     assert evolved[1].mutation == Mutation("none")
 
 
-def test_the_archive_takes_part_in_gentle_tournaments_and_has_no_place():
-    fitness = np.array([100.0, 1.0, 2.0, 3.0, 4.0])
-    places = SELECTIONS["tournament"](
-        Candidates(fitness, archived=1), Selection(size=4, replace=0.25), np.random.default_rng(0)
-    )
-    assert [tuple(place) for place in places] == [(0, True), (2, False), (3, False), (4, False)]
+def test_a_fault_has_no_children_though_no_agent_has_a_fitness():
+    members = agents([None] * 4)
+    members[3].fault = "not finite"
+    evolved = evolve(members, context(*EVERY_MUTATION), 4, np.random.default_rng(0), selects=False)
+    assert [(member.id, member.parent) for member in evolved] == [(0, None), (1, None), (2, None), (4, 2)]
 
 
 def test_on_pure_noise_gentle_selection_keeps_more_lines_of_descent():
@@ -114,7 +113,7 @@ def test_on_pure_noise_gentle_selection_keeps_more_lines_of_descent():
 
 def test_ranks_are_the_share_of_the_others_beaten():
     fitness = np.array([3.0, np.nan, 1.0, 3.0])
-    assert ranks(fitness, fitness).tolist() == [0.75, 0.125, 0.375, 0.75]
+    assert ranks(fitness).tolist() == [0.75, 0.125, 0.375, 0.75]
 
 
 def test_the_ranks_of_two_generations_are_kept_and_children_have_their_parents():
@@ -125,17 +124,6 @@ def test_the_ranks_of_two_generations_are_kept_and_children_have_their_parents()
         note_ranks(members, context("evolution.burn_in=auto").settings)
     assert members[1].ranks == (0.75,) * 2
     assert members[1].child(5).ranks == members[1].ranks
-
-
-def test_a_child_from_the_archive_has_its_parents_rank_in_the_population_now():
-    members = agents([2.0, 1.0, 3.0, 0.0])
-    here = context("evolution.selection={replace: 0.25, size: 4}", "evolution.burn_in=auto")
-    note_ranks(members, here.settings)
-    past = agent(id=0)
-    past.fitness, past.ranks = 9.0, (0.0, 0.0)
-    evolved = evolve(members, here, 10, np.random.default_rng(0), archive=[past], archived=3)
-    (child,) = [member for member in evolved if member.id >= 10]
-    assert (child.parent_generation, child.ranks) == (3, (1.0,)), "its child does not inherit earlier ranks"
 
 
 @pytest.mark.parametrize(

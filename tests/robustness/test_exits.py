@@ -175,7 +175,7 @@ def test_an_elite_that_cannot_be_written_is_tried_again_at_the_end(in_directory,
     monkeypatch.setattr(RunDirectory, "write_elite", full)
     monkeypatch.setattr(Logger, "close", closing)
     with pytest.warns(EvorlWarning, match="elite: No space left on device; training goes on, and this is tried again"):
-        assert train("run.name=a", "training.max_steps=400", "evolution.selection.archive=0") == 0
+        assert train("run.name=a", "training.max_steps=400") == 0
     newest = max((in_directory / "runs" / "a" / "checkpoints").glob("generation-*")) / "elite.safetensors"
     written = (in_directory / "runs" / "a" / "elite" / "agent.safetensors").read_bytes()
     assert written == newest.read_bytes()
@@ -192,8 +192,8 @@ def test_a_run_whose_directory_is_moved_or_removed_ends_and_makes_no_other(in_di
     monkeypatch.setattr(Run, "record", moved)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EvorlWarning)
-        settings = ("evolution.selection.archive=0", "tracking={backends: [tensorboard], video: true}")
-        assert train("run.name=a", "training.max_steps=400", *settings) == 1
+        settings = "tracking={backends: [tensorboard], video: true}"
+        assert train("run.name=a", "training.max_steps=400", settings) == 1
     (error,) = errors_of(capsys)
     assert "runs/a: the directory of this run was moved or removed while it trained (.lock is missing)" in error
     assert not path.exists()

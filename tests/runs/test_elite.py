@@ -14,7 +14,6 @@ from evorl.distributed.ranks import Ranks
 from evorl.evolution.selection import SELECTIONS, evolve
 from evorl.runs.agents.elite import Elite, Score, error_of_test, lower_bound, play_until_clear
 from evorl.runs.storage.progress import PROGRESS, Progress, progress_of
-from evorl.types.agents import Mutation
 from evorl.types.outcomes import UserError
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -291,39 +290,13 @@ def test_an_elite_that_is_not_finite_in_a_checkpoint_is_refused():
 
 
 @pytest.mark.parametrize("name", SELECTIONS)
-def test_the_archive_is_a_parent_and_never_takes_an_identity(name):
-    """A population that has collapsed gets its best agent back, as a child that no mutation touches."""
-    members = [agent(id=id) for id in range(4)]
-    for member in members:
-        member.fitness = float(member.id)
-    archived = agent(id=2)
-    archived.fitness = 100.0
-    replaced = 0.25 if name == "truncation" else 1.0
-    settings = context(f"evolution.selection={{name: {name}, replace: {replaced}}}")
-    evolved = evolve(members, settings, next_id=10, rng=np.random.default_rng(0), archive=[archived])
-    assert len(evolved) == 4
-    assert len({each.id for each in evolved}) == 4
-    children = [each for each in evolved if each.id >= 10 and each.parent == 2]
-    if name == "tournament":
-        assert children[0].mutation == Mutation("none", "archive")
-        for role, tensors in archived.tensors["q"].items():
-            for key, value in tensors.items():
-                assert value.equal(children[0].tensors["q"][role][key])
-    else:
-        assert len(children) == {"truncation": 1, "none": 0}[name]
-    alone = evolve(members, settings, next_id=10, rng=np.random.default_rng(0))
-    assert 3 in {each.id for each in alone}
-
-
-@pytest.mark.parametrize("name", SELECTIONS)
 def test_a_single_agent_goes_on_as_it_is(name):
-    """Whatever its past was worth, which the archive holds."""
-    alone, past = agent(id=0), agent(id=0)
-    alone.fitness, past.fitness = 1.0, 100.0
+    alone = agent(id=0)
+    alone.fitness = 1.0
     settings = context("population.size=1", f"evolution.selection.name={name}")
     for seed in range(5):
         rng = np.random.default_rng(seed)
-        assert evolve([alone], settings, next_id=1, rng=rng, archive=[past]) == [alone]
+        assert evolve([alone], settings, next_id=1, rng=rng) == [alone]
 
 
 def test_a_run_of_a_single_agent_is_one_training_and_keeps_the_best_state_aside(in_directory):
@@ -341,11 +314,3 @@ def test_fewer_confirming_episodes_than_those_to_confirm_are_refused(in_director
     assert config("evaluation.confirmation_episodes=0").evaluation.confirmation_episodes == 0
     assert train("evaluation.episodes=10", "evaluation.confirmation_episodes=9") == 2
     assert "evaluation: confirmation_episodes: 9 are fewer than the 10" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("generations", "expected"), [(0, []), (2, [9, 10]), (5, [9, 10, 11, 12, 13])])
-def test_the_archive_competes_for_so_many_generations_and_no_longer(generations, expected):
-    settings = config(f"evolution.selection.archive={generations}")
-    champion = Elite(generation=8)
-    champion.parents = [agent(id=2)]
-    assert [now for now in range(9, 20) if champion.competing(settings, now)] == expected

@@ -94,7 +94,7 @@ def test_a_resumed_run_of_islands_ends_as_undisturbed(in_directory, paired):
     assert train("run.name=a", *PAIRED, "run.resume=auto") == 0
     assert differences(resumed, paired) == []
     newest = max(path.name for path in (paired / "checkpoints").glob("generation-*"))
-    for name in ("agents.safetensors", "islands.safetensors", "experience-rank-000.safetensors"):
+    for name in ("agents.safetensors", "experience-rank-000.safetensors"):
         mine, theirs = ((run / "checkpoints" / newest / name).read_bytes() for run in (resumed, paired))
         assert mine == theirs, name
     assert summary(resumed)["comparison"] == summary(paired)["comparison"]

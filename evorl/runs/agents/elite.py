@@ -132,19 +132,17 @@ def play_until_clear(play: Play, part: int, most: int) -> Returns:
 class Elite:
     """The best agent so far (the elite): its score, its challenge by each generation's best, its test of the target.
 
-    It won in generation `generation`; where training episodes gave the fitness, `training_fitness` is what it had then.
-    `returns` come from episodes that only measure it: none of them selected it or decided a challenge. `worst` is the
-    worst return of any agent in the run's evaluations, or a lower mean of training episodes. `tests` counts the elites
-    tested for the target, including this one if it `is_tested`; `lower_bound` is then the lower confidence bound on its
-    mean. `repeats` is that of `Evaluator`. These fields are in every checkpoint's state; the agent has a file of its
-    own there.
+    It won in generation `generation`. `returns` come from episodes that only measure it: none of them selected it or
+    decided a challenge. `worst` is the worst return of any agent in the run's evaluations, or a lower mean of training
+    episodes. `tests` counts the elites tested for the target, including this one if it `is_tested`; `lower_bound` is
+    then the lower confidence bound on its mean. `repeats` is that of `Evaluator`. These fields are in every
+    checkpoint's state; the agent has a file of its own there.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     returns: tuple[FiniteFloat, ...] = ()
     generation: Number | None = None
-    training_fitness: FiniteFloat | None = None
     worst: FiniteFloat | None = None
     tests: Number = 0
     is_tested: bool = False
@@ -154,9 +152,6 @@ class Elite:
     def __post_init__(self) -> None:
         self.payload: bytes = b""
         """The agent, encoded as a file of one agent; empty before there is one."""
-        self.parents: list[Agent] = []
-        """The elite as a candidate parent, with a fitness comparable with the last generation's; empty if that
-        generation's best agent has become the elite, since it is already in the population."""
         self.evaluation_steps: int = 0
         """The environment steps of the last generation's evaluation episodes, including the challenge, and the moves of
         both seats in its matches."""
@@ -293,13 +288,7 @@ class Elite:
             self.returns += tuple(map(float, returns))
 
     def compete(
-        self,
-        config: AnyConfig,
-        agents: Sequence[Agent],
-        fitness: Fitness,
-        evaluator: Evaluator,
-        generation: int,
-        island: slice | None = None,
+        self, config: AnyConfig, agents: Sequence[Agent], fitness: Fitness, evaluator: Evaluator, generation: int
     ) -> bool:
         """Assign the `fitness` [P] to the agents, and let the best one challenge the elite.
 
@@ -308,65 +297,41 @@ class Elite:
         The elite plays the generation's episodes, and so does the best agent unless evaluation has played them with it.
         If the elite loses, both play fresh episodes. The winner is then measured, and tested for the target, on
         separate episodes. Returns True if the target is reached.
-
-        The elite of an `island` is challenged by the best of the agents in these places, and only competes as a parent:
-        it is neither measured nor tested.
         """
         for agent, value in zip(agents, fitness.mean, strict=True):
             agent.fitness = float(value) if np.isfinite(value) and agent.fault is None else None
-        if island is None:
-            for population in config.population.places:
-                note_ranks(agents[population], config.evolution)
+        for population in config.population.places:
+            note_ranks(agents[population], config.evolution)
         self.see(fitness.seen)
-        leader = max(range(len(agents))[island or slice(None)], key=lambda index: by_fitness(agents[index]))
+        leader = max(range(len(agents)), key=lambda index: by_fitness(agents[index]))
         best, episodes, confirms = agents[leader], config.evaluation.episodes, config.evaluation.confirmation_episodes
-        self.parents = decode_agents(self.payload, "the elite") if self.payload else []
-        players = [best, *self.parents] if fitness.evaluated is None else self.parents
+        elite = decode_agents(self.payload, "the elite") if self.payload else []
+        players = [best, *elite] if fitness.evaluated is None else elite
         play = self._play(evaluator, players, generation, "generation")
         played = play(0, episodes) if players else np.zeros((0, episodes))
         if fitness.evaluated is not None:
             played = np.concatenate([fitness.evaluated[leader : leader + 1], played])
-        for agent, theirs in zip(self.parents, played[1:], strict=True):
-            agent.fitness = float(theirs.mean()) if fitness.elite is None else fitness.elite
-            if fitness.by_training and self.training_fitness is not None:
-                # Its episodes of this generation are few, two in Pong, and would rank it by chance.
-                agent.fitness = self.training_fitness
-            elif fitness.by_training and best.fitness is not None:
-                # Training means lag behind and may come from an exploring policy, so the elite gets the best agent's
-                # mean plus the difference on episodes that both have played.
-                agent.fitness += best.fitness - float(played[0].mean())
         if fitness.elite is None:
-            both = [best, *self.parents]
-            fresh = self._play(evaluator, both, generation, "confirmation") if confirms else None
-            elite = played[1] if self.parents else None
-            won = best.fitness is not None and self.challenge(played[0], elite, fresh, confirms, generation)
+            fresh = self._play(evaluator, [best, *elite], generation, "confirmation") if confirms else None
+            defended = played[1] if elite else None
+            won = best.fitness is not None and self.challenge(played[0], defended, fresh, confirms, generation)
         else:
             # Both have played the same matches, so ratings decide; the newer wins ties.
             won = best.fitness is not None and not best.fitness < fitness.elite
             if won:
                 self._crown(played[0], not confirms, generation)
-            elif self.parents and not confirms:
+            elif elite and not confirms:
                 self._count(played[1])
         solved = False
-        if won:
-            self.parents, self.training_fitness = [], best.fitness if fitness.by_training else None
-        if island is None and (won or self.parents):
-            solved = self._test(config, self.parents or [best], played[0 if won else 1], evaluator, generation, agents)
-        if won and (self.score or island is not None):
+        if won or elite:
+            now, returns = ([best], played[0]) if won else (elite, played[1])
+            solved = self._test(config, now, returns, evaluator, generation, agents)
+        if won and self.score:
             # Store the measured mean: the mean over the episodes that selected it is biased upwards. Later episodes do
             # not change it, since the file would change with it in each generation.
-            measured = self.score.mean if self.score and island is None else best.fitness
-            self.payload = encode_agents([replace(best, fitness=measured)])
+            self.payload = encode_agents([replace(best, fitness=self.score.mean)])
         self.evaluation_steps, self.repeats = evaluator.pop_steps(), evaluator.repeats
         return solved
-
-    def competing(self, config: AnyConfig, generation: int) -> list[Agent]:
-        """The elite as a candidate parent of the next generation, or nothing.
-
-        It stops competing `evolution.selection.archive` generations after it won.
-        """
-        age = generation - (self.generation or 0)
-        return self.parents if age <= config.evolution.selection.archive else []
 
     def _test(
         self,

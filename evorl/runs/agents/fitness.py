@@ -40,11 +40,6 @@ class Fitness:
     elite: float | None = None
     """The elite's rating, or NaN without an elite, where fitness is a rating; None elsewhere."""
 
-    @property
-    def by_training(self) -> bool:
-        """True if training episodes gave it, rather than evaluation or matches."""
-        return self.evaluated is None and self.elite is None
-
     @classmethod
     def of_ratings(cls, rated: Rated) -> Self:
         """Ratings, with the standard deviation per game that their errors imply, and mean results as a term."""

@@ -29,7 +29,6 @@ from evorl.runs.storage.checkpoint_files import (
     ELITE,
     ENVIRONMENTS,
     EXPERIENCE,
-    ISLANDS,
     PARTS,
     STATE,
     Checkpoints,
@@ -40,7 +39,7 @@ from evorl.runs.storage.progress import Position, Progress, progress_of
 from evorl.seeding import derive_seed
 from evorl.system.console import WarnOnce
 from evorl.system.files import file_errors, json_bytes
-from evorl.system.formats import decode_agents, decode_tensors, encode_agents, encode_tensors
+from evorl.system.formats import decode_agents, decode_tensors, encode_tensors
 from evorl.types.agents import Agent
 from evorl.types.outcomes import UserError
 from evorl.types.tensors import Tensors
@@ -160,9 +159,6 @@ class CheckpointManager:
             files |= {AGENTS: agents, STATE: json_bytes(asdict(progress))}
             if progress.elite.payload:
                 files[ELITE] = progress.elite.payload
-            if elites := progress.island_elites:
-                agents_of = (decode_agents(elite.payload, "the islands' elites") for elite in elites)
-                files[ISLANDS] = encode_agents([agent for (agent,) in agents_of])
             if progress.archive:
                 files[ARCHIVE] = progress.archive
         return self.directory.write_checkpoint(self._ranks, checkpoints, number, files)
@@ -323,10 +319,6 @@ class CheckpointManager:
         progress.elite.payload = ranks.from_main(
             lambda: read(ELITE, 1) if ELITE in checkpoints.files(number) else b"", "the checkpoint's elite"
         )
-        if elites := progress.island_elites:
-            payload = ranks.from_main(lambda: read(ISLANDS, len(elites)), "the islands' elites")
-            for elite, agent in zip(elites, decode_agents(payload, str(where)), strict=True):
-                elite.payload = encode_agents([agent])
         if progress.league is not None and progress.league.archive:
             archived = len(progress.league.archive)
             progress.archive = ranks.from_main(lambda: read(ARCHIVE, archived), "the checkpoint's archive")

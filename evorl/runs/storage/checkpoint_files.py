@@ -25,13 +25,13 @@ from evorl.types.outcomes import UserError
 
 NUMBER = r"([0-9]{6}|[1-9][0-9]{6,11})"
 MANIFEST = "manifest.json"
-AGENTS, ELITE, ISLANDS = "agents.safetensors", "elite.safetensors", "islands.safetensors"
+AGENTS, ELITE = "agents.safetensors", "elite.safetensors"
 ARCHIVE, STATE = "archive.safetensors", "state.json"
 EXPERIENCE, ENVIRONMENTS = "experience", "environments"
 PARTS = ("policy", "learner", EXPERIENCE)
 """The names of the parts, in the order of the argument `parts` of `Run.steps`."""
 FILE = re.compile(
-    "|".join(map(re.escape, (AGENTS, ELITE, ISLANDS, ARCHIVE, STATE)))
+    "|".join(map(re.escape, (AGENTS, ELITE, ARCHIVE, STATE)))
     + rf"|({'|'.join((ENVIRONMENTS, *PARTS))})-rank-[0-9]{{3,6}}\.safetensors"
 )
 """The name of a file of a checkpoint."""

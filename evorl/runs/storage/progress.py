@@ -41,15 +41,13 @@ class Island:
     """The state of one island's evolution.
 
     `selection_began` is the first generation that selection followed, or None before it; `rank_correlation` that of its
-    agents' ranks in the last generation with those in the one before, where it is used. `elite` is its own where there
-    are several populations.
+    agents' ranks in the last generation with those in the one before, where it is used.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     selection_began: Number | None = None
     rank_correlation: Annotated[float, Field(ge=-1.01, le=1.01)] | None = None
-    elite: Elite | None = None
 
 
 @dataclass
@@ -98,9 +96,7 @@ class Progress:
     def of_new_run(cls, config: AnyConfig) -> Progress:
         """The progress of a run before its first generation."""
         population = config.population
-        several = len(population.places) > 1
-        islands = [Island(elite=Elite() if several else None) for _ in range(population.islands)]
-        return cls(next_id=population.agents, islands=islands)
+        return cls(next_id=population.agents, islands=[Island() for _ in range(population.islands)])
 
     @property
     def selection_began(self) -> int | None:
@@ -113,11 +109,6 @@ class Progress:
         """The mean of the islands' correlations of ranks, or None."""
         values = [island.rank_correlation for island in self.islands if island.rank_correlation is not None]
         return sum(values) / len(values) if values else None
-
-    @property
-    def island_elites(self) -> list[Elite]:
-        """The islands' own elites that there are already."""
-        return [island.elite for island in self.islands if island.elite is not None and island.elite.generation]
 
     def copy(self) -> Progress:
         """A snapshot of the fields of `state.json` alone, without the agents of the elite and the archive."""
