@@ -73,6 +73,7 @@ SHARED = (
     "evaluation.episodes=5",
     "evaluation.confirmation_episodes=20",
     "evolution.initial=sampled",
+    "evolution.selection.archive=1000",
     "evolution.selection.replace=1",
     "evolution.burn_in=0",
     "evolution.architecture.min_units=32",
@@ -321,7 +322,7 @@ def course(rows: Sequence[dict[str, Any]]) -> dict[str, list[float | None]]:
 def births(lines: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
     """Return for each kind of mutation the number of children, and the mean fraction of their generation they beat.
 
-    Ties count half. Initial agents and unchanged survivors do not count.
+    Ties count half. Initial agents, unchanged survivors and copies from the archive do not count.
     """
     generations: dict[int, dict[int, dict[str, Any]]] = defaultdict(dict)
     for line in lines:
@@ -331,7 +332,8 @@ def births(lines: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
         known = [agent["fitness"] for agent in agents.values() if agent["fitness"] is not None]
         for id, agent in agents.items():
             before = generations.get(number - 1)
-            if before is None or id in before or agent["fitness"] is None:
+            copied = agent["mutation"]["target"] == "archive"
+            if before is None or id in before or copied or agent["fitness"] is None:
                 continue
             beaten = sum((agent["fitness"] > other) + 0.5 * (agent["fitness"] == other) for other in known) - 0.5
             shares[agent["mutation"]["kind"]].append(beaten / max(1, len(known) - 1))

@@ -4,9 +4,9 @@
     python benchmarks/experiments/islands.py RUN [RUN ...] --revision REVISION [--note KEY=VALUE ...]
 
 A line of benchmarks/data/islands.jsonl.gz has the means of the best agents of a run's islands and of their twins over
-fresh episodes, [evolved, without]; one without a fitness is below all others, and in no mean. Lines with the same notes, such as `founders`, are one experiment. Experiments with
-the same seeds are also compared with each other, island by island; their islands begin with the same agents where the
-notes on founders and the algorithm are the same.
+fresh episodes, [evolved, without]; one without a fitness is below all others, and in no mean. Lines with the same
+notes, such as `founders`, are one experiment. Experiments with the same seeds are also compared with each other, island
+by island; their islands begin with the same agents where the notes on founders and the algorithm are the same.
 """
 
 from __future__ import annotations
