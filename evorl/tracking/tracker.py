@@ -36,7 +36,6 @@ class AgentRecord:
 
     id: int
     parent: int | None = None
-    parent_generation: int | None = None
     mutation: str = "initial"
     points: Points = field(default_factory=dict)
 
@@ -136,32 +135,20 @@ class Node:
         return path[::-1]
 
 
-RECENT = 50
-"""The generations for which an agent that is gone is kept, since it may still become a parent."""
-
-
 class Paths:
-    """The agents that live or may become parents, each with its line of descent."""
+    """The agents of the newest generation, each with its line of descent."""
 
     def __init__(self) -> None:
-        self._newest: dict[int, Node] = {}
+        self._newest: dict[int | None, Node] = {}
 
     def add(self, record: Record) -> list[Node]:
         """Add the agents of a generation, and return them in their order."""
-        living = [Node(record.generation, record.step, agent, self._before(agent)) for agent in record.agents]
-        oldest = record.generation - RECENT
-        self._newest = {id: node for id, node in self._newest.items() if node.generation > oldest}
-        self._newest |= {node.agent.id: node for node in living}
+        living = [
+            Node(record.generation, record.step, agent, self._newest.get(agent.id) or self._newest.get(agent.parent))
+            for agent in record.agents
+        ]
+        self._newest = {node.agent.id: node for node in living}
         return living
-
-    def _before(self, agent: AgentRecord) -> Node | None:
-        if agent.id in self._newest or agent.parent is None:
-            return self._newest.get(agent.id)
-        node = self._newest.get(agent.parent)
-        born = agent.parent_generation
-        while node is not None and born is not None and node.generation > born:
-            node = node.before
-        return node
 
 
 def thinned(items: Sequence[Item], most: int) -> Sequence[Item]:

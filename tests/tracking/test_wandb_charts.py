@@ -116,18 +116,13 @@ def test_what_cannot_be_filmed_is_told_once_and_training_goes_on(in_directory, m
     assert len(caught) == 1
 
 
-def generation(number, *agents):
-    made = [AgentRecord(id, parent, before, "none", {"x": float(id)}) for id, parent, before in agents]
-    return Record(number, 10 * number, {}, made)
-
-
 def test_tracker_paths_lead_through_parents():
     paths = Paths()
-    first = [generation(1, (0, None, None), (1, None, None)), generation(2, (0, None, None), (2, 1, 1))]
-    for record in [*first, generation(3, (3, 1, 1), (4, 0, 2), (2, 1, 1))]:
-        living = paths.add(record)
+    for number, agents in enumerate([{0: None, 1: None}, {0: None, 2: 1}, {3: 2, 4: 0, 2: 1}], start=1):
+        made = [AgentRecord(id, parent) for id, parent in agents.items()]
+        living = paths.add(Record(number, 10 * number, {}, made))
     found = {node.agent.id: [(each.generation, each.agent.id) for each in node.path()] for node in living}
-    assert found == {3: [(1, 1), (3, 3)], 4: [(1, 0), (2, 0), (3, 4)], 2: [(1, 1), (2, 2), (3, 2)]}
+    assert found == {3: [(1, 1), (2, 2), (3, 3)], 4: [(1, 0), (2, 0), (3, 4)], 2: [(1, 1), (2, 2), (3, 2)]}
 
 
 def test_constant_hyperparameters_have_no_curves(trained_run):

@@ -214,7 +214,6 @@ def _agent(row: Mapping[str, Any], index: int, config: AnyConfig) -> AgentRecord
     return AgentRecord(
         id=row["agents"][index],
         parent=row["parents"][index],
-        parent_generation=row["parent_generations"][index],
         mutation=row["mutations"][index],
         points=_finite(points),
     )
