@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from evorl.report.data import Drawn, born_by
 from evorl.report.statistics import POINTS, Effect, Group, cut_off, extent, points
-from evorl.runs.reading.lineage import Stage
+from evorl.runs.reading.lineage import Stage, changing
 from evorl.system.console import digits
 from evorl.tracking.tracker import thinned
 
@@ -175,8 +175,8 @@ def schedule(run: Drawn) -> Figure | None:
     Those that changed in the lineage come first. Returns None if none changed in any agent.
     """
     winner, steps = thinned(run.winner, POINTS), run.steps
-    changed = [name for name in run.lives[0].hyperparameters if _varies([*run.winner, *run.lives], name)]
-    names = sorted(changed, key=lambda name: not _varies(run.winner, name))
+    in_winner = changing(run.winner)
+    names = sorted(changing([*run.winner, *run.lives]), key=lambda name: name not in in_winner)
     if not names:
         return None
     keys = {(life.generation, life.id) for life in run.winner}
@@ -385,10 +385,6 @@ def value_of(life: Stage, name: str, run: Drawn) -> float | None:
     """Return the value of a hyperparameter as training used it, or None if the agent has none of this name."""
     value = life.hyperparameters.get(name)
     return None if value is None else run.use(name, value)
-
-
-def _varies(lives: Sequence[Stage], name: str) -> bool:
-    return len({life.hyperparameters.get(name) for life in lives}) > 1
 
 
 def _level(value: float) -> Figure:

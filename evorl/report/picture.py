@@ -75,9 +75,10 @@ def _agents(figure: Any, run: Drawn, hyperparameter: str | None) -> None:
     axes[0].legend(fontsize=8, edgecolor="none", framealpha=0.9)
     axes[0].set_title(_plain(f"{run.setting('algorithm.name')} on {run.setting('environment.id')}"), fontsize=10)
     if hyperparameter:
-        if all(hyperparameter not in life.hyperparameters for life in run.lives):
-            names = ", ".join(run.lives[0].hyperparameters)
-            raise UserError(f"--hyperparameter: agents of {run.name} have no {hyperparameter!r}; they have {names}")
+        names = dict.fromkeys(name for life in run.lives for name in life.hyperparameters)
+        if hyperparameter not in names:
+            there = ", ".join(names)
+            raise UserError(f"--hyperparameter: agents of {run.name} have no {hyperparameter!r}; they have {there}")
         _drawn(axes[1], run, lambda life: value_of(life, hyperparameter, run))
         axes[1].set_ylabel(_plain(hyperparameter))
         drawn = (value_of(life, hyperparameter, run) for life in run.lives)

@@ -18,7 +18,7 @@ from evorl.report import figures
 from evorl.report.data import load, read_lives
 from evorl.report.page import compared, ends, page, path_rows
 from evorl.report.statistics import effects, groups, interval, quantile, result_interval
-from evorl.runs.reading.lineage import Stage
+from evorl.runs.reading.lineage import Stage, table
 from evorl.types.agents import INITIAL, Mutation
 from evorl.types.outcomes import EvorlWarning, UserError
 
@@ -83,6 +83,17 @@ def test_the_schedule_shows_what_changed_on_the_way_and_when(run):
     assert list(zip(rate["x"], rate["y"], strict=True)) == [
         (0, 1e-3), (100, 1e-3), (200, 2e-3), (300, 2e-3), (400, 2e-3)
     ]  # fmt: skip
+
+
+def test_a_hyperparameter_that_a_branch_has_set_is_shown(run):
+    """The agents before the branch have none."""
+    with_norm = {**run.lives[0].hyperparameters, "max_grad_norm": 5.0}
+    lives = [replace(life, hyperparameters=with_norm) if life.generation > 2 else life for life in run.lives]
+    winner = [replace(life, hyperparameters=with_norm) if life.generation > 2 else life for life in run.winner]
+    figure = figures.schedule(replace(run, lives=lives, winner=winner))
+    shown = {axis["title"]["text"] for name, axis in figure["layout"].items() if name.startswith("yaxis")}
+    assert "max_grad_norm" in shown
+    assert "max_grad_norm" in table(winner, lambda name, value: value)[0]
 
 
 def test_effects_compare_children_with_their_parents_before(run):

@@ -83,14 +83,18 @@ def stage_of(row: Row, path: Path) -> Stage:
         raise UserError(f"{where}: cannot be read: {on_one_line(str(error))[:200]}") from error
 
 
+def changing(stages: Sequence[Stage]) -> list[str]:
+    """The names of the hyperparameters in which stages differ, also those that only some of them have."""
+    names = dict.fromkeys(name for stage in stages for name in stage.hyperparameters)
+    return [name for name in names if len({stage.hyperparameters.get(name) for stage in stages}) > 1]
+
+
 def table(stages: Sequence[Stage], use: Callable[[str, float], float]) -> list[str]:
     """The stages as a text table: the mutation, and the hyperparameters that ever changed.
 
     `use` converts stored hyperparameters to the values training uses.
     """
-    names = [
-        name for name in stages[0].hyperparameters if len({stage.hyperparameters.get(name) for stage in stages}) > 1
-    ]
+    names = changing(stages)
     rows = [("generation", "agent", "fitness", *names, "what changed")]
     for stage in stages:
         fitness = "-" if stage.fitness is None else digits(stage.fitness)
