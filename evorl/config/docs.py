@@ -73,9 +73,15 @@ def explained(settings: Sequence[Setting], key: str, config: AnyConfig) -> list[
         lines.append(f"{setting.path}: {setting.kind}{default}{here}")
         lines += textwrap.wrap(setting.sentence, 110, initial_indent=MARGIN, subsequent_indent=MARGIN)
         name = setting.path.removeprefix("algorithm.")
-        if name in ranges and config.evolution.mutation.hyperparameters > 0:
+        if name not in config.algorithm.hyperparameters or name == setting.path:
+            continue
+        if config.population.size == 1 or config.evolution.selection.name == "none":
+            lines.append(f"{MARGIN}Evolution does not change it here: it replaces no agent.")
+        elif config.evolution.mutation.hyperparameters == 0:
+            lines.append(f"{MARGIN}Evolution does not change it here: evolution.mutation.hyperparameters is 0.")
+        elif name in ranges:
             lines.append(f"{MARGIN}Evolution changes it between {ranges[name].min:g} and {ranges[name].max:g}.")
-        elif name in config.algorithm.hyperparameters and name != setting.path:
+        else:
             range = f"evolution.hyperparameters.{name}"
             lines.append(f"{MARGIN}Evolution does not change it here; it could, by a range {range}.")
     return lines

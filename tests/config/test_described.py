@@ -83,6 +83,15 @@ def test_a_key_is_explained(key, told, capsys):
             ["(default: 0.0003); here: 0.002", "Evolution changes it between 0.0001"],
         ),
         (["ppo", "--explain", "algorithm.gamma"], ["; here: 0.995", "Evolution does not change it here; it could, by"]),
+        (
+            ["ppo", "evolution=false", "--explain", "learning_rate"],
+            ["Evolution does not change it here: it replaces no"],
+        ),
+        (["ppo", "population.size=1", "--explain", "learning_rate"], ["not change it here: it replaces no agent."]),
+        (
+            ["ppo", "evolution.mutation.hyperparameters=0", "--explain", "learning_rate"],
+            ["Evolution does not change it here: evolution.mutation.hyperparameters is 0."],
+        ),
         (["--explain", "bfloat16"], ["network.bf16: true or false"]),
     ],
 )
