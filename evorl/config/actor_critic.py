@@ -111,7 +111,7 @@ class PPOSettings(A2CSettings):
         if name != "batch_size" or value <= 0:
             return super().effective_value(name, value, num_envs, recurrent=recurrent)
         rollout = self.rollout_steps * num_envs
-        sequences = rollout // ((self.sequence_length or self.rollout_steps) if recurrent else 1)
+        sequences = rollout // (self.sequence_length if recurrent else 1)
         return round(rollout / int(parts_of(rollout, value, sequences)))
 
     hyperparameters: ClassVar[tuple[str, ...]] = (
