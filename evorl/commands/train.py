@@ -247,7 +247,8 @@ def summary_lines(runs: Sequence[tuple[int, Path]]) -> list[str]:
     rows, best, solved, targets = [], [], 0, 0
     for number, path in runs:
         record = read_overview(path)
-        summary = record.summary
+        # A seed that was killed has no summary, but lines of metrics.
+        summary, newest = record.summary, {**record.last, **record.summary}
         reached = summary.get("best_fitness")
         if reached is not None:
             best.append(reached)
@@ -255,8 +256,8 @@ def summary_lines(runs: Sequence[tuple[int, Path]]) -> list[str]:
         solved += summary.get("solved") is True
         rows.append((
             str(number), path.name, "-" if reached is None else digits(reached),
-            str(summary.get("best_fitness_episodes", "-")), f"{summary.get('agent_steps', 0):,}",
-            f"{summary.get('wall_clock_seconds', 0):.0f}", state_of(record),
+            str(summary.get("best_fitness_episodes", "-")), f"{newest.get('agent_steps', 0):,}",
+            f"{newest.get('wall_clock_seconds', 0):.0f}", state_of(record),
         ))  # fmt: skip
     return [*map(on_one_line, aligned([HEADINGS, *rows])), _together(best, solved, targets, len(runs))]
 

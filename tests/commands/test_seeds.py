@@ -35,6 +35,12 @@ def test_seeds_summary_has_a_line_for_each_and_the_mean(tmp_path):
     assert last == "best agents of 3 seeds: mean 200.0; solved: 3 of 3", "too few for an interval"
     (runs[0][1] / "summary.json").write_text(json.dumps({"ended": "SIGTERM", "best_fitness": None}))
     assert train.summary_lines(runs)[1].split() == ["1", "a-seed-1", "-", "-", "0", "0", "SIGTERM"], "no agent yet"
+    (runs[0][1] / "summary.json").unlink()
+    row = {"generation": 1, "agent_steps": 3000, "wall_clock_seconds": 9.0, "best_fitness": 250.0}
+    (runs[0][1] / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    killed, *_, last = train.summary_lines(runs)[1:]
+    assert killed.split() == ["1", "a-seed-1", "-", "-", "3,000", "9", "killed"]
+    assert last.startswith("best agents of 3 seeds: mean 203.3; "), "its best agent had fewer steps"
 
 
 def test_a_line_is_told_with_its_seed_and_codes_are_given_back(capsys):
