@@ -166,7 +166,7 @@ class Drawn(Lives):
             if value is not None
         }
 
-    @property
+    @cached_property
     def steps(self) -> dict[int, int]:
         """Environment steps per agent at the end of each generation, by generation."""
         return {row.generation: row.agent_steps for row in self.generations}
