@@ -70,6 +70,7 @@ def _refuse_settings_given_twice(parsed: argparse.Namespace) -> None:
         ("--seeds", "run.resume", parsed.seeds),
         ("--name", "run.name", parsed.name),
         ("--verbose", "run.verbose", parsed.verbose or None),
+        ("--no-track", "tracking.backends", parsed.no_track or None),
     ):
         if value is not None and key in given:
             raise UserError(f"{key}: {option} sets it; leave one of them out")

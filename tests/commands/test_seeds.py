@@ -112,6 +112,7 @@ def test_words_after_seeds_are_settings(in_directory, monkeypatch):
     [
         (["--seeds", "1", "1"], "--seeds: each seed may be given once, not 1 1"),
         (["--seeds", "1", "seed=4"], "seed: --seeds sets it; leave one of them out"),
+        (["--no-track", "tracking.backends=[tensorboard]"], "tracking.backends: --no-track sets it; leave one of them"),
         (["--seeds", "1", "algorithm.gamma=7"], "algorithm.gamma: 7 is out of range"),
     ],
 )
