@@ -50,7 +50,7 @@ def write_onnx(loaded: LoadedAgent, output: Path, facts: Mapping[str, str]) -> f
     require("onnx", "an export")
     indices = loaded.config.environment.observation_indices
     acting = ActingAgent(loaded.agent, loaded.algorithm, loaded.observation_space, indices)
-    example = _given(acting, loaded, 2, np.random.default_rng(0))
+    example = acting.given(*_sampled(acting, loaded, 2, np.random.default_rng(0)), None)
     payload = _exported(acting, example, facts, loaded.action_space.dtype)
     difference = compare(acting, loaded, payload)
     if not difference <= TOLERANCE:
@@ -60,12 +60,9 @@ def write_onnx(loaded: LoadedAgent, output: Path, facts: Mapping[str, str]) -> f
 
 
 def _exported(
-    acting: ActingAgent,
-    example: tuple[Any, Any, list[torch.Tensor]],
-    facts: Mapping[str, str],
-    dtype: np.dtype[Any] | None,
+    acting: ActingAgent, example: list[torch.Tensor], facts: Mapping[str, str], dtype: np.dtype[Any] | None
 ) -> bytes:
-    """Return the ONNX model, whose actions have this dtype."""
+    """Return the ONNX model, traced with the inputs `example`, whose actions have this dtype."""
     import onnx
 
     buffer, names = io.BytesIO(), (*acting.inputs, *acting.outputs)
@@ -75,7 +72,7 @@ def _exported(
             # Export by tracing (dynamo=False), with a dynamic batch axis.
             torch.onnx.export(
                 acting,
-                tuple(example[2]),
+                tuple(example),
                 buffer,  # type: ignore[arg-type]
                 input_names=list(acting.inputs),
                 output_names=list(acting.outputs),
@@ -123,7 +120,7 @@ def compare(acting: ActingAgent, loaded: LoadedAgent, payload: bytes) -> float:
         own_state: NDArray[np.float32] | None = None
         rng = np.random.default_rng(batch)
         for _ in range(STEPS if acting.state_shape[0] else 1):
-            observation, mask, _ = _given(acting, loaded, batch, rng)
+            observation, mask = _sampled(acting, loaded, batch, rng)
             inputs = acting.given(observation, mask, own_state)
             # Without what only critics read: they have states of their own in a recurrent network.
             is_mapping = isinstance(observation, Mapping)
@@ -141,10 +138,10 @@ def compare(acting: ActingAgent, loaded: LoadedAgent, payload: bytes) -> float:
     return largest
 
 
-def _given(
+def _sampled(
     acting: ActingAgent, loaded: LoadedAgent, batch: int, rng: np.random.Generator
-) -> tuple[Any, NDArray[np.bool_] | None, list[torch.Tensor]]:
-    """Sample observations [B, ...] and, if actions are masked, a mask [B, A]; also return them as module inputs."""
+) -> tuple[Any, NDArray[np.bool_] | None]:
+    """Sample observations [B, ...] and, if actions are masked, a mask [B, A]."""
     space = _cut(loaded.observation_space)
     space.seed(int(rng.integers(2**31)))
     observation = batched(space, [space.sample() for _ in range(batch)])
@@ -153,7 +150,7 @@ def _given(
         mask = rng.random((batch, acting.masked)) < 0.7
         for choice in np.split(mask, np.cumsum(choices(loaded.action_space))[:-1], axis=1):
             choice |= ~choice.any(1, keepdims=True)  # A view: each choice must have an allowed action.
-    return observation, mask, acting.given(observation, mask, None)
+    return observation, mask
 
 
 def _cut(space: gym.Space[Any]) -> gym.Space[Any]:
