@@ -38,13 +38,13 @@ class Selection(Section):
     """The selection of agents for the next generation."""
 
     name: Text = "tournament"
-    """`tournament`, `truncation`, or `none`, which keeps every agent as it is: a pool that learns side by side, without
-    mutation. `evolution=false` is short for it."""
+    """`tournament`, or `none`, which keeps every agent as it is: a pool that learns side by side, without mutation.
+    `evolution=false` is short for it."""
     size: Size = 2
     """Agents that meet in one tournament."""
     replace: Rate = 0.25
-    """The share of the population, the worst agents, that children replace; the others train on unchanged. With 1 a
-    tournament replaces all but the best; `truncation` replaces half at most."""
+    """The share of the population, the worst agents, that children replace; the others train on unchanged. With 1, all
+    but the best are replaced."""
 
 
 def _no_boolean(value: Any) -> Any:

@@ -57,32 +57,18 @@ def tournament(candidates: Candidates, settings: Selection, rng: np.random.Gener
     best survives, at index 0: generational selection.
     """
     order, size = candidates.best_first(), len(candidates.fitness)
-    count = size if settings.replace == 1 else min(max(1, round(settings.replace * size)), size - 1)
 
     def child_of_winner(competing: Sequence[int]) -> NextAgent:
         entrants = rng.choice(competing, size=min(settings.size, len(competing)), replace=False)
         return NextAgent(int(min(entrants, key=order.index)), mutate=True)
 
-    if count >= size:
+    if settings.replace == 1:
         return [NextAgent(order[0], mutate=False), *(child_of_winner(range(size)) for _ in range(size - 1))]
+    count = min(max(1, round(settings.replace * size)), size - 1)
     replaced = set(order[size - count :])
     surviving = [index for index in range(size) if index not in replaced]
     return [
         child_of_winner(surviving) if index in replaced else NextAgent(index, mutate=False) for index in range(size)
-    ]
-
-
-def truncation(candidates: Candidates, settings: Selection, rng: np.random.Generator) -> list[NextAgent]:
-    """Replace the worst share `replace`, at most half, with children of as many of the best (arXiv 1711.09846).
-
-    All others survive at their indices. In a population of two or more, at least one agent is replaced.
-    """
-    order, size = candidates.best_first(), len(candidates.fitness)
-    count = min(max(1, round(settings.replace * size)), size // 2)
-    replaced, parents = set(order[size - count :]), order[: max(1, count)]
-    return [
-        NextAgent(int(rng.choice(parents)), mutate=True) if index in replaced else NextAgent(index, mutate=False)
-        for index in range(size)
     ]
 
 
@@ -98,7 +84,6 @@ def no_selection(candidates: Candidates, settings: Selection, rng: np.random.Gen
 
 SELECTIONS: Mapping[str, Select] = {
     "tournament": tournament,
-    "truncation": truncation,
     "none": no_selection,
 }
 

@@ -42,17 +42,6 @@ def test_tournament_winners_have_the_frequencies_of_theory():
     assert share == pytest.approx({2: 3 / 6, 0: 2 / 6, 3: 1 / 6, 1: 0.0}, abs=0.01)
 
 
-def test_truncation_replaces_the_worst_by_the_best():
-    fitness = np.array([5.0, 1.0, 3.0, 2.0, 9.0, 4.0, 8.0, 7.0])
-    places = SELECTIONS["truncation"](
-        Candidates(fitness), Selection(name="truncation", replace=0.25), np.random.default_rng(0)
-    )
-    survivors = {number: place.candidate for number, place in enumerate(places) if not place.mutate}
-    assert survivors == {number: number for number in (0, 2, 4, 5, 6, 7)}, "in the places whose environments are theirs"
-    assert len(places) == len(fitness)
-    assert {place.candidate for place in places if place.mutate} <= {4, 6}
-
-
 def test_a_gentle_tournament_replaces_the_worst_and_leaves_the_others_in_their_places():
     """Winners of tournaments of two among the n survivors: the r-th best with probability 2 (n - r) / (n (n - 1))."""
     fitness, rng = np.array([5.0, 1.0, 3.0, 2.0, 9.0, 4.0, 8.0, 7.0]), np.random.default_rng(0)
