@@ -131,7 +131,7 @@ class League:
     def admit(self, trained: Sequence[Agent], generation: int) -> bool:
         """Archive the generation's best agent if it beats the archive by the margin; return whether it did.
 
-        The first archived agent stays; beyond the limit the lowest rated of the others leaves. In an archive of one the
+        The first archived agent stays; beyond the limit the lowest rated of the others leave. In an archive of one the
         new agent replaces the first.
         """
         now, settings = self.standings, self.settings
@@ -144,8 +144,8 @@ class League:
         if past and points[best, first:].sum() < (0.5 + settings.margin) * games[best, first:].sum():
             return False
         remaining = list(range(first + past))
-        if past >= settings.archive:
-            rest = remaining[first + 1 :] if past > 1 else remaining[first:]
+        while len(remaining) - first >= settings.archive:
+            rest = remaining[first + 1 :] or remaining[first:]
             remaining.remove(min(rest, key=lambda index: (now.ratings[index], index)))
         self.archive = [self.archive[index - first] for index in remaining[first:]]
         self.archive += decode_agents(encode_agents([trained[best]]), "the archive")
