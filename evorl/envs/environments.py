@@ -24,21 +24,19 @@ from torch import Tensor
 from evorl.config import Environment
 from evorl.config.errors import nearest, shown
 from evorl.envs.continuation import Continuation
-from evorl.envs.episodes import Collected, Episodes, Recent
+from evorl.envs.episodes import Collected, Episodes
 from evorl.envs.faults.recovery import FINAL, RecoveringVector
 from evorl.envs.games.players import Opponents
 from evorl.envs.games.vector import GameVector
 from evorl.envs.generation import longest_episode
 from evorl.envs.reading import ActionMasks, Copies, ObservationReader, action_reader, check_finite, refuse_late_masks
 from evorl.envs.spaces import MASK, EnvSpec
-from evorl.envs.stepped import SteppedEnvironments
+from evorl.envs.stepped import COUNTED, SEEN, WHERE, SteppedEnvironments, layout
 from evorl.envs.vector import serving_action, stacked_frames
-from evorl.seeding import seed_global_generators
 from evorl.system.formats import check_tensors, part_of, with_prefix
-from evorl.types.agents import Agent
 from evorl.types.batches import Transition
 from evorl.types.outcomes import UserError
-from evorl.types.tensors import Flags, Observation, Tensors
+from evorl.types.tensors import Flags, Tensors
 
 
 class Ends(NamedTuple):
@@ -131,8 +129,8 @@ class Resets:
 
 
 Parts = dict[str, NDArray[Any]]
-ORIGINS, SEEN, COUNTED = "origins", "observation.", "episodes."
-"""Tensor names, or name prefixes, in the saved state of running episodes."""
+ORIGINS = "origins"
+"""The name of the start states in the saved state of running episodes."""
 
 
 class Environments(SteppedEnvironments):
@@ -176,11 +174,9 @@ class Environments(SteppedEnvironments):
         self.always_valid = self._resets.in_step
         self._read_actions = action_reader(vector.single_action_space, self.num_envs)
         self._episodes = Episodes(self.agents, self.num_envs, resets=int(not self._resets.in_step))
-        self._steps = np.zeros(self.agents)
+        self._begin_counting()
         self._id = settings.id
         self._may_be_endless = longest_episode(settings) is None
-        self.observation: Observation
-        self._started: Tensor
         _, info = self._vector.reset(0)
         self._info = info
         # Only the info of a reset reveals whether the environment masks actions.
@@ -195,10 +191,6 @@ class Environments(SteppedEnvironments):
         spaces = vector.single_action_space, vector.single_observation_space
         self.interface = EnvSpec(settings.id, parts, spaces[0], masked, spaces[1])
 
-    @property
-    def started(self) -> Tensor:
-        return self._started.to(self.device)
-
     def set_opponents(self, opponents: Opponents) -> None:
         assert isinstance(self._vector.env, GameVector)
         self._vector.env.opponents = opponents
@@ -207,13 +199,8 @@ class Environments(SteppedEnvironments):
         assert isinstance(self._vector.env, GameVector)
         self._vector.env.play_both_seats()
 
-    def begin(self, seed: int, agents: Sequence[Agent], carry_over: bool) -> None:
-        seed_global_generators(seed)
-        self._episodes.hand_over([agent.id for agent in agents])
-        if not (carry_over and hasattr(self, "observation")):
-            # A restore that failed halfway may have left step counts.
-            self._steps = np.zeros(self.agents)
-            self.reset(seed)
+    def _begin_counting(self) -> None:
+        self._steps = np.zeros(self.agents)
 
     def reset(self, seed: int | Sequence[int]) -> None:
         self._copies.steps[:] = 0
@@ -222,6 +209,7 @@ class Environments(SteppedEnvironments):
         self._episodes.restart()
         self.observation = self._tensors(self._read(observation, info))
         self._started = torch.ones(self.agents, self.num_envs, dtype=torch.bool)
+        self._has_begun = True
 
     def step(self, action: Tensor) -> Transition:
         """Step all environments with actions [P, E, ...]. Raises ValueError for an action outside the space."""
@@ -281,11 +269,9 @@ class Environments(SteppedEnvironments):
         return reports
 
     def pop_collected(self) -> Collected:
-        steps, self._steps = self._steps, np.zeros(self.agents)
+        steps = self._steps
+        self._begin_counting()
         return Collected(steps, *self._episodes.pop())
-
-    def recent(self) -> Recent | None:
-        return self._episodes.recent()
 
     @property
     def can_continue(self) -> bool:
@@ -293,7 +279,7 @@ class Environments(SteppedEnvironments):
 
     def state_dict(self) -> Tensors:
         continuation = self._vector.continuation
-        if continuation is None or not hasattr(self, "observation"):
+        if continuation is None or not self._has_begun:
             return {}
         starts = {
             "kind": continuation.kind,
@@ -319,9 +305,7 @@ class Environments(SteppedEnvironments):
             return "any environment"
         saved = {name: value for name, value in state.items() if name != ORIGINS}
         here = {name: value for name, value in self.state_dict().items() if name != ORIGINS}
-        check_tensors(
-            saved, {name: _layout(name, value, saved) for name, value in here.items()}, "the running episodes"
-        )
+        check_tensors(saved, {name: layout(name, value, saved) for name, value in here.items()}, WHERE)
         arrays = {name: value.numpy() for name, value in saved.items()}
         self._episodes.load_state_dict(part_of(COUNTED, saved))
         if continuation.journal is not None:
@@ -424,14 +408,6 @@ def _starts(tensors: Tensors) -> dict[str, Any]:
         return {name: starts[name] for name in ("kind", "origins", "failures")}
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise UserError("the running episodes: their start states are missing or damaged") from error
-
-
-def _layout(name: str, here: Tensor, saved: Tensors) -> tuple[tuple[int, ...], torch.dtype]:
-    """The expected shape and dtype: that of `here`, but with as many actions or waiting episodes as were saved."""
-    shape, axis = list(here.shape), {"actions": 0, f"{COUNTED}waiting": 1}.get(name)
-    if axis is not None and name in saved and saved[name].dim() == len(shape):
-        shape[axis] = saved[name].shape[axis]
-    return tuple(shape), here.dtype
 
 
 def _with_last(parts: Parts, last: dict[int, Parts]) -> Parts:

@@ -9,14 +9,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from evorl.envs.episodes import Collected, Recent
+from evorl.envs.episodes import Collected, Episodes, Recent
 from evorl.envs.games.players import Opponents
 from evorl.envs.spaces import MASK, EnvSpec, choices
+from evorl.seeding import seed_global_generators
 from evorl.system.closing import Closeable
 from evorl.types.agents import Agent
 from evorl.types.batches import Transition
 from evorl.types.outcomes import EvorlWarning
 from evorl.types.tensors import Observation, Tensors
+
+SEEN, COUNTED = "observation.", "episodes."
+"""Prefixes of tensors in the state of running episodes."""
+WHERE = "the running episodes"
 
 
 class SteppedEnvironments(Closeable):
@@ -34,15 +39,27 @@ class SteppedEnvironments(Closeable):
     always_valid: bool
     _id: str
     _may_be_endless: bool
+    _episodes: Episodes
+    _started: Tensor
+    _has_begun: bool = False
+    """True from the first reset on: there are running episodes."""
 
     @property
-    @abstractmethod
     def started(self) -> Tensor:
         """A mask [P, E] of the environments whose current observation is the first of an episode."""
+        return self._started.to(self.device)
 
-    @abstractmethod
     def begin(self, seed: int, agents: Sequence[Agent], carry_over: bool) -> None:
         """Start a generation with these agents: with new episodes, or with the running ones if `carry_over`."""
+        seed_global_generators(seed)
+        self._episodes.hand_over([agent.id for agent in agents])
+        if not (carry_over and self._has_begun):
+            self._begin_counting()
+            self.reset(seed)
+
+    @abstractmethod
+    def _begin_counting(self) -> None:
+        """Set what is counted of a generation's steps to zero."""
 
     @abstractmethod
     def reset(self, seed: int | Sequence[int]) -> None:
@@ -114,6 +131,14 @@ class SteppedEnvironments(Closeable):
         for a state that does not fit these environments.
         """
 
-    @abstractmethod
     def recent(self) -> Recent | None:
         """Mean return and length of all episodes that ended since the last call, or None if none did."""
+        return self._episodes.recent()
+
+
+def layout(name: str, here: Tensor, saved: Tensors) -> tuple[tuple[int, ...], torch.dtype]:
+    """The expected shape and dtype: that of `here`, but with as many actions or waiting episodes as were saved."""
+    shape, axis = list(here.shape), {"actions": 0, f"{COUNTED}waiting": 1}.get(name)
+    if axis is not None and name in saved and saved[name].dim() == len(shape):
+        shape[axis] = saved[name].shape[axis]
+    return tuple(shape), here.dtype

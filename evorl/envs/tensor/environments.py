@@ -20,26 +20,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evorl.config import Environment
-from evorl.envs.episodes import Collected, Episodes, Recent
+from evorl.envs.episodes import Collected, Episodes
 from evorl.envs.faults.restarting import called
 from evorl.envs.spaces import EnvSpec, choices, mapped, to_zero
-from evorl.envs.stepped import SteppedEnvironments
+from evorl.envs.stepped import COUNTED, SEEN, WHERE, SteppedEnvironments, layout
 from evorl.envs.tensor.observations import TensorReader, action_converter
 from evorl.envs.tensor.simulator import Step
 from evorl.envs.tensor.sources import shared_simulator
-from evorl.seeding import seed_global_generators
 from evorl.system.devices import is_host
 from evorl.system.formats import check_tensors, part_of, with_prefix
 from evorl.system.plugins import described
 from evorl.system.signals import raise_if_signalled
-from evorl.types.agents import Agent
 from evorl.types.batches import Transition
 from evorl.types.outcomes import EvorlWarning, UserError
 from evorl.types.tensors import Tensors
 
-SEEN, COUNTED, SIMULATOR = "observation.", "episodes.", "simulator."
-"""Prefixes of tensors in the state of running episodes."""
-WHERE = "the running episodes"
+SIMULATOR = "simulator."
+"""Prefix of the simulator's tensors in the state of running episodes."""
 SEEDS = 2**31
 """Seeds of copies are below this."""
 
@@ -60,7 +57,6 @@ class TensorEnvironments(SteppedEnvironments):
         self.always_valid = simulator.in_step
         self._episodes = Episodes(agents, num_envs, self.device, int(not simulator.in_step))
         self._may_be_endless = simulator.limit is None
-        self._has_begun = False
         self._begin_counting()
 
     def _begin_counting(self) -> None:
@@ -72,10 +68,6 @@ class TensorEnvironments(SteppedEnvironments):
         self._everywhere = torch.ones(shape, dtype=torch.bool, device=device)
         self._resetting = self._nowhere
         self._info: dict[str, Tensor] = {}
-
-    @property
-    def started(self) -> Tensor:
-        return self._started
 
     @property
     def picture(self) -> Any:
@@ -98,13 +90,6 @@ class TensorEnvironments(SteppedEnvironments):
     def counted_from_zero(self, action: NDArray[Any]) -> NDArray[Any]:
         """Actions [N, ...] of the action space as agents in training choose them."""
         return to_zero(action, self.interface.action) if choices(self.interface.action) else action
-
-    def begin(self, seed: int, agents: Sequence[Agent], carry_over: bool) -> None:
-        seed_global_generators(seed)
-        self._episodes.hand_over([agent.id for agent in agents])
-        if not (carry_over and self._has_begun):
-            self._begin_counting()
-            self.reset(seed)
 
     def reset(self, seed: int | Sequence[int]) -> None:
         simulator = self._shared.used_by(self, anew=True)
@@ -204,9 +189,6 @@ class TensorEnvironments(SteppedEnvironments):
         steps, self._steps = self._steps, torch.zeros_like(self._steps)
         return Collected(steps.double().cpu().numpy(), *self._episodes.pop())
 
-    def recent(self) -> Recent | None:
-        return self._episodes.recent()
-
     @property
     def can_continue(self) -> bool:
         return self._shared.simulator.can_save
@@ -227,10 +209,7 @@ class TensorEnvironments(SteppedEnvironments):
         if not self.can_continue:
             return "any environment"
         counted = {name: value for name, value in state.items() if not name.startswith(SIMULATOR)}
-        expected = {name: (tuple(value.shape), value.dtype) for name, value in self._counted().items()}
-        waiting = f"{COUNTED}waiting"
-        if waiting in state and state[waiting].dim() == 2:
-            expected[waiting] = (4, state[waiting].shape[1]), torch.float64
+        expected = {name: layout(name, value, counted) for name, value in self._counted().items()}
         check_tensors(counted, expected, WHERE)
         self._shared.simulator.load_state_dict(part_of(SIMULATOR, state))
         counted = {name: value.to(self.device) for name, value in counted.items()}
