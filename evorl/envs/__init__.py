@@ -17,12 +17,11 @@ def make_environments(
     device: torch.device | str = "cpu",
     *,
     whole_games: bool = False,
-    continued: bool = True,
 ) -> SteppedEnvironments:
     """The environments of these agents, as `Environments` has them, or as slices of one simulator on the device."""
     if is_tensor(settings.id):
         return TensorEnvironments(settings, agents, num_envs, device)
-    return Environments(settings, agents, num_envs, device, whole_games=whole_games, continued=continued)
+    return Environments(settings, agents, num_envs, device, whole_games=whole_games)
 
 
 __all__ = ["Environments", "SteppedEnvironments", "make_environments"]
