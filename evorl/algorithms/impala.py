@@ -15,15 +15,8 @@ import torch
 from torch import Tensor
 
 from evorl.algorithms.asynchronous import Asynchronous, flattened, time_major
-from evorl.algorithms.functional import (
-    approximate_kl,
-    clip_fraction,
-    clipped_surrogate,
-    impact_log_ratio,
-    next_values,
-    v_trace,
-    without_gaps,
-)
+from evorl.algorithms.functional import impact_log_ratio, next_values, v_trace, without_gaps
+from evorl.algorithms.ppo import PPO
 from evorl.config import Config
 from evorl.config.actor_critic import APPOSettings
 from evorl.envs.spaces import EnvSpec
@@ -80,9 +73,10 @@ class IMPALA(Asynchronous):
         return {"importance_weight": batch.columns["log_ratio"].exp()}
 
 
-class APPO(IMPALA):
-    """IMPALA with a target network as V-trace's target policy; the clipped surrogate keeps the policy close to it."""
+class APPO(PPO, IMPALA):
+    """IMPALA with PPO's loss: a target network is V-trace's target policy, and the surrogate keeps the policy close."""
 
+    report_every = 1
     metrics = (*IMPALA.metrics, "approx_kl", "clip_fraction")
 
     def __init__(self, config: Config[Any], interface: EnvSpec) -> None:
@@ -123,19 +117,6 @@ class APPO(IMPALA):
     def with_targets(self, stack: Stack, batch: Batch, likelihood: Likelihood, value: Tensor) -> Batch:
         return batch
 
-    def policy_loss(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensor:
-        """Clipped surrogate loss [P, B]."""
-        return clipped_surrogate(
-            self.log_ratio(batch, likelihood), batch.columns["advantage"], stack.hyperparameters["clip"]
-        )
-
     def log_ratio(self, batch: Batch, likelihood: Likelihood) -> Tensor:
         """Log-ratio [P, B] of the surrogate, from the columns `log_prob` of the worker and `log_ratio` of V-trace."""
         return impact_log_ratio(likelihood.log_prob, batch.columns["log_prob"], batch.columns["log_ratio"])
-
-    def more_metrics(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensors:
-        """The approximate KL from the behaviour policy and whether the ratio is clipped, each [P, B]."""
-        return super().more_metrics(stack, batch, likelihood) | {
-            "approx_kl": approximate_kl(likelihood.log_prob - batch.columns["log_prob"]),
-            "clip_fraction": clip_fraction(self.log_ratio(batch, likelihood), stack.hyperparameters["clip"]),
-        }

@@ -34,11 +34,16 @@ class PPO(A2C):
 
     def policy_loss(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensor:
         """Clipped surrogate loss [P, B]."""
-        log_ratio = likelihood.log_prob - batch.columns["log_prob"]
+        log_ratio = self.log_ratio(batch, likelihood)
         return clipped_surrogate(log_ratio, batch.columns["advantage"], stack.hyperparameters["clip"])
+
+    def log_ratio(self, batch: Batch, likelihood: Likelihood) -> Tensor:
+        """Log-ratio [P, B] of the surrogate: the log-probability minus that of the behaviour policy."""
+        return likelihood.log_prob - batch.columns["log_prob"]
 
     def more_metrics(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensors:
         """The approximate KL from the behaviour policy and whether the ratio is clipped, each [P, B]."""
-        log_ratio = likelihood.log_prob - batch.columns["log_prob"]
-        fraction = clip_fraction(log_ratio, stack.hyperparameters["clip"])
-        return {"approx_kl": approximate_kl(log_ratio), "clip_fraction": fraction}
+        return super().more_metrics(stack, batch, likelihood) | {
+            "approx_kl": approximate_kl(likelihood.log_prob - batch.columns["log_prob"]),
+            "clip_fraction": clip_fraction(self.log_ratio(batch, likelihood), stack.hyperparameters["clip"]),
+        }
