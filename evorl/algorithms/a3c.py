@@ -51,8 +51,8 @@ class A3CDataParallel(Asynchronous):
 
     def batch_targets(self, stack: Stack, batch: Batch) -> Tensors:
         """Advantages and returns [P, B], computed from the actor's own values."""
-        names = ("reward", "value", "next_value", "terminated", "truncated", "valid")
-        segment = Segment(*(time_major(batch.columns[name], self.settings.rollout_steps) for name in names))
+        steps = self.settings.rollout_steps
+        segment = Segment(*(time_major(batch.columns[name], steps) for name in Segment._fields))
         targets = {name: flattened(x) for name, x in self.targets(segment, stack.hyperparameters).items()}
         return targets | {"advantage": self.normalized_advantage(targets["advantage"], batch)}
 

@@ -130,8 +130,6 @@ def check_rollout(steps: int, num_envs: int, sequence: int, batch_size: float | 
 
 Targets = Callable[[Segment, Mapping[str, Tensor]], Tensors]
 """Computes the learning targets `advantage` and `return` [T, P, E] from a rollout and hyperparameters [P]."""
-SEGMENT = "reward", "value", "next_value", "terminated", "truncated", "valid"
-"""The columns from which targets are computed."""
 
 STORED, REWARDS, GENERATOR, OBSERVATION = "rollout.", "rewards.", "generator", "observation."
 """Tensor names, or prefixes of names, in a state."""
@@ -313,12 +311,13 @@ class RolloutExperience(Experience):
     def _whole_rollout(self) -> Batch:
         """The rollout with its learning targets, as one batch [P, L * N] of all sequences, time-major."""
         columns = dict(self._rollout)
-        segment = {name: columns[name] for name in SEGMENT}
+        segment = Segment(*(columns[name] for name in Segment._fields))
         if self._settings.normalize_rewards:
             ended, valid = columns["terminated"] | columns["truncated"] | ~columns["valid"], columns["valid"]
             discount = self._discount(self._hparams["gamma"])
-            segment["reward"] = self._statistics.scaled(columns["reward"], ended, valid, discount)
-        columns |= self._targets(Segment(**segment), self._hparams)
+            scaled = self._statistics.scaled(columns["reward"], ended, valid, discount)
+            segment = segment._replace(reward=scaled)
+        columns |= self._targets(segment, self._hparams)
         for name in ("reward", "next_value", "terminated", "truncated"):
             del columns[name]
         state, recurrent = columns.pop("state", None), None

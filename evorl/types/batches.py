@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -183,8 +183,7 @@ class UpdateMetrics:
     counts: dict[str, NDArray[np.float64]]
 
 
-@dataclass
-class Segment:
+class Segment(NamedTuple):
     """A rollout in time order, from which targets are computed; all [T, P, E].
 
     `value` is V(s) of the observation. `next_value` is that of the next observation, defined in the last row and where

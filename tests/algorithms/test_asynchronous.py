@@ -69,8 +69,7 @@ def test_on_policy_impala_and_a3c_learn_what_a2c_does(trace):
     batch, stack, outputs = trajectories(impala, agents, learner)
     found, samples = (with_targets(chosen, batch, stack, outputs) for chosen in (impala, a3c))
     each = {name: time_major(values, T) for name, values in batch.columns.items()}
-    names = ("reward", "value", "next_value", "terminated", "truncated", "valid")
-    segment = Segment(*(each[name] for name in names))
+    segment = Segment(*(each[name] for name in Segment._fields))
     expected = a2c.targets(segment, stack.hyperparameters)
     for name in ("advantage", "return"):
         torch.testing.assert_close(samples[name], flattened(expected[name]))
