@@ -242,7 +242,7 @@ class WeightNoise:
         self.matrices = {name: matrices[name] for name in matrices if SIGMA + name in matrices}
         self._shapes: dict[str, Shape] = {}
         for name, (branches, read, produced) in self.matrices.items():
-            self._shapes[layer_of(name) or name] = agents * branches, 1, produced
+            self._shapes[layer_of(name)] = agents * branches, 1, produced
             if ".weight" in name:
                 self._shapes[name] = agents * branches, read, 1
         self._sizes = [math.prod(shape) for shape in self._shapes.values()]
@@ -254,17 +254,14 @@ class WeightNoise:
         values = {name: part.view(shape) for part, (name, shape) in zip(parts, self._shapes.items(), strict=True)}
         tensors: Tensors = {}
         for name in self.matrices:
-            outputs = values[layer_of(name) or name]
+            outputs = values[layer_of(name)]
             tensors[name] = values[name] * outputs if name in values else outputs
         return tensors
 
 
-def layer_of(name: str) -> str | None:
-    """The layer of a weight or bias, by its name; None for other parameters."""
-    layer, weight, _ = name.partition(".weight")
-    if weight:
-        return layer
-    return name.removesuffix(".bias") if name.endswith(".bias") else None
+def layer_of(name: str) -> str:
+    """The layer of a weight or bias, by its name; the name itself for other parameters."""
+    return name.partition(".weight")[0].removesuffix(".bias")
 
 
 @dataclass(frozen=True)

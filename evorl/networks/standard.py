@@ -283,17 +283,14 @@ class NoisyNetwork(StandardNetwork):
         layers: dict[str, Specs] = defaultdict(dict)
         for name, spec in specs.items():
             layer = layer_of(name)
-            if layer is not None and (layer in heads or layer == last or layer.startswith(f"{last}.")):
+            if layer != name and (layer in heads or layer == last or layer.startswith(f"{last}.")):
                 layers[layer][name] = spec
         scales: Specs = {}
         for layer_specs in layers.values():
             inputs = sum(spec.matrix(sizes)[1] for name, spec in layer_specs.items() if ".weight" in name)
             gain = self.sigma / math.sqrt(inputs)
             for name, spec in layer_specs.items():
-                axes = spec.reads, spec.produces
-                scales[SIGMA + name] = ParameterSpec(
-                    *axes, "ones", branches=spec.branches, gain=gain, branch=spec.branch
-                )
+                scales[SIGMA + name] = replace(spec, fill="ones", gain=gain)
         return specs | scales
 
 
