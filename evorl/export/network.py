@@ -124,7 +124,7 @@ def unpadded(agent: Agent, algorithm: Algorithm) -> Stack:
         layout = Layout(agent.architectures[name], agents=1)
         shapes = Shapes.of(spec.network, layout)
         memory = torch.zeros(shapes.numel(1))
-        network = StackedNetwork.allocate(spec.network, layout, shapes, 1, memory)
+        network = StackedNetwork.allocate(spec.network, layout, shapes, memory)
         network.load([agent.tensors[name]])
         # Compute norms from the shares of units: ONNX export does not support the fused kernel.
         networks[name] = network.computing_with(network.with_all_shares())

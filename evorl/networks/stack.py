@@ -316,18 +316,19 @@ class StackedNetwork:
         self.use_masks()
         self._given: Weights | None = None
         self.recurrent_shape = network.recurrent_shape(layout.architecture)
-        self._noise = WeightNoise(shapes.matrices, parameters.agents)
+        self._noise = WeightNoise(shapes.matrices, layout.agents)
 
     @classmethod
-    def allocate(cls, network: Network, layout: Layout, shapes: Shapes, agents: int, memory: Tensor) -> StackedNetwork:
+    def allocate(cls, network: Network, layout: Layout, shapes: Shapes, memory: Tensor) -> StackedNetwork:
         """Make a network whose parameters and buffers are views of `memory` [D]."""
-        parameters = FlatTensors(shapes.trained, agents, memory.device, memory)
+        parameters = FlatTensors(shapes.trained, layout.agents, memory.device, memory)
         rest = memory[parameters.flat.numel() :]
-        return cls(network, layout, shapes, parameters, FlatTensors(shapes.untrained, agents, memory.device, rest))
+        buffers = FlatTensors(shapes.untrained, layout.agents, memory.device, rest)
+        return cls(network, layout, shapes, parameters, buffers)
 
     def target(self) -> StackedNetwork:
         """Make a target network with its own parameters, all zero, and shared buffers."""
-        parameters = FlatTensors(self.shapes.trained, self.parameters.agents, self.parameters.flat.device)
+        parameters = FlatTensors(self.shapes.trained, self.layout.agents, self.parameters.flat.device)
         return StackedNetwork(self.network, self.layout, self.shapes, parameters, self.buffers, learns=False)
 
     def __call__(self, x: Observation, recurrent: RecurrentInput | None = None) -> Tensors:

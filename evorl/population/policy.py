@@ -231,7 +231,7 @@ class Policy:
     ) -> Stack:
         agents, device = [self.agents[member] for member in members], self.generator.device
         networks = {
-            name: StackedNetwork.allocate(spec.network, layouts[name], shapes[name], len(agents), memory[name])
+            name: StackedNetwork.allocate(spec.network, layouts[name], shapes[name], memory[name])
             for name, spec in self.algorithm.networks.items()
         }
         for name, network in networks.items():

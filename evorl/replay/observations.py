@@ -9,6 +9,7 @@ from torch import Tensor
 from evorl.envs.spaces import ObservationSpecs, as_numbers
 from evorl.replay.experience import ActingAgents
 from evorl.replay.statistics import Gather, Moments
+from evorl.replay.storage import WHERE
 from evorl.system.formats import check_tensors
 from evorl.system.stopwatch import Stopwatch
 from evorl.types.batches import Transition
@@ -79,17 +80,15 @@ class ObservationStatistics:
         parts = {f"{SEEN}{name}": torch.stack([step[name] for step in self._seen]) for name in self._parts}
         return parts | {VALID: torch.stack(self._valid)}
 
-    def load_state_dict(self, tensors: Tensors, device: torch.device, where: str) -> None:
+    def load_state_dict(self, tensors: Tensors, device: torch.device) -> None:
         """Load the output of `state_dict` to the device of the observations. Raises UserError for an invalid one."""
         if not tensors:
             return
         valid = tensors.get(VALID, torch.zeros(0))
         if valid.dim() != 3 or not 0 < len(valid) < EVERY or valid.shape[1] != len(self._policy.agents):
-            raise UserError(
-                f"{where}: the observations that are not yet in the statistics are of other agents or steps"
-            )
+            raise UserError(f"{WHERE}: observations that are not yet in the statistics are of other agents or steps")
         expected = {f"{SEEN}{name}": ((*valid.shape, *part.shape), part.dtype) for name, part in self._parts.items()}
-        check_tensors(tensors, {**expected, VALID: (tuple(valid.shape), torch.bool)}, where)
+        check_tensors(tensors, {**expected, VALID: (tuple(valid.shape), torch.bool)}, WHERE)
         seen = {name: tensors[f"{SEEN}{name}"].to(device) for name in self._parts}
         self._seen = [{name: values[step] for name, values in seen.items()} for step in range(len(valid))]
         self._valid = list(valid)

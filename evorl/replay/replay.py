@@ -210,7 +210,7 @@ class ReplayExperience(Experience):
             self._schedule.steps = counters["steps"].numpy()
             self._steps, self._sizes = counters["made"].numpy(), counters["sizes"].numpy()
             self._full = bool(counters["full"])
-            self._observations.load_state_dict(part_of(STATISTICS, state), self.storage.device, WHERE)
+            self._observations.load_state_dict(part_of(STATISTICS, state), self.storage.device)
 
     def _counters(self) -> Tensors:
         counters = {"steps": self._schedule.steps, "made": self._steps, "sizes": self._sizes}

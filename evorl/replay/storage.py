@@ -417,7 +417,7 @@ class Storage:
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Load the output of `state_dict` of a storage of the same shape. Raises UserError for another one."""
-        *_, written, oldest, broken = self._checked(tensors)
+        written, oldest, broken = self._checked(tensors)
         self.clear()
         if not written:
             return
@@ -440,8 +440,8 @@ class Storage:
         seen = {f"observation.{name}": values for name, values in self.seen.items()}
         return seen | {f"column.{name}": values for name, values in self.columns.items()} | self.flags
 
-    def _checked(self, tensors: Mapping[str, Tensor]) -> list[int]:
-        """The counters of a state. Raises UserError unless it fits a storage of these parts and columns."""
+    def _checked(self, tensors: Mapping[str, Tensor]) -> tuple[int, int, int]:
+        """`written`, `oldest` and `broken` of a state. Raises UserError unless it fits these parts and columns."""
         counters = {name: tensors[name] for name in COUNTERS if name in tensors}
         check_tensors(counters, dict.fromkeys(COUNTERS, ((), torch.int64)), WHERE)
         rows, lanes, written, oldest, broken = (int(counters[name]) for name in COUNTERS)
@@ -453,4 +453,4 @@ class Storage:
         expected = {name: ((held, *values.shape[1:]), values.dtype) for name, values in self._stores().items()}
         expected |= {f"last.{name}": ((last, *data.shape[1:]), data.dtype) for name, data in self._data.items()}
         check_tensors(tensors, expected | dict.fromkeys(COUNTERS, ((), torch.int64)), WHERE)
-        return [rows, lanes, written, oldest, broken]
+        return written, oldest, broken
