@@ -41,6 +41,7 @@ DAMAGES = {
     "byte appended": lambda path, payload: path.write_bytes(payload + b"\0"),
     "emptied": lambda path, payload: path.write_bytes(b""),
     "zeros": lambda path, payload: path.write_bytes(bytes(len(payload))),
+    "nested": lambda path, payload: path.write_bytes(b"[" * 200_000),
     "removed": lambda path, payload: path.unlink(),
     "symbolic link": link,
     "pipe": pipe,

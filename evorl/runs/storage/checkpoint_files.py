@@ -119,7 +119,7 @@ class Checkpoints:
                 payload = read_bytes(path)
             files: Files = {str(name): dict(listed) for name, listed in json.loads(payload)["files"].items()}
             is_whole = payload == _manifest(generation, files)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UserError(f"{path}: damaged; it is not what was written") from error
         if not is_whole:
             raise UserError(f"{path}: damaged, or of another generation")
