@@ -119,10 +119,14 @@ def without_draws(self, outputs, mask, generator):
     return outputs["action"] + outputs["log_scale"].exp() * noise
 
 
-@pytest.mark.parametrize("actions", [BOX, CHOICE], ids=["box", "choice"])
-def test_stacks_learn_as_their_agents_do_alone(actions, monkeypatch):
+@pytest.mark.parametrize(
+    ("actions", "settings"),
+    [(BOX, ""), (BOX, "state_dependent_noise: {}"), (CHOICE, "")],
+    ids=["box", "state-dependent noise", "choice"],
+)
+def test_stacks_learn_as_their_agents_do_alone(actions, settings, monkeypatch):
     monkeypatch.setattr(SquashedGaussian, "sample", without_draws)
-    sac = made(actions=actions)
+    sac = made(settings, actions=actions)
     chosen = None if actions is BOX else torch.randint(3, (4, 8), generator=torch.Generator().manual_seed(0))
     check_family(sac, [replayed_batch(sac, 4, seed=seed, actions=chosen) for seed in range(3)])
 

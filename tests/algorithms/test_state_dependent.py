@@ -4,14 +4,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from helpers.replayed import Single, check_family, generator, perceptron, replayed_batch
+from helpers.replayed import Single, generator, perceptron, replayed_batch
 from helpers.support import agent, algorithm, population, seen
 from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
 from evorl.algorithms.state_dependent import NOISE
 from evorl.evolution import mutation as operations
 from evorl.export.network import ActingAgent
-from evorl.networks.distributions import SquashedGaussian
 from evorl.networks.parameters import importance
 from evorl.types.outcomes import UserError
 
@@ -162,16 +161,6 @@ def test_agents_of_other_widths_in_a_stack_explore_as_they_do_alone(monkeypatch)
         assert width == (32, 48)[index]
         single = unclipped(alone, look[own], state[own, ..., :width].clone(), going[:, own])[0]
         torch.testing.assert_close(single[0], joint[index], rtol=1e-4, atol=1e-5)
-
-
-def test_stacks_learn_as_their_agents_do_alone(monkeypatch):
-    def same_for_all(self, outputs, mask, generator):
-        noise = torch.randn(outputs["action"].shape[1:], generator=torch.Generator().manual_seed(3))
-        return outputs["action"] + outputs["log_scale"].exp() * noise
-
-    monkeypatch.setattr(SquashedGaussian, "sample", same_for_all)
-    sac = made()
-    check_family(sac, [replayed_batch(sac, 4, seed=seed) for seed in range(2)])
 
 
 def test_features_that_are_added_have_the_first_scale_and_the_noise_keeps_no_unit():
