@@ -17,6 +17,7 @@ from evorl.commands.evaluate import evaluate_elite
 from evorl.distributed import Placement, Ranks
 from evorl.envs import make_environments
 from evorl.envs.tensor import environments as environments_module
+from evorl.envs.tensor.observations import TensorReader
 from evorl.population import Policy
 from evorl.population.evaluation import evaluate
 from evorl.replay import statistics as statistics_module
@@ -187,6 +188,25 @@ def test_numbers_that_are_not_finite_end_the_generation():
         tensors.step(actions(tensors, rng))
     with pytest.raises(UserError, match="gave nan as a reward"):
         tensors.pop_collected()
+
+
+@pytest.mark.parametrize(
+    ("space", "good", "bad", "words"),
+    [
+        (gym.spaces.Box(0, 255, (2, 2, 3), np.uint8), 255, 256, "0 to 255"),
+        (gym.spaces.Discrete(3, start=1), 3, 4, r"0 to \[2\]"),
+        (gym.spaces.MultiDiscrete([[2, 3], [4, 5]]), 1, 2, r"0 to \[1, 2, 3, 4\]"),
+    ],
+)
+def test_whole_numbers_outside_of_their_space_end_the_generation(space, good, bad, words):
+    reader = TensorReader(config().environment, space)
+    (part,) = reader.read(torch.full((4, *space.shape), good)).values()
+    assert (part.long() == good - getattr(space, "start", np.zeros(()))).all()
+    reader.check()
+    reader.read(torch.full((4, *space.shape), bad))
+    reader.read(torch.full((4, *space.shape), good))
+    with pytest.raises(UserError, match=f"in part '.*' of the observation that are not in its .* has {words}"):
+        reader.check()
 
 
 def test_numbers_that_are_not_finite_end_an_evaluation():

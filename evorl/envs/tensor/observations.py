@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -27,6 +27,8 @@ class TensorReader:
         self._indices = None if indices is None else list(indices)
         self.parts = ObservationReader(settings, space, str, 0).parts
         self._peaks: dict[str, Tensor] = {}
+        self._highest: dict[str, Tensor] = {}
+        self._outside: dict[str, Tensor] = {}
 
     def read(self, observation: Any) -> Tensors:
         """The parts [N, ...] of observations. Raises UserError for another structure, shape or type."""
@@ -46,6 +48,8 @@ class TensorReader:
                 )
             if isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete) and np.any(space.start):
                 value = value - torch.as_tensor(space.start, device=value.device)
+            if part.sizes or (value.dtype != part.dtype and part.dtype == torch.uint8):
+                value = self._inside(name, value, part.sizes)
             value = value.to(part.dtype)
             if self._indices is not None:
                 value = value[..., self._indices]
@@ -53,6 +57,17 @@ class TensorReader:
                 self.note(f"part {name!r} of the observation", value)
             parts[name] = value
         return parts
+
+    def _inside(self, name: str, value: Tensor, sizes: Sequence[int]) -> Tensor:
+        """Whole numbers [N, ...] that neither wrap around nor index beyond a category, until `check` refuses them."""
+        if name not in self._highest:
+            highest = torch.tensor(sizes or 256, device=value.device) - 1
+            self._highest[name] = highest.view(value.shape[1:] if sizes else ())
+        inside = torch.minimum(value.clamp(min=0), self._highest[name])
+        outside = (inside != value).any()
+        before = self._outside.get(name)
+        self._outside[name] = outside if before is None else before | outside
+        return inside
 
     def note(self, what: str, value: Tensor) -> None:
         """Note the largest size of numbers, on the device; NaN is larger than any."""
@@ -62,7 +77,14 @@ class TensorReader:
 
     def check(self) -> None:
         """Raise UserError if any number noted since the last call was not finite, or too large; reads the device."""
-        peaks, self._peaks = self._peaks, {}
+        peaks, self._peaks, outside, self._outside = self._peaks, {}, self._outside, {}
+        for name, flag in outside.items():
+            if flag:
+                raise UserError(
+                    f"environment.id: {self._id} gave numbers in part {name!r} of the observation that are not in its "
+                    f"observation_space; that has 0 to {[size - 1 for size in self.parts[name].sizes] or 255} (before "
+                    "a `start` is added)"
+                )
         if not peaks:
             return
         for what, peak in zip(peaks, torch.stack([peak.float() for peak in peaks.values()]).tolist(), strict=True):
