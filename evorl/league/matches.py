@@ -75,9 +75,10 @@ class Arena(Closeable):
                     players.places[2 * number : 2 * number + 2] = fixture.first, fixture.second
                     moved[2 * number : 2 * number + 2], moves[number] = False, 0
                     self._games[number].reset(fixture.seed)
+            for number in running:
+                moves[number] += len(self._games[number].acting)
             self._move(players, list(running), moved)
             for number in list(running):
-                moves[number] += 1
                 game = self._games[number]
                 if not game.acting or (self._max_steps is not None and moves[number] >= self._max_steps):
                     results[running.pop(number)] = result_of(*game.totals)

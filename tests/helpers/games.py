@@ -104,6 +104,16 @@ class RockPaperScissors(Seats):
         return seen, {"first": gain, "second": -gain}, *over, {key: {} for key in names}
 
 
+class Forever(RockPaperScissors):
+    """Rounds without an end."""
+
+    def step(self, actions):
+        names = self.agents
+        seen, rewards, _, _, infos = super().step(actions)
+        self.agents = names
+        return seen, rewards, dict.fromkeys(names, False), dict.fromkeys(names, False), infos
+
+
 class OpponentFirst(Seats):
     """The first seat may end the game before the second has moved: by 2, its resignation."""
 

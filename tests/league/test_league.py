@@ -467,6 +467,15 @@ def test_a_seat_that_waits_has_what_its_last_move_gave(moves, result):
         assert arena.play(sides(interface), [Fixture(0, 1, 0)]).tolist() == [result]
 
 
+def test_a_match_is_cut_off_after_the_moves_of_both_seats():
+    settings = config("environment.id=helpers.games:Forever").environment
+    with Environments(settings, 1, 1) as environments:
+        interface = environments.interface
+    with Arena(settings, interface, 6) as arena:
+        arena.play(sides(interface), [Fixture(0, 1, 0)])
+        assert arena.pop_steps() == 6
+
+
 def sides(interface):
     """Random moves on both sides."""
 
