@@ -8,7 +8,7 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from annotated_types import Ge, Gt, Le, Lt
+from annotated_types import Ge, Gt, Interval, Le, Lt
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
@@ -206,7 +206,7 @@ def _constraints(annotation: Any, metadata: Sequence[Any]) -> list[Any]:
     members: list[Any] = []
     for item in metadata:
         nested = getattr(item, "metadata", None)
-        members += _constraints(None, nested) if nested else [item]
+        members += _constraints(None, nested) if nested else list(item) if isinstance(item, Interval) else [item]
     for argument in typing.get_args(annotation):
         members += _constraints(argument, getattr(argument, "__metadata__", ()))
     return [item for item in members if isinstance(item, Ge | Gt | Le | Lt)]

@@ -1,5 +1,7 @@
 """Pictures of runs: every kind is drawn, and what cannot be is said."""
 
+import json
+
 import pytest
 from helpers.drawn import CONFIG, LIVES, write_run
 
@@ -28,7 +30,11 @@ def test_what_cannot_be_drawn_is_said(tmp_path, monkeypatch):
     path = str(write_run(tmp_path / "a"))
     with pytest.raises(UserError, match=r"x\.gif: a plot is written as one of \.png, \.svg, \.pdf"):
         run_command(["plot", path, "-o", "x.gif"])
-    with pytest.raises(UserError, match="have no 'lr'; they have learning_rate, gamma"):
+    lineage = tmp_path / "a" / "lineage.jsonl"
+    rows = [json.loads(line) for line in lineage.read_text().splitlines()]
+    rows[-1]["hyperparameters"]["max_grad_norm"] = 5.0
+    lineage.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(UserError, match="have no 'lr'; they have learning_rate, gamma, max_grad_norm"):
         run_command(["plot", path, "--hyperparameter", "lr", "-o", str(tmp_path / "x.png")])
     other = str(write_run(tmp_path / "b"))
     with pytest.raises(UserError, match=r"^--hyperparameter: applies to one run only, but 2 were given$"):
