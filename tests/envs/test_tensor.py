@@ -194,7 +194,9 @@ def test_numbers_that_are_not_finite_end_the_generation():
     ("space", "good", "bad", "words"),
     [
         (gym.spaces.Box(0, 255, (2, 2, 3), np.uint8), 255, 256, "0 to 255"),
+        (gym.spaces.Box(0, 255, (2, 2, 3), np.uint8), 0, -1, "0 to 255"),
         (gym.spaces.Discrete(3, start=1), 3, 4, r"0 to \[2\]"),
+        (gym.spaces.Discrete(3, start=1), 1, 0, r"0 to \[2\]"),
         (gym.spaces.MultiDiscrete([[2, 3], [4, 5]]), 1, 2, r"0 to \[1, 2, 3, 4\]"),
     ],
 )
