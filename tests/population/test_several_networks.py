@@ -156,7 +156,7 @@ def test_curves_and_tables_show_all_networks(algorithm):
     known = ("generation", "global_steps", "best_fitness", "mean_fitness", "elite_fitness", "env_steps_per_second")
     row = dict.fromkeys((*known, "updates_per_second"), 1.0) | {"seconds": {}, "metrics": {}, "agents": [0]}
     row |= {name: [1.0] for name in ("fitness", "train_return", "train_length")}
-    row |= {"parents": [None], "parent_generations": [None], "mutations": ["initial"]}
+    row |= {"parents": [None], "mutations": ["initial"]}
     row |= {"hyperparameters": [{}], "architectures": [member.describe()["architectures"]]}
     (shown,) = record_of(row, config()).agents
     sizes = {name: value for name, value in shown.points.items() if name.startswith("architecture/")}

@@ -107,7 +107,6 @@ def generation_row(
         "agents": [agent.id for agent in agents],
         "fitness": fitness,
         "parents": [agent.parent for agent in agents],
-        "parent_generations": [agent.parent_generation for agent in agents],
         "mutations": [str(agent.mutation.with_effective_values(config.effective_value)) for agent in agents],
         "hyperparameters": [agent.hyperparameters for agent in agents],
         "architectures": [agent.describe()["architectures"] for agent in agents],
