@@ -214,7 +214,11 @@ def without_mutation(files: Mapping[str, bytes], id: int, generation: int, confi
     }
     if id not in mutations:
         there = ", ".join(f"#{each} by {mutation}" for each, mutation in mutations.items()) or "none"
-        raise UserError(f"--without: agent #{id} was not mutated after generation {generation}; mutated were: {there}")
+        earlier = [agent for agent in agents if agent.id == id and agent.mutation.kind not in UNCHANGED]
+        hint = f"; #{id} was mutated before: --generation {earlier[0].parent_generation}" if earlier else ""
+        raise UserError(
+            f"--without: agent #{id} was not mutated after generation {generation}; mutated were: {there}{hint}"
+        )
     child = next(agent for agent in agents if agent.id == id)
     parent = next((agent for agent in agents if agent.id == child.parent), None)
     if parent is None:
