@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 import signal
 from pathlib import Path
@@ -172,6 +173,17 @@ def test_every_shipped_configuration_runs(path, in_directory):
 )
 def test_a_setting_that_is_left_out_is_advised_by_its_section(key, words, advice):
     assert f" {advice} " in way_to_change(Path("runs/a"), key, NOT_SET, config("algorithm.name=dqn", *words))
+
+
+def test_another_setting_for_a_run_without_agents_is_advised_without_them(in_directory, capsys):
+    once = ("run.name=a", "training.max_steps=40")
+    assert train(*once, "evolution.fitness=info.nothing") == 2
+    capsys.readouterr()
+    assert train(*once, "run.resume=auto") == 2
+    advised = re.search(
+        r"`evorl train (runs/a/config.yaml) (.+) --name NEW` begins a new run with it$", error_line(capsys)
+    )
+    assert train("run.name=b", *shlex.split(advised[2]), configuration=Path(advised[1])) == 0
 
 
 def test_a_refused_resume_leaves_the_run_as_it_was(in_directory, capsys):

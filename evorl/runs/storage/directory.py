@@ -376,17 +376,18 @@ def may_change_in_branch(key: str, config: AnyConfig) -> bool:
 
 
 def way_to_change(run: Path, key: str, value: Any, config: AnyConfig) -> str:
-    """The command that begins a new run with another value of a setting, and with the run's agents if they fit.
+    """The command that begins a new run with another value of a setting, and with the run's agents if any fit.
 
     `config` has the value; for a setting that is `NOT_SET` there, the command sets the section that leaves it out.
     """
     if value == NOT_SET:
         key, value = _section_without(key, config)
     where, changed = shlex.quote(from_here(run)), shlex.quote(f"{key}={json.dumps(value)}")
-    if may_change_in_branch(key, config):
+    has_agents = (run / ELITE_AGENT).is_file()
+    if has_agents and may_change_in_branch(key, config):
         return f"`evorl branch {where} NEW {changed}` goes on with it in a new run"
     agents, which = f" population.from={where}", " from its best agent"
-    if key.startswith(BUILT_IN):
+    if key.startswith(BUILT_IN) or not has_agents:
         agents = which = ""
     return f"`evorl train {where}/{CONFIG} {changed}{agents} --name NEW` begins a new run with it{which}"
 
