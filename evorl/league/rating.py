@@ -96,7 +96,8 @@ def ratings(points: Floats, games: Floats, anchor: int) -> tuple[Floats, Floats]
     covariance = np.linalg.inv(_moments(log, games)[1])
     variances = np.diag(covariance)
     variance = variances + variances[anchor] - 2 * covariance[:, anchor]
-    return np.round(ELO * (log - log[anchor]), DIGITS), ELO * np.sqrt(np.maximum(variance, 0.0))
+    # Adding 0 turns the -0 of a rounding error into 0.
+    return np.round(ELO * (log - log[anchor]), DIGITS) + 0.0, ELO * np.sqrt(np.maximum(variance, 0.0))
 
 
 def _moments(log: Floats, games: Floats) -> tuple[Floats, Floats]:

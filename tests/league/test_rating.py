@@ -52,6 +52,15 @@ def test_ratings_are_transitive_where_not_all_have_met():
     assert elo[2] == pytest.approx(-elo[0], rel=1e-6)
 
 
+def test_who_is_as_strong_as_the_anchor_has_no_negative_zero():
+    """It was told as a rating of -0."""
+    points = np.array([[0.0, 3.0], [2.0, 0.0]])
+    both = np.block([[points, points], [points, points]])
+    elo, _ = ratings(both, both + both.T, anchor=2)
+    assert elo[0] == elo[2] == 0
+    assert not np.signbit(elo[[0, 2]]).any()
+
+
 RESULT = np.array([0.5, 0.9, 0.1, 0.5])
 
 
