@@ -133,7 +133,7 @@ class LeagueSettings(Section):
     archive: Annotated[int, Field(ge=0, le=1_024)] = 8
     """The maximum number of frozen past agents. The first always stays, since its rating defines 0; if the archive is
     full, the lowest rated of the others leaves. With 1, each newly archived agent replaces the one before; fitness by
-    rating requires 2 or more. A lower limit than before takes effect when the next agent is archived."""
+    rating requires 2 or more. In a branch, a lower limit takes effect when the next agent is archived."""
     margin: Annotated[float, Field(ge=-0.5, le=0.5)] = 0.05
     """A generation's best agent is archived if its mean result against the archive, from 0 to 1, is above a half by
     this much. With -0.5 every generation's best agent is archived, as fictitious play needs: there the average of all

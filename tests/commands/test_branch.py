@@ -251,6 +251,12 @@ def test_the_clip_of_rewards_that_a_replay_holds_stays(name, may_change):
     assert may_change_in_branch("algorithm.reward_clip", config(*settings)) is may_change
 
 
+@pytest.mark.parametrize(("key", "may_change"), [("league.archive", True), ("league.benchmark", False)])
+def test_a_league_goes_on_with_another_archive_but_not_with_another_measure(key, may_change):
+    """A lower limit takes effect with the next archived agent; the elite's results are against the benchmark."""
+    assert may_change_in_branch(key, config()) is may_change
+
+
 def test_another_burn_in_decides_anew_when_selection_begins(run, branch):
     assert branch("b", "evolution.burn_in=0", "training.max_steps=160") == 0
     assert lines(Path("runs/b/metrics.jsonl"))[-1]["selection_began"] is not None

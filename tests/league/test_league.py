@@ -278,7 +278,7 @@ def test_the_archive_takes_who_beats_it_by_the_margin_and_keeps_its_first():
 
 @pytest.mark.parametrize(("most", "archived"), [(2, (1, 5)), (1, (5,))])
 def test_an_archive_with_a_smaller_limit_than_before_shrinks_to_it(most, archived):
-    """As in a run that is resumed, or branched, with another `league.archive`."""
+    """As in a branch with another `league.archive`."""
     here, agents = filled(4, "league.archive=4", "league.margin=-0.5")
     here.settings = here.settings.model_copy(update={"archive": most})
     here.evaluate(agents, 5)

@@ -103,6 +103,7 @@ FREE_IN_A_BRANCH = (
     "actors.",
     "evaluation.",
     "evolution.",
+    "league.archive",
     *(
         f"algorithm.{name}"
         for name in (
