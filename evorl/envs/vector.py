@@ -108,7 +108,8 @@ def _why_unknown(id: str, error: Exception) -> str:
         return f"the module {path!r} neither defines nor registers {name!r}{nearest(name, sorted(vars(module)))}"
     if path or not isinstance(error, gym.error.NameNotFound | gym.error.NamespaceNotFound):
         return message_of(error)
-    return f"{message_of(error)} Name an environment of your own together with its module, as module:{name}"
+    own = ":".join(name.rpartition(".")[::2]) if "." in name else f"module:{name}"
+    return f"{message_of(error)} Name an environment of your own together with its module, as {own}"
 
 
 def _cannot_make(settings: Environment, error: BaseException) -> UserError:

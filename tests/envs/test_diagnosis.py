@@ -209,7 +209,8 @@ def test_what_is_no_environment_is_refused(name, message, module):
 
 
 def test_an_id_that_nobody_registered_says_how_to_name_the_module():
-    assert "Name an environment of your own together with its module, as module:OwnLander-v0" in mistake("OwnLander-v0")
+    for wrong, right in (("OwnLander-v0", "module:OwnLander-v0"), ("own.envs.Lander", "own.envs:Lander")):
+        assert mistake(wrong).endswith(f"Name an environment of your own together with its module, as {right}")
     assert mistake("CartPole-v9").endswith("It provides versioned environments: [ `v0`, `v1` ].")
 
 

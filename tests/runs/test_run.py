@@ -285,8 +285,9 @@ def test_evaluate_plays_fresh_episodes(in_directory, capsys):
     capsys.readouterr()
     run_command(["evaluate", str(run), "--episodes", "7", "--json"])
     assert json.loads(capsys.readouterr().out) == first
-    assert run_program(run_command, ["evaluate", str(in_directory / "nothing")]) == 2
-    assert "there is no run here" in capsys.readouterr().err
+    for name, hint in (("nothing", ""), (run.name, f"; did you mean runs/{run.name}?")):
+        assert run_program(run_command, ["evaluate", name]) == 2
+        assert f"{name}: there is no run here (no config.yaml){hint}\n" in capsys.readouterr().err
 
 
 def test_a_generation_has_whole_rollouts(in_directory):

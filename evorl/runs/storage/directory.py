@@ -52,7 +52,9 @@ def check_run(run: Path) -> None:
     """Raise UserError if a directory holds no run, or links, pipes or devices (`refuse_links_within`)."""
     with file_errors(run):
         if not (run / CONFIG).is_file():
-            raise UserError(f"{run}: there is no run here (no {CONFIG})")
+            usual = Path("runs") / run
+            hint = f"; did you mean {usual}?" if (usual / CONFIG).is_file() else ""
+            raise UserError(f"{run}: there is no run here (no {CONFIG}){hint}")
         refuse_links_within(run)
 
 
