@@ -35,8 +35,8 @@ RANDOM = "random"
 """The `league.benchmark` that plays uniformly random moves."""
 MAX_COPIES = 32
 """Maximum number of environments per agent that an evaluation steps in parallel."""
-ENOUGH_ALIKE = 8
-"""Identical episodes, begun together with different seeds, from which episodes are taken to repeat each other."""
+ENOUGH_REPEATS = 7
+"""Episodes identical to one that began together with them with another seed, from which all are taken to repeat."""
 ENDLESS = 30_000
 """Steps after which a warning names an episode without a limit."""
 READ_EVERY = 16
@@ -72,15 +72,15 @@ class EpisodeResults:
     def repeat_each_other(self, width: int) -> bool | None:
         """Return True if the episodes of every `width` copies that began together are identical, False if any differ.
 
-        None if none differ and fewer than ENOUGH_ALIKE began together: a few may be identical by chance.
+        None if none differ and fewer than ENOUGH_REPEATS repeat another one: a few may be identical by chance.
         """
-        enough = False
+        repeats = 0
         for first in range(0, self.checksums.shape[1], width):
             together = self.checksums[:, first : first + width]
             if (together != together[:, :1]).any():
                 return False
-            enough |= together.shape[1] >= ENOUGH_ALIKE
-        return True if enough else None
+            repeats += together.shape[1] - 1
+        return True if repeats >= ENOUGH_REPEATS else None
 
     def terms(self) -> dict[str, NDArray[np.float64]]:
         """The possible fitness terms [P, episodes] by their names in the configuration."""
@@ -237,7 +237,7 @@ class Evaluator(Closeable):
         sharded = self._placement.is_sharded
         values = np.concatenate(list(everyones), axis=1) if sharded else _interleaved(everyones, len(seeds))
         results = EpisodeResults.of(values, self._keys)
-        self._compare(results, self._placement.copies)
+        self._compare(results, self._placement.local_size, self._placement.copies)
         return results
 
     def remeasure(
@@ -260,12 +260,14 @@ class Evaluator(Closeable):
         everyones = self._gathered(results, len(seeds), 1 if in_turn else ranks.size)
         results = EpisodeResults.of(everyones[0] if in_turn else _interleaved(everyones, len(seeds)), self._keys)
         if not in_turn:
-            self._compare(results, ranks.size)
+            self._compare(results, len(agents), ranks.size)
         return results.fitness(self._weights)
 
-    def _compare(self, results: EpisodeResults, shares: int) -> None:
-        """Note whether episodes repeat each other, played by at most MAX_COPIES copies on each of `shares` ranks."""
-        if self.repeats is False or (repeats := results.repeat_each_other(shares * MAX_COPIES)) is None:
+    def _compare(self, results: EpisodeResults, agents: int, shares: int) -> None:
+        """Note whether episodes repeat each other, which each of `shares` ranks has played with so many agents."""
+        # The same on all ranks, whose numbers of episodes may differ.
+        together = shares * self._copies_for(agents, MAX_COPIES)
+        if self.repeats is False or (repeats := results.repeat_each_other(together)) is None:
             return
         if repeats and self.repeats is None and self._placement.ranks.is_main:
             warnings.warn(
@@ -279,14 +281,17 @@ class Evaluator(Closeable):
 
     def _environments_for(self, agents: int, episodes: int) -> SteppedEnvironments:
         """Environments in which each of so many agents plays its episodes, in at most MAX_COPIES copies."""
-        device = self._placement.ranks.device
-        key = agents, width(self._settings, agents, max(1, min(episodes, MAX_COPIES)), device)
+        key = agents, self._copies_for(agents, max(1, min(episodes, MAX_COPIES)))
         if key not in self._environments:
-            made = make_environments(self._settings, *key, device, whole_games=True)
+            made = make_environments(self._settings, *key, self._placement.ranks.device, whole_games=True)
             if self._seat is not None:
                 made.set_opponents(self._seat(made.agents * made.num_envs))
             self._environments[key] = made
         return self._environments[key]
+
+    def _copies_for(self, agents: int, wanted: int) -> int:
+        """The copies in which each of so many agents plays at once: as `wanted`, or fewer if a simulator has fewer."""
+        return width(self._settings, agents, wanted, self._placement.ranks.device)
 
     def _gathered(self, results: EpisodeResults, episodes: int, shares: int) -> NDArray[np.float64]:
         """Gather all ranks' stacked results [R, 3 + keys, P, most episodes of a rank], and count their steps.

@@ -14,7 +14,7 @@ from evorl.algorithms import make_algorithm
 from evorl.commands.command import run_command
 from evorl.config import Environment
 from evorl.distributed import Placement, Ranks
-from evorl.envs import Environments
+from evorl.envs import Environments, make_environments
 from evorl.population import Policy
 from evorl.population.evaluation import Evaluator
 from evorl.population.initial import initial_population
@@ -72,10 +72,10 @@ def test_training_in_a_script_leaves_its_global_generators_alone(in_directory):
     assert states() == before
 
 
-def measured(source, *overrides):
+def measured(environment, *overrides):
     """The returns [40] of a first agent's measurement, and whether its evaluator has seen that episodes repeat."""
-    settings = config(coin(source), "evaluation.episodes=8", "evaluation.confirmation_episodes=40", *overrides)
-    with Environments(settings.environment, 1, 1) as environments:
+    settings = config(environment, "evaluation.episodes=8", "evaluation.confirmation_episodes=40", *overrides)
+    with make_environments(settings.environment, 1, 1) as environments:
         algorithm = make_algorithm(settings, environments.interface)
     agents = initial_population(settings, algorithm)
     policy = Policy(agents, algorithm, torch.Generator())
@@ -89,16 +89,24 @@ def measured(source, *overrides):
 def test_copies_that_repeat_each_other_are_replaced_by_one_copy(vectorization):
     """Each copy draws the same sequence, and so the first episodes of all copies are one episode."""
     with pytest.warns(EvorlWarning, match=r"^environment\.id: .*Coin with different seeds were identical"):
-        returns, repeats = measured("constructor", f"environment.vectorization={vectorization}")
+        returns, repeats = measured(coin("constructor"), f"environment.vectorization={vectorization}")
     assert repeats
     # A copy draws in its constructor, when it is made ready, and twice for an episode: it ends with a new one.
     assert returns.tolist() == (np.random.default_rng(0).random(82)[2::2] < 0.5).tolist()
 
 
 def test_copies_that_differ_are_not_replaced():
-    returns, repeats = measured("numpy")
+    returns, repeats = measured(coin("numpy"))
     assert repeats is False
     assert 5 < returns.sum() < 35
+
+
+def test_copies_of_a_simulator_that_begin_alike_are_told_although_there_are_few():
+    """Eight copies play forty episodes in five rounds, whose seeds differ."""
+    simulator = "environment={id: 'tensor:helpers.torch_cartpole:make', kwargs: {alike: true, limit: 20}}"
+    with pytest.warns(EvorlWarning, match="with different seeds were identical"):
+        _, repeats = measured(simulator, "population.size=8", "evaluation.episodes=1")
+    assert repeats
 
 
 def test_a_target_is_reached_in_a_deterministic_environment_but_its_score_says_so(in_directory, capsys):
