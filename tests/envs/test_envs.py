@@ -146,15 +146,6 @@ def test_a_mask_counts_whatever_it_is_given_as(space, mask):
         read({MASK: np.array([mask, None], dtype=object)})
 
 
-def test_numbers_of_an_info_are_read_in_an_episode_s_last_step_alone():
-    env = RestartingEnv(
-        gym.wrappers.TimeLimit(Tells(gym.spaces.Discrete(2), [{"score": 1, MASK: [1, 0]}]), 2), None, 0, "x"
-    )
-    infos = [env.reset()[1], env.step(0)[-1], env.step(0)[-1]]
-    assert [info.pop(MASK).tolist() for info in infos] == [[True, False]] * 3
-    assert infos == [{}, {}, {"score": 1.0}]
-
-
 def test_a_last_mask_that_allows_no_action_allows_all():
     masks = ActionMasks(gym.spaces.MultiDiscrete([2, 2]), Copies("x", 3, 1))
     given = np.array([[1, 0, 0, 1], [1, 1, 0, 0], [0, 0, 0, 0]])

@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium.vector.utils import batch_space, create_empty_array, iterate
 
 from evorl.envs.continuation import another_seed, generator_state, set_generator_state
-from evorl.envs.faults.checks import batchable, check_start, check_step, with_mask_alone
+from evorl.envs.faults.checks import batchable, check_start, check_step
 from evorl.envs.faults.closing import close_in_time
 from evorl.seeding import seed_global_generators
 from evorl.system.plugins import described, place, without_place
@@ -72,8 +72,7 @@ class RestartingEnv(gym.Wrapper[Any, Any, Any, Any]):
             if not self._has_stepped or self._is_suspect(result):
                 check_step(result, self.observation_space, self._name)
             observation, reward, terminated, truncated, info = result
-            ends = bool(terminated or truncated)
-            info = batchable(info) if ends else with_mask_alone(info)
+            info = batchable(info)
         except PASSED_ON:
             raise
         except BaseException as error:
@@ -81,7 +80,7 @@ class RestartingEnv(gym.Wrapper[Any, Any, Any, Any]):
             return observation, 0.0, False, False, info
         self._has_stepped = True
         # The reset that follows an episode's end may write into the same array.
-        self._last = deepcopy(observation) if ends else observation
+        self._last = deepcopy(observation) if terminated or truncated else observation
         return self._last, reward, terminated, truncated, info
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Start:
@@ -90,7 +89,7 @@ class RestartingEnv(gym.Wrapper[Any, Any, Any, Any]):
         try:
             start = self._reset(seed, options)
             check_start(start, self.observation_space, self._name)
-            self._last, info = start[0], with_mask_alone(start[1])
+            self._last, info = start[0], batchable(start[1])
         except PASSED_ON:
             raise
         except BaseException as error:
@@ -167,7 +166,7 @@ class RestartingEnv(gym.Wrapper[Any, Any, Any, Any]):
         self._is_open = True
         self._generator = None
         self._last, info = self._reset(self._seed)
-        return self._last, with_mask_alone(info)
+        return self._last, batchable(info)
 
     def _placeholder(self) -> Any:
         """An observation that nothing reads: after this many failures the run ends."""
