@@ -112,7 +112,7 @@ def test_a_named_hyperparameter_is_set_in_every_agent_also_where_evolution_chang
 def with_a_mutant(run):
     """A function that puts a child #90 of the first agent into the second checkpoint, where it has twice the rate.
 
-    It returns the agents of that checkpoint, and the parent, which may have a mutation from `before`.
+    It returns the agents of that checkpoint, and the parent. With `before`, that is the parent's mutation.
     """
 
     def put(parent_id=None, before=None):
@@ -121,6 +121,7 @@ def with_a_mutant(run):
         evolved = saved_agents(run, 2)[:3]
         if before is not None:
             evolved[0].mutation, evolved[0].parent_generation = before, 1
+            evolved[1].mutation = Mutation("none")
         child = evolved[0].child(90, 2)
         child.parent = evolved[0].id if parent_id is None else parent_id
         child.hyperparameters["learning_rate"] *= 2
@@ -153,10 +154,11 @@ def test_a_mutation_that_a_setting_takes_back_is_not_told_as_one(with_a_mutant, 
 
 
 def test_a_mutation_that_cannot_be_undone_is_told(with_a_mutant, branch, capsys):
-    _, first = with_a_mutant(parent_id=77, before=Mutation("parameters", "noise", None, 0.02))
+    (_, second, _), first = with_a_mutant(parent_id=77, before=Mutation("parameters", "noise", None, 0.02))
     mutated = r"not mutated after generation 2; mutated were: #90 by hyperparameters \(learning_rate: 0.001 -> 0.002\)"
     for id, reason in (
         ("5", f"agent #5 was {mutated}$"),
+        (str(second.id), f"agent #{second.id} was {mutated}$"),
         (str(first.id), f"agent #{first.id} was {mutated}; #{first.id} was mutated before: --generation 1$"),
         ("90", "#77, the parent of #90, is not in the checkpoint of generation 2: selection replaced it$"),
     ):

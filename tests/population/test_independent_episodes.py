@@ -16,7 +16,7 @@ from evorl.config import Environment
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments, make_environments
 from evorl.population import Policy
-from evorl.population.evaluation import Evaluator
+from evorl.population.evaluation import EpisodeResults, Evaluator
 from evorl.population.initial import initial_population
 from evorl.types.outcomes import EvorlWarning
 
@@ -99,6 +99,12 @@ def test_copies_that_differ_are_not_replaced():
     returns, repeats = measured(coin("numpy"))
     assert repeats is False
     assert 5 < returns.sum() < 35
+
+
+@pytest.mark.parametrize(("episodes", "repeat"), [("aabbccddeeffgg", True), ("aabbccddeeff", None), ("aabc", False)])
+def test_repeats_are_counted_over_rounds_of_two_copies(episodes, repeat):
+    checksums = np.array([[float(ord(episode)) for episode in episodes]])
+    assert EpisodeResults(checksums, checksums, checksums, {}).repeat_each_other(2) is repeat
 
 
 def test_copies_of_a_simulator_that_begin_alike_are_told_although_there_are_few():

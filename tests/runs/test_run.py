@@ -176,9 +176,11 @@ def test_a_setting_that_is_left_out_is_advised_by_its_section(key, words, advice
 
 
 def test_another_setting_for_a_run_without_agents_is_advised_without_them(in_directory, capsys):
-    once = ("run.name=a", "training.max_steps=40")
-    assert train(*once, "evolution.fitness=info.nothing") == 2
+    once, fails = ("run.name=a", "training.max_steps=40"), "evolution.fitness=info.nothing"
+    assert train(*once, fails) == 2
     capsys.readouterr()
+    assert train(*once, "run.resume=auto", fails, "algorithm.learning_rate=0.5") == 2
+    assert "`evorl train runs/a/config.yaml algorithm.learning_rate=0.5 --name NEW`" in error_line(capsys)
     assert train(*once, "run.resume=auto") == 2
     advised = re.search(
         r"`evorl train (runs/a/config.yaml) (.+) --name NEW` begins a new run with it$", error_line(capsys)
