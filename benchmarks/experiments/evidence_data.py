@@ -1,4 +1,4 @@
-"""The runs that benchmarks/experiments/evidence.py records, and their scores."""
+"""The runs of the first experiments of docs/protocols.md, and their scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Print the analysis of the paired experiment of docs/protocols.md from the data of benchmarks/experiments/evidence.py.
+"""Print the analysis of the paired experiment of docs/protocols.md from benchmarks/data.
 
     python benchmarks/experiments/paired_evidence.py [--data benchmarks/data/selection.jsonl.gz] [--figure docs/selection.png]
 
@@ -236,9 +236,7 @@ def main() -> None:
         draw(parsed.figure, np.random.default_rng(0))
         return
     if not parsed.data.is_file():
-        raise SystemExit(
-            f"{parsed.data}: there is no such file; benchmarks/experiments/evidence.py --plan selection writes it"
-        )
+        raise SystemExit(f"{parsed.data}: there is no such file")
     runs = read(parsed.data)
     tasks = {
         task: without_pilots({arm: lines for (of, arm), lines in runs.items() if of == task})

@@ -1,4 +1,4 @@
-"""Print the tables of docs/evidence.md from the data of benchmarks/experiments/evidence.py, and draw its figure.
+"""Print the tables of docs/evidence.md from benchmarks/data, and draw its figure.
 
 python benchmarks/experiments/plot_evidence.py [--data benchmarks/data/evidence.jsonl.gz] [--figure docs/evidence.png]
 """

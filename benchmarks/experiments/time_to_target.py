@@ -26,9 +26,11 @@ from typing import Any
 from evorl.system.processes import cpu
 
 sys.path.append(str(Path(__file__).parents[1]))
-from records import DATA, HELD_OUT_SEED, ROOT, append, read_lines, revision
+from records import DATA, ROOT, append, read_lines, revision
 
 LINES = DATA / "time_to_target.jsonl.gz"
+HELD_OUT_SEED = 2**40
+"""Added to a run's seed, so that its test episodes have seeds that no other episodes have."""
 PEERS = {
     "agilerl": ("agilerl_to_target.py",),
     "agilerl_same_networks": ("agilerl_to_target.py", "--architecture", "0"),
