@@ -41,7 +41,7 @@ from evorl.runs.output.logger import EVALUATION, Logger
 from evorl.runs.output.metrics import Counts, RecentEpisodes
 from evorl.runs.storage.checkpoint import CheckpointManager, Part
 from evorl.runs.storage.directory import RunDirectory, from_here
-from evorl.runs.storage.progress import Island, Position, Progress
+from evorl.runs.storage.progress import Position, Progress
 from evorl.seeding import derive_seed, numpy_generator, torch_generator
 from evorl.system.console import WarnOnce, say
 from evorl.system.files import digest
@@ -190,11 +190,6 @@ class Run:
     def _has_other_benchmark(self) -> bool:
         """True if the best agent of the run that is the benchmark is another than at the checkpoint."""
         return self._benchmark is not None and self.progress.benchmark != self._benchmark.digest
-
-    @property
-    def _islands(self) -> list[tuple[Island, slice]]:
-        """The state of each island, with the places of its agents."""
-        return list(zip(self.progress.islands, self.config.population.places, strict=False))
 
     @property
     def _steps_left(self) -> int:
@@ -440,7 +435,7 @@ class Run:
         progress.wall_clock_seconds = self._wall_clock_seconds()
         spent = progress.agent_steps / self.config.training.max_steps
         evolution, size = self.config.evolution, self.config.population.size
-        for island, place in self._islands:
+        for island, place in zip(progress.islands, self.config.population.places, strict=False):
             island.rank_correlation = rank_correlation(trained[place])
             begun = begins(evolution, self.generation, island.rank_correlation, spent)
             if island.selection_began is None and selects(evolution, size) and begun:
@@ -576,7 +571,7 @@ def summary_of(progress: Progress, config: AnyConfig, ranks: int, ended: str, be
     }
 
 
-def end_of(error: BaseException | None, unsaved: str, stopped: str = "") -> str:
+def end_of(error: BaseException | None, unsaved: str, stopped: str) -> str:
     """The end of a run: `finished`, `stopped`, `unsaved`, or the name of the signal or exception."""
     if error is None:
         return "unsaved" if unsaved else STOPPED if stopped else FINISHED

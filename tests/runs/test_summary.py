@@ -33,7 +33,7 @@ def test_reason_of_an_end_is_exchanged_once(error, because, left):
 
 
 def test_summary_ended_is_one_word():
-    assert end_of(None, "") == "finished"
-    assert end_of(None, "the disk is full") == "unsaved"
-    assert end_of(ValueError("odd"), "the disk is full") == "ValueError"
-    assert end_of(Interrupted(signal.SIGINT), "") == "SIGINT"
+    assert end_of(None, "", "") == "finished"
+    assert end_of(None, "the disk is full", "") == "unsaved"
+    assert end_of(ValueError("odd"), "the disk is full", "") == "ValueError"
+    assert end_of(Interrupted(signal.SIGINT), "", "") == "SIGINT"

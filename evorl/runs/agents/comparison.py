@@ -91,17 +91,17 @@ def sign_test(higher: int, lower: int) -> float:
     return min(1.0, 2 * _at_most(min(higher, lower), trials, 0.5))
 
 
-def share_interval(successes: int, trials: int, error: float = ERROR) -> tuple[float, float]:
-    """Clopper and Pearson's interval of the probability of success, with a coverage of at least 1 - `error`."""
-    return 1 - _upper(trials - successes, trials, error / 2), _upper(successes, trials, error / 2)
+def share_interval(successes: int, trials: int) -> tuple[float, float]:
+    """Clopper and Pearson's interval of the probability of success, with a coverage of at least 1 - `ERROR`."""
+    return 1 - _upper(trials - successes, trials), _upper(successes, trials)
 
 
-def _upper(successes: int, trials: int, error: float) -> float:
-    """The largest probability at which so few successes still have the probability `error`, by bisection."""
+def _upper(successes: int, trials: int) -> float:
+    """The largest probability at which so few successes still have the probability `ERROR` / 2, by bisection."""
     low, high = successes / trials, 1.0
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if _at_most(successes, trials, middle) > error else (low, middle)
+        low, high = (middle, high) if _at_most(successes, trials, middle) > ERROR / 2 else (low, middle)
     return high
 
 
