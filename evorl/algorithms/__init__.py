@@ -14,7 +14,9 @@ from evorl.algorithms.impala import APPO, IMPALA
 from evorl.algorithms.ppo import PPO
 from evorl.algorithms.sac import SAC
 from evorl.config import AnyConfig
+from evorl.config.algorithms import installed
 from evorl.envs.spaces import EnvSpec
+from evorl.types.outcomes import UserError
 
 ALGORITHMS: Mapping[str, type[Algorithm]] = {
     "a2c": A2C,
@@ -35,7 +37,11 @@ ALGORITHMS: Mapping[str, type[Algorithm]] = {
 
 def make_algorithm(config: AnyConfig, interface: EnvSpec) -> Algorithm:
     """Build the configured algorithm for an environment. Raises UserError if it does not support it."""
-    return ALGORITHMS[config.algorithm.name].variant(interface)(config, interface)
+    name = config.algorithm.name
+    algorithm: type[Algorithm] | None = ALGORITHMS.get(name) or installed("evorl.algorithms", name, Algorithm)
+    if algorithm is None:
+        raise UserError(f"algorithm.name: {name} has settings, but no entry point in the group evorl.algorithms")
+    return algorithm.variant(interface)(config, interface)
 
 
 __all__ = ["ALGORITHMS", "Algorithm", "Objective", "make_algorithm"]

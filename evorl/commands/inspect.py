@@ -152,7 +152,7 @@ def config(parsed: argparse.Namespace) -> None:
         print("\n".join(aligned([TASK_HEADINGS, *rows_of_tasks()])))
         return
     complete = read_config(*file_and_assignments(parsed.words))
-    settings = settings_of(model_of(SETTINGS[complete.algorithm.name]))
+    settings = settings_of(model_of(type(complete.algorithm)))
     if parsed.explain is not None:
         others = [
             name

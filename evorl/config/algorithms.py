@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Any
 
 from evorl.config.actor_critic import (
     A2CSettings,
@@ -13,6 +15,7 @@ from evorl.config.actor_critic import (
     IMPALASettings,
     PPOSettings,
 )
+from evorl.config.errors import shown
 from evorl.config.fields import AlgorithmSettings
 from evorl.config.off_policy import (
     ApeXDDPGSettings,
@@ -22,6 +25,7 @@ from evorl.config.off_policy import (
     SACSettings,
     TD3Settings,
 )
+from evorl.types.outcomes import UserError
 
 SETTINGS: Mapping[str, type[AlgorithmSettings]] = {
     "a2c": A2CSettings,
@@ -38,3 +42,20 @@ SETTINGS: Mapping[str, type[AlgorithmSettings]] = {
     "sac": SACSettings,
     "td3": TD3Settings,
 }
+
+
+def installed(group: str, name: str, base: type) -> Any:
+    """The subclass of `base` that an installed package has as an entry point of this group and name, or None.
+
+    Raises UserError if it cannot be imported or is another object.
+    """
+    for entry in entry_points(group=group, name=name):
+        where = f"algorithm.name: the entry point {group}: {name} = {entry.value}"
+        try:
+            found = entry.load()
+        except Exception as error:
+            raise UserError(f"{where} cannot be imported: {type(error).__name__}: {error}") from error
+        if not isinstance(found, type) or not issubclass(found, base):
+            raise UserError(f"{where} is {shown(found)}, and no subclass of {base.__name__}")
+        return found
+    return None

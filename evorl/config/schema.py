@@ -13,7 +13,7 @@ from typing import Annotated, Any, Generic, Self, TypeVar
 import yaml
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from evorl.config.algorithms import SETTINGS
+from evorl.config.algorithms import SETTINGS, installed
 from evorl.config.errors import explain, nearest, shown
 from evorl.config.evolution import Evolution, PopulationSettings
 from evorl.config.fields import (
@@ -234,10 +234,11 @@ def validate(data: Mapping[str, Any]) -> AnyConfig:
     Raises UserError with the path of each invalid key and what would be valid.
     """
     name = algorithm_of(data)
-    if name is None or name not in SETTINGS:
+    settings = None if name is None else SETTINGS.get(name) or installed("evorl.settings", name, AlgorithmSettings)
+    if settings is None:
         given = name or data["algorithm"]
         raise UserError(f"algorithm.name: there is no algorithm {shown(given)}" + nearest(str(name), SETTINGS))
-    model = model_of(SETTINGS[name])
+    model = model_of(settings)
     try:
         return model.model_validate({"algorithm": {"name": name}, **data}).resolved()
     except ValidationError as error:

@@ -1,0 +1,87 @@
+"""An algorithm of an installed package, which names its classes as entry points."""
+
+import sys
+
+import pytest
+import yaml
+from helpers.support import SMALL
+
+from evorl.algorithms import make_algorithm
+from evorl.algorithms.base import Algorithm
+from evorl.commands.command import run_command
+from evorl.config import validate
+from evorl.config.algorithms import installed
+from evorl.runs.program import run_program
+from evorl.types.outcomes import UserError
+
+SETTINGS = """
+from evorl.config.off_policy import DQNSettings
+
+class MySettings(DQNSettings):
+    name: str = "mine"
+"""
+ALGORITHM = """
+from evorl.algorithms.dqn import DQN
+
+PENALTIES = []
+
+class Mine(DQN):
+    def penalty(self, *arguments):
+        PENALTIES.append(arguments)
+        return super().penalty(*arguments)
+"""
+POINTS = "[evorl.settings]\nmine = mine_settings:MySettings\n[evorl.algorithms]\nmine = mine:Mine\n"
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """Installs a distribution with these entry points."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "mine_settings.py").write_text(SETTINGS)
+    (tmp_path / "mine.py").write_text(ALGORITHM)
+
+    def install(points):
+        folder = tmp_path / "mine-1.0.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+        (folder / "entry_points.txt").write_text(points)
+
+    yield install
+    for name in ("mine", "mine_settings"):
+        sys.modules.pop(name, None)
+
+
+def test_commands_know_it(package, in_directory):
+    package(POINTS)
+    settings = ["--no-track", "--name", "a", "algorithm.name=mine", "training.max_steps=200"]
+    commands = (
+        ["train", str(SMALL), *settings],
+        ["evaluate", "runs/a", "--episodes", "2"],
+        ["lineage", "runs/a"],
+        ["config", "algorithm.name=mine"],
+    )
+    for command in commands:
+        assert run_program(run_command, command) == 0
+    assert sys.modules["mine"].PENALTIES
+    settings = yaml.safe_load((in_directory / "runs" / "a" / "config.yaml").read_text())
+    assert settings["algorithm"]["name"] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("points", "reason"),
+    [
+        (POINTS.replace("mine_settings:", "nowhere:"), "nowhere:MySettings cannot be imported: ModuleNotFoundError"),
+        (POINTS.replace("MySettings", "DQNSettings.model_fields"), "and no subclass of AlgorithmSettings"),
+    ],
+)
+def test_settings_that_are_none(package, points, reason):
+    package(points)
+    with pytest.raises(UserError, match=reason):
+        validate({"algorithm": "mine"})
+
+
+def test_settings_without_an_algorithm(package):
+    package(POINTS.partition("[evorl.algorithms]")[0])
+    with pytest.raises(UserError, match=r"mine has settings, but no entry point in the group evorl\.algorithms"):
+        make_algorithm(validate({"algorithm": {"name": "mine"}}), None)
+    assert installed("evorl.algorithms", "mine", Algorithm) is None
