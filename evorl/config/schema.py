@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Generic, Self, TypeVar
 
 import yaml
@@ -245,7 +245,7 @@ def validate(data: Mapping[str, Any]) -> AnyConfig:
         raise UserError(explain(model, error)) from None  # Its text is for programmers.
 
 
-def check_name(key: str, name: str, registry: Mapping[str, Any]) -> None:
+def check_name(key: str, name: str, registry: Mapping[str, Any] | Sequence[str]) -> None:
     """Raise UserError unless `name`, the value of `key`, is registered."""
     if name not in registry:
         raise UserError(f"{key}: there is no {shown(name)}" + nearest(name, registry))

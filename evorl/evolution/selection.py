@@ -1,4 +1,4 @@
-"""Selection operators, pure functions of the fitness and a random generator, and the step to the next generation."""
+"""Selection, pure functions of the fitness and a random generator, and the step to the next generation."""
 
 from __future__ import annotations
 
@@ -45,47 +45,43 @@ class Candidates(NamedTuple):
         return order
 
 
-Select = Callable[[Candidates, Selection, np.random.Generator], list[NextAgent]]
-"""Chooses the agents of the next generation, as many as the population has, in its order."""
+ChooseParent = Callable[[Sequence[int], Sequence[int], Selection, np.random.Generator], int]
+"""Chooses a child's parent among the `competing` agents, given all agents from best to worst."""
 
 
-def tournament(candidates: Candidates, settings: Selection, rng: np.random.Generator) -> list[NextAgent]:
-    """Tournament selection: replace the worst share `replace` of the population with children of tournament winners.
+def tournament(
+    competing: Sequence[int], best_first: Sequence[int], settings: Selection, rng: np.random.Generator
+) -> int:
+    """Tournament selection: the best of `size` agents drawn without replacement (Miller & Goldberg 1995)."""
+    entrants = rng.choice(competing, size=min(settings.size, len(competing)), replace=False)
+    return int(min(entrants, key=best_first.index))
 
-    The best of `size` candidates sampled without replacement wins (Miller & Goldberg 1995). Survivors keep their
-    indices, train on untouched, and are the candidates. If all agents are to be replaced, all compete, and only the
-    best survives, at index 0: generational selection.
+
+SELECTIONS: Mapping[str, ChooseParent] = {"tournament": tournament}
+
+
+def select(candidates: Candidates, settings: Selection, rng: np.random.Generator) -> list[NextAgent]:
+    """Replace the worst share `replace` of the population with children; the next agents, in the population's order.
+
+    Survivors keep their indices, train on untouched, and compete to be parents. If all agents are to be replaced, all
+    compete, and only the best survives, at index 0: generational selection.
     """
     order, size = candidates.best_first(), len(candidates.fitness)
 
-    def child_of_winner(competing: Sequence[int]) -> NextAgent:
-        entrants = rng.choice(competing, size=min(settings.size, len(competing)), replace=False)
-        return NextAgent(int(min(entrants, key=order.index)), mutate=True)
+    def child(competing: Sequence[int]) -> NextAgent:
+        return NextAgent(SELECTIONS[settings.name](competing, order, settings, rng), mutate=True)
 
     if settings.replace == 1:
-        return [NextAgent(order[0], mutate=False), *(child_of_winner(range(size)) for _ in range(size - 1))]
+        return [NextAgent(order[0], mutate=False), *(child(range(size)) for _ in range(size - 1))]
     count = min(max(1, round(settings.replace * size)), size - 1)
     replaced = set(order[size - count :])
     surviving = [index for index in range(size) if index not in replaced]
-    return [
-        child_of_winner(surviving) if index in replaced else NextAgent(index, mutate=False) for index in range(size)
-    ]
+    return [child(surviving) if index in replaced else NextAgent(index, mutate=False) for index in range(size)]
 
 
 def _ranked(fitness: NDArray[np.float64]) -> NDArray[np.float64]:
     """Replace NaN by -inf, so that agents without a fitness rank last."""
     return np.where(np.isnan(fitness), -np.inf, fitness)
-
-
-def no_selection(candidates: Candidates, settings: Selection, rng: np.random.Generator) -> list[NextAgent]:
-    """Keep every agent of the population as itself."""
-    return [NextAgent(index, mutate=False) for index in range(len(candidates.fitness))]
-
-
-SELECTIONS: Mapping[str, Select] = {
-    "tournament": tournament,
-    "none": no_selection,
-}
 
 
 def ranks(fitness: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -143,9 +139,9 @@ def evolve(
     next_id: int,
     rng: np.random.Generator,
     generation: int = 1,
-    selects: bool = True,
+    begun: bool = True,
 ) -> list[Agent]:
-    """Select by fitness and mutate the children; without `selects` all agents train on.
+    """Select by fitness and mutate the children; before selection has `begun` all agents train on.
 
     Ids of new agents count up from `next_id`, and each child records its parent's `generation`. An agent with a fault
     never survives: a child of the best without one takes its place. A population of one trains on without selection and
@@ -153,8 +149,9 @@ def evolve(
     """
     candidates = Candidates(_fitness_of(agents), [agent.id for agent in agents])
     evolved = []
-    name = context.settings.selection.name if selects and len(agents) > 1 else "none"
-    for chosen in SELECTIONS[name](candidates, context.settings.selection, rng):
+    selecting = begun and selects(context.settings, len(agents))
+    unchanged = [NextAgent(index, mutate=False) for index in range(len(agents))]
+    for chosen in select(candidates, context.settings.selection, rng) if selecting else unchanged:
         if agents[chosen.candidate].fault:
             sound = (index for index in candidates.best_first() if not agents[index].fault)
             chosen = NextAgent(next(sound), mutate=True)
@@ -162,7 +159,7 @@ def evolve(
         if chosen.mutate:
             agent = agent.child(next_id, generation)
             next_id += 1
-            if name != "none":
+            if selecting:
                 mutate(agent, context, rng)
         evolved.append(agent)
     return evolved

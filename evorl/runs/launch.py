@@ -256,7 +256,7 @@ def _check_names(config: AnyConfig) -> None:
     check_name("network.activation", config.network.activation, ACTIVATIONS)
     if config.network.recurrent:
         check_name("network.recurrent", config.network.recurrent, CELLS)
-    check_name("evolution.selection.name", config.evolution.selection.name, SELECTIONS)
+    check_name("evolution.selection.name", config.evolution.selection.name, ["none", *SELECTIONS])
     for kind in config.evolution.mutation.weights():
         check_name("evolution.mutation", kind, MUTATIONS)
     for backend in config.tracking.backends:

@@ -289,7 +289,7 @@ def test_an_elite_that_is_not_finite_in_a_checkpoint_is_refused():
         progress_of(told(worst=math.nan), "here")
 
 
-@pytest.mark.parametrize("name", SELECTIONS)
+@pytest.mark.parametrize("name", [*SELECTIONS, "none"])
 def test_a_single_agent_goes_on_as_it_is(name):
     alone = agent(id=0)
     alone.fitness = 1.0
