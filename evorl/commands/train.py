@@ -250,14 +250,14 @@ def summary_lines(runs: Sequence[tuple[int, Path]]) -> list[str]:
         record = read_overview(path)
         # A seed that was killed has no summary, but lines of metrics.
         summary, newest = record.summary, {**record.last, **record.summary}
-        reached = summary.get("best_fitness")
+        reached = summary.get("elite_fitness")
         if reached is not None:
             best.append(reached)
         targets += summary.get("solved") is not None
         solved += summary.get("solved") is True
         rows.append((
             str(number), path.name, "-" if reached is None else digits(reached),
-            str(summary.get("best_fitness_episodes", "-")), f"{newest.get('agent_steps', 0):,}",
+            str(summary.get("elite_episodes", "-")), f"{newest.get('agent_steps', 0):,}",
             f"{newest.get('wall_clock_seconds', 0):.0f}", state_of(record),
         ))  # fmt: skip
     return [*map(on_one_line, aligned([HEADINGS, *rows])), _together(best, solved, targets, len(runs))]

@@ -554,10 +554,10 @@ def summary_of(progress: Progress, config: AnyConfig, ranks: int, ended: str, be
     score = progress.elite.score
     return {
         "solved": None if config.training.target_fitness is None or config.population.control else progress.solved,
-        "best_fitness": score.mean if score else None,
-        "best_fitness_std": score.std if score else None,
-        "best_fitness_episodes": score.episodes if score else 0,
-        "best_fitness_lower_bound": progress.elite.lower_bound,
+        "elite_fitness": score.mean if score else None,
+        "elite_std": score.std if score else None,
+        "elite_episodes": score.episodes if score else 0,
+        "elite_lower_bound": progress.elite.lower_bound,
         "episodes_repeat": bool(progress.elite.repeats),
         "generations": progress.generation,
         "global_steps": progress.global_steps,

@@ -66,7 +66,7 @@ class TrainedRun:
         with contextlib.suppress(UserError):  # A directory that is gone is no reason to fail at a prompt.
             config = saved_settings(self.path)
             task = f"{config['algorithm']['name']} on {config['environment']['id']}, "
-        best = self.summary.get("best_fitness")
+        best = self.summary.get("elite_fitness")
         fitness = "none yet" if best is None else digits(best)
         steps = f"{self.summary.get('agent_steps', 0):,} steps of each agent"
         return (

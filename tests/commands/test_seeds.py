@@ -19,7 +19,7 @@ def a_run(directory, number, best, solved=None):
     path = directory / f"a-seed-{number}"
     path.mkdir()
     (path / "config.yaml").write_text(f"seed: {number}\n")
-    told = {"best_fitness": best, "best_fitness_episodes": 60, "agent_steps": 4000, "wall_clock_seconds": 12.3}
+    told = {"elite_fitness": best, "elite_episodes": 60, "agent_steps": 4000, "wall_clock_seconds": 12.3}
     (path / "summary.json").write_text(json.dumps({**told, "solved": solved, "ended": "finished"}))
     return number, path
 
@@ -33,7 +33,7 @@ def test_seeds_summary_has_a_line_for_each_and_the_mean(tmp_path):
     assert last == "best agents of 4 seeds: mean 200.0 (95 % interval 187.0 to 213.0); solved: 4 of 4"
     last = train.summary_lines(runs[:3])[-1]
     assert last == "best agents of 3 seeds: mean 200.0; solved: 3 of 3", "too few for an interval"
-    (runs[0][1] / "summary.json").write_text(json.dumps({"ended": "SIGTERM", "best_fitness": None}))
+    (runs[0][1] / "summary.json").write_text(json.dumps({"ended": "SIGTERM", "elite_fitness": None}))
     assert train.summary_lines(runs)[1].split() == ["1", "a-seed-1", "-", "-", "0", "0", "SIGTERM"], "no agent yet"
     (runs[0][1] / "summary.json").unlink()
     row = {"generation": 1, "agent_steps": 3000, "wall_clock_seconds": 9.0, "best_fitness": 250.0}

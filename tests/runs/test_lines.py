@@ -20,8 +20,8 @@ ROW = {
     "best_fitness": 218.24, "mean_fitness": 191.1, "wall_clock_seconds": 58.4,
 }  # fmt: skip
 SUMMARY = {
-    "ended": "finished", "solved": None, "generations": 5, "agent_steps": 80_000, "best_fitness": 231.6,
-    "best_fitness_std": 72.2, "best_fitness_episodes": 120, "best_fitness_lower_bound": None,
+    "ended": "finished", "solved": None, "generations": 5, "agent_steps": 80_000, "elite_fitness": 231.6,
+    "elite_std": 72.2, "elite_episodes": 120, "elite_lower_bound": None,
     "episodes_repeat": False,
 }  # fmt: skip
 
@@ -32,7 +32,7 @@ def born(id, *mutation):
 
 def test_a_branch_is_suggested_where_a_longer_run_is_refused(tmp_path):
     """Where the learning rate falls to 0 over `training.max_steps`, a run cannot go on with more of them."""
-    summary = {**SUMMARY, "best_fitness": None}
+    summary = {**SUMMARY, "elite_fitness": None}
     told = closing_lines(summary, config("algorithm={name: a2c, annealing: true}"), tmp_path, has_elite=True)
     assert "evorl evaluate" in told[-1]
     assert "resume" not in told[-1]
@@ -70,11 +70,11 @@ ENDS = {
     ),
     "not solved": ({"solved": False}, 300, ["the target of 300 is not reached; best"]),
     "not yet certain": (
-        {"solved": False, "best_fitness_lower_bound": 214.96}, 215,
+        {"solved": False, "elite_lower_bound": 214.96}, 215,
         ["the target of 215 is not yet certain (at least 214.9 with 95 %); best: a mean return of 231.6 ± 6.59"],
     ),
     "a signal": ({"ended": "SIGINT"}, None, ["ended by SIGINT after generation 5", "`evorl resume r/a` to go on"]),
-    "nothing": ({"ended": "SIGTERM", "best_fitness": None}, None, ["best: no agent yet", "next: `evorl resume r/a`"]),
+    "nothing": ({"ended": "SIGTERM", "elite_fitness": None}, None, ["best: no agent yet", "next: `evorl resume r/a`"]),
 }  # fmt: skip
 
 
@@ -82,7 +82,7 @@ ENDS = {
 def test_closing_lines_say_how_the_run_ended_and_what_is_next(change, target, told, in_directory):
     asked = config("training.max_steps=400000", f"training.target_fitness={'null' if target is None else target}")
     summary = {**SUMMARY, **change}
-    has_elite = summary["best_fitness"] is not None
+    has_elite = summary["elite_fitness"] is not None
     text = "\n".join(closing_lines(summary, asked, in_directory / "r" / "a", has_elite=has_elite))
     for words in told:
         assert words in text
@@ -116,7 +116,7 @@ def test_a_signal_while_the_next_elite_is_measured_tells_of_what_is_on_disk(
     rows = lines(metrics) if metrics.exists() else []
     assert f"ended by SIGINT after generation {generation - 1}; best: " in said
     assert summary["generations"] == len(rows) == generation - 1
-    assert summary["best_fitness"] == (rows[-1]["elite_fitness"] if rows else None)
+    assert summary["elite_fitness"] == (rows[-1]["elite_fitness"] if rows else None)
     assert ("best: no agent yet" in said) == (generation == 1)
     assert ("evorl evaluate" in said) == (generation > 1)
     assert (in_directory / "runs" / "a" / "elite").is_dir() == (generation > 1)

@@ -236,7 +236,7 @@ def _measure(config: AnyConfig) -> str:
 
 def _missed(summary: Row, config: AnyConfig, target: float) -> str:
     """Describe how far from the target a run ended."""
-    best, bound = summary["best_fitness"], summary["best_fitness_lower_bound"]
+    best, bound = summary["elite_fitness"], summary["elite_lower_bound"]
     if best is None or best < target:
         return f"the target of {target:g} is not reached"
     sure = "" if bound is None else f" (at least {_at_least(bound)} with {CONFIDENCE})"
@@ -250,9 +250,9 @@ def _at_least(bound: float) -> str:
 
 
 def _best(summary: Row, config: AnyConfig) -> str:
-    if summary["best_fitness"] is None:
+    if summary["elite_fitness"] is None:
         return "no agent yet"
-    score = Score(summary["best_fitness_episodes"], summary["best_fitness"], summary["best_fitness_std"])
+    score = Score(summary["elite_episodes"], summary["elite_fitness"], summary["elite_std"])
     fresh, repeats = config.evaluation.confirmation_episodes > 0, summary["episodes_repeat"]
     described = score.described(fresh=fresh, repeats=repeats)
     return f"a mean {_measure(config)} of {described}"

@@ -24,7 +24,6 @@ from evorl.runs.reading.trust import refuse_code
 from evorl.runs.storage.checkpoint_files import AGENTS, ELITE, Checkpoints
 from evorl.runs.storage.directory import INTERFACE, from_here, load_elite, saved_settings
 from evorl.seeding import torch_generator
-from evorl.system.console import digits
 from evorl.system.files import CHECKPOINTS, file_errors, read_json
 from evorl.types.agents import Agent
 from evorl.types.outcomes import UserError
@@ -66,9 +65,7 @@ class LoadedAgent:
 
     def __repr__(self) -> str:
         where = f" of {from_here(self._run)}" if self._run else ""
-        fitness = "none yet" if self.agent.fitness is None else digits(self.agent.fitness)
-        task = f"{self.config.algorithm.name} on {self.config.environment.id}"
-        return f"<LoadedAgent {self.agent.id}{where}: {task}, fitness {fitness}>"
+        return f"<LoadedAgent {self.agent.id}{where}: {self.config.algorithm.name} on {self.config.environment.id}>"
 
     def predict(
         self,
