@@ -22,8 +22,11 @@ ACTIVATIONS = ("relu", "tanh", "elu", "gelu", "silu")
 
 
 def fits(plan: DensePlan, sources: Sequence[Tensor]) -> bool:
-    """True for float32 on a CPU with hidden layers and heads; torch computes everything else, and what it traces."""
-    if plan.bf16 or not plan.layers or not plan.heads or is_tracing():
+    """True for what the kernel computes: float32 on a CPU, hidden layers with its activations, and heads.
+
+    Torch computes everything else, and what it traces.
+    """
+    if plan.bf16 or not plan.layers or not plan.heads or plan.activation not in ACTIVATIONS or is_tracing():
         return False
     return all(source.dtype == torch.float32 and source.device.type == "cpu" for source in sources)
 

@@ -195,6 +195,7 @@ def test_torch_computes_what_does_not_fit():
     plan, _, source = small_network()
     assert fits(plan, [source])
     assert not fits(plan, [source.double()])
+    assert not fits(replace(plan, activation="softsign"), [source])
     assert not fits(DensePlan((), ("value",), 1, plan.activation, layer_norm=False), [source])
     assert not fits(DensePlan(plan.layers, ("value",), 1, plan.activation, layer_norm=False, bf16=True), [source])
 
