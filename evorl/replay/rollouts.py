@@ -122,9 +122,10 @@ def check_rollout(steps: int, num_envs: int, sequence: int, batch_size: float | 
             f"rank (algorithm.rollout_steps); use a divisor of {steps // copies}"
         )
     if batch_size is not None and (whole % batch_size or batch_size % (sequence * copies)):
+        multiple = f" that is a multiple of {sequence * copies}" if sequence * copies > 1 else ""
         raise UserError(
             f"algorithm.batch_size: a rollout of {steps} steps in {num_envs} environments does not divide into "
-            f"minibatches of {batch_size:.0f}; use a divisor of {whole} that is a multiple of {sequence * copies}"
+            f"minibatches of {batch_size:.0f}; use a divisor of {whole}{multiple}"
         )
 
 
