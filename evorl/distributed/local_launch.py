@@ -11,7 +11,8 @@ from functools import partial
 
 from accelerate.commands import launch
 from torch._C._distributed_c10d import TCPStore
-from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.agent.server import api as agent
+from torch.distributed.elastic.multiprocessing import api as processes
 from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
 
 LOOPBACK = "127.0.0.1"
@@ -35,13 +36,13 @@ def main() -> None:
     setattr(static_tcp_rendezvous, "TCPStore", store)  # noqa: B010 (mypy knows no such attribute of the module)
     sys.argv[1:1] = ["--main_process_ip", LOOPBACK, "--main_process_port", str(port)]
     # It would warn of each signal that it forwards; the ranks report those themselves.
-    for room in ("agent.server.api", "multiprocessing.api"):
-        logging.getLogger(f"torch.distributed.elastic.{room}").setLevel(logging.ERROR)
+    for module in (agent, processes):
+        module.logger.setLevel(logging.ERROR)
     # The launcher would die of it, and a cluster then ends the ranks at once.
     signal.signal(signal.SIGUSR1, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     try:
         launch.main()
-    except SignalException as signalled:
+    except processes.SignalException as signalled:
         sys.exit(128 + int(signalled.sigval))
 
 

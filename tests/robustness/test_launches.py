@@ -183,6 +183,26 @@ def test_the_processes_of_one_machine_can_be_reached_from_nowhere_else(tmp_path)
     assert (told["gloo"], told["size"]) == (loopback(), 2)
 
 
+ENDING = """
+import os, signal, time
+
+if os.environ["RANK"] == "0":
+    os.kill(os.getppid(), signal.SIGTERM)
+time.sleep(60)
+"""
+
+
+@pytest.mark.two_process
+def test_the_launcher_leaves_it_to_the_ranks_to_tell_of_a_signal(tmp_path):
+    (tmp_path / "program.py").write_text(ENDING)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        launch_command([str(tmp_path / "program.py")], 2),
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (128 + signal.SIGTERM, "")
+
+
 MEMBERS = """
 import os, signal, sys
 from pathlib import Path
