@@ -65,9 +65,11 @@ def branch(parsed: argparse.Namespace) -> None:
     begun = validate(read_yaml(run / CONFIG))
     refuse_code(begun, parsed.allow_code)
     config, names = branched(run, new, begun, parsed.overrides)
-    program, ranks = program_of(config, parsed.program), processes_for(run, parsed.processes)
-    check(config, ranks=ranks)
+    program = program_of(config, parsed.program)
     generation, files = checkpoint_of(run, parsed.generation, begun, config)
+    # Later generations may have been trained on another number of ranks.
+    ranks = processes_for(progress_of(files[STATE], STATE).ranks, parsed.processes)
+    check(config, ranks=ranks)
     origin = f"{run.resolve().name}, generation {generation}"
     config = config.model_copy(update={"run": config.run.model_copy(update={"branch_of": origin})})
     undone = ""

@@ -116,7 +116,7 @@ def resume_command(
     refuse_code(validate(read_yaml(run / CONFIG)), allow_code)
     from evorl.runs.launch import check
 
-    ranks = processes_for(run, processes)
+    ranks = processes_for(ranks_of(run), processes)
     check_same_run(run, check(config, ranks=ranks))
     return launch_command([str(program_of(config, program)), "--config", str(run / CONFIG), *assignments], ranks)
 
@@ -138,9 +138,9 @@ def launch_command(arguments: Sequence[str], processes: int) -> list[str]:
     return [*launcher, "--num_processes", str(processes), *arguments]
 
 
-def processes_for(run: Path, asked: int | None) -> int:
-    """Return the number `asked` for, else the run's. Raises UserError if the run's number exceeds the usable cores."""
-    ranks, cores = asked or _ranks_of(run), usable_cores()
+def processes_for(had: int, asked: int | None) -> int:
+    """Return the number `asked` for, else the number that a run `had`. Raises UserError if that exceeds the cores."""
+    ranks, cores = asked or had, usable_cores()
     if ranks > cores and asked is None:
         raise UserError(
             f"--processes: the run had {ranks}, but only {cores} core{'s are' if cores > 1 else ' is'} available; "
@@ -149,7 +149,7 @@ def processes_for(run: Path, asked: int | None) -> int:
     return ranks
 
 
-def _ranks_of(run: Path) -> int:
+def ranks_of(run: Path) -> int:
     """Return the number of ranks that last trained a run, which the owner of its lock has recorded, or 1."""
     ranks = read_object(run / LOCK).get("ranks")
     return ranks if isinstance(ranks, int) and ranks > 0 else 1

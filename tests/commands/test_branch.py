@@ -20,9 +20,9 @@ from evorl.report import data
 from evorl.report.page import compared, run_facts
 from evorl.report.statistics import groups
 from evorl.runs.program import run_program
-from evorl.runs.storage.checkpoint_files import AGENTS, ARCHIVE, ELITE, Checkpoints
+from evorl.runs.storage.checkpoint_files import AGENTS, ARCHIVE, ELITE, STATE, Checkpoints
 from evorl.runs.storage.directory import may_change_in_branch
-from evorl.system.files import Lock
+from evorl.system.files import Lock, json_bytes
 from evorl.system.formats import encode_agents
 from evorl.types.agents import Mutation
 from evorl.types.outcomes import EvorlWarning
@@ -286,6 +286,19 @@ def test_damaged_checkpoints_are_passed_over(run, branch):
     with pytest.warns(EvorlWarning, match=r"generation-000003.* damaged.*; looking at the other checkpoints"):
         assert branch("b", "training.max_steps=160", trains=False) == 0
     assert saved_agents(Path("runs/b"), 2)
+
+
+def test_a_branch_has_as_many_ranks_as_trained_its_generation(run, branch, monkeypatch):
+    begun = []
+    monkeypatch.setattr("os.execv", lambda path, command: begun.append(command))
+    monkeypatch.setattr("evorl.commands.train.usable_cores", lambda: 2)
+    checkpoints = Checkpoints(run / "checkpoints", keep=1)
+    files = {name: checkpoints.read(3, name) for name in checkpoints.files(3)}
+    files[STATE] = json_bytes(json.loads(files[STATE]) | {"ranks": 2})
+    checkpoints.complete(3, {name: checkpoints.write(3, name, payload) for name, payload in files.items()})
+    assert branch("b", "--generation", "2", "training.max_steps=160", trains=False) == 0
+    assert branch("c", "--generation", "3", "training.max_steps=160", trains=False) == 0
+    assert ["--num_processes 2" in " ".join(command) for command in begun] == [False, True]
 
 
 def test_a_failing_copy_leaves_nothing(run, branch, monkeypatch, capsys):

@@ -28,11 +28,10 @@ def test_it_trains_in_this_process_what_the_command_line_says(in_directory):
     assert lines(run / "metrics.jsonl")[-1]["agent_steps"] >= 36
 
 
-def test_a_run_is_resumed_by_as_many_processes_as_trained_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "usable_cores", lambda: 2)
-    assert train.processes_for(tmp_path, None) == 1
+def test_a_run_is_resumed_by_as_many_processes_as_trained_it(tmp_path):
+    assert train.ranks_of(tmp_path) == 1
     (tmp_path / ".lock").write_text(json.dumps({"ranks": 2}))
-    assert train.processes_for(tmp_path, None) == 2
+    assert train.ranks_of(tmp_path) == 2
 
 
 def test_several_processes_are_started_by_the_launcher_after_a_check(in_directory, monkeypatch, capsys):

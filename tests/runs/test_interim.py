@@ -13,7 +13,7 @@ from helpers.support import demo, lines
 from robustness.comparison import differences
 from robustness.systems import CASES
 
-from evorl.commands.train import processes_for
+from evorl.commands.train import ranks_of
 from evorl.envs.environments import SEEN
 from evorl.runs import run
 from evorl.runs.program import run_program
@@ -272,7 +272,7 @@ def test_two_ranks_stop_together_and_go_on(tmp_path, forked_launch):
     often, saved_first = "checkpoint.minutes=0.002", "runs/b/checkpoints/interim-*"
     stopped = forked_launch(tmp_path, *settings, often, configuration=None, first=HOLD, stop_at=saved_first)
     assert "saved within generation" in stopped.stderr
-    assert processes_for(tmp_path / "runs" / "b", None) == 2
+    assert ranks_of(tmp_path / "runs" / "b") == 2
     last = forked_launch(tmp_path, *settings, "run.resume=auto", configuration=None)
     assert last.returncode == 0, last.stderr
     assert "going on within generation" in last.stderr
