@@ -21,6 +21,7 @@ from evorl.report.page import compared, run_facts
 from evorl.report.statistics import groups
 from evorl.runs.program import run_program
 from evorl.runs.storage.checkpoint_files import AGENTS, ARCHIVE, ELITE, STATE, Checkpoints
+from evorl.runs.storage.directory import differences as settings_that_differ
 from evorl.runs.storage.directory import may_change_in_branch
 from evorl.system.files import Lock, json_bytes
 from evorl.system.formats import encode_agents
@@ -257,6 +258,12 @@ def test_the_clip_of_rewards_that_a_replay_holds_stays(name, may_change):
 def test_a_league_goes_on_with_another_archive_but_not_with_another_measure(key, may_change):
     """A lower limit takes effect with the next archived agent; the elite's results are against the benchmark."""
     assert may_change_in_branch(key, config()) is may_change
+
+
+def test_a_league_without_settings_of_its_own_has_the_defaults():
+    """As in the shipped files: `league.archive` alone also sets the others, to what they were."""
+    changed = settings_that_differ(config(), config("league={archive: 2}"))
+    assert list(changed) == [("league.archive", 8, 2)]
 
 
 def test_another_burn_in_decides_anew_when_selection_begins(run, branch):

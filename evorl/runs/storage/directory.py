@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from evorl.config import AnyConfig, read_yaml, validate
 from evorl.config.fields import leaves
+from evorl.config.run import LeagueSettings
 from evorl.config.yaml import parse_settings
 from evorl.runs.reading.trust import note_trained
 from evorl.runs.storage.checkpoint_files import Checkpoints
@@ -432,7 +433,11 @@ def _directory(config: AnyConfig, launch: Launch) -> Path:
 
 def differences(old: AnyConfig, new: AnyConfig) -> Iterator[tuple[str, Any, Any]]:
     """Yield (key, old value, new value) of each setting that differs, by key."""
-    before, after = (leaves(config.model_dump(mode="json")) for config in (old, new))
+    league = LeagueSettings()  # A game without this section is played by its defaults.
+    before, after = (
+        leaves(config.model_copy(update={"league": config.league or league}).model_dump(mode="json"))
+        for config in (old, new)
+    )
     keys = before.keys() | after.keys()
     sections = {key[:place] for key in keys for place, letter in enumerate(key) if letter == "."}
     for key in sorted(keys):
