@@ -21,6 +21,7 @@ from evorl.config.yaml import ACCELERATE, PACKAGE, VERBOSE, assignment, override
 from evorl.runs.configuration import program_for, read_config
 from evorl.runs.reading.read import read_overview
 from evorl.runs.reading.trust import refuse_code
+from evorl.runs.storage.checkpoint_files import STATE, Checkpoints
 from evorl.runs.storage.directory import (
     CONFIG,
     check_run,
@@ -28,7 +29,7 @@ from evorl.runs.storage.directory import (
     plain_name,
 )
 from evorl.system.console import aligned, digits, say
-from evorl.system.files import LOCK, read_object
+from evorl.system.files import CHECKPOINTS, LOCK, read_object
 from evorl.system.processes import usable_cores
 from evorl.types.outcomes import RunFailed, UserError
 
@@ -150,9 +151,19 @@ def processes_for(had: int, asked: int | None) -> int:
 
 
 def ranks_of(run: Path) -> int:
-    """Return the number of ranks that last trained a run, which the owner of its lock has recorded, or 1."""
-    ranks = read_object(run / LOCK).get("ranks")
-    return ranks if isinstance(ranks, int) and ranks > 0 else 1
+    """Return the number of ranks that saved a run's newest checkpoint, else that of its lock's last owner, or 1.
+
+    The lock also has the number of a start that failed, with which a resumed run would lose its replay.
+    """
+    places = [run / LOCK]
+    for stem in ("generation", "interim"):
+        checkpoints = Checkpoints(run / CHECKPOINTS, keep=1, stem=stem)
+        places += [checkpoints.path(number) / STATE for number in checkpoints.generations()[-1:]]
+    for place in reversed(places):
+        ranks = read_object(place).get("ranks")
+        if isinstance(ranks, int) and ranks > 0:
+            return ranks
+    return 1
 
 
 def become(command: Sequence[str]) -> None:
