@@ -167,7 +167,7 @@ class Tracking(Section):
     """Experiment trackers, which record a run in addition to its own files."""
 
     backends: tuple[Text, ...] = ("wandb",)
-    """`wandb`, `tensorboard` and `trackio`: any of them, or none."""
+    """`wandb`, `tensorboard` and `trackio`: one, a list of them, or none."""
     project: Text = "evorl"
     """W&B and Trackio: the project that the run is in. W&B's entity, group, job type, notes and tags are what its own
     variables say: WANDB_ENTITY, WANDB_RUN_GROUP, WANDB_JOB_TYPE, WANDB_NOTES and WANDB_TAGS. It is online if there is a
@@ -182,10 +182,10 @@ class Tracking(Section):
 
     @field_validator("backends", mode="before")
     @classmethod
-    def _none_is_an_empty_list(cls, value: Any) -> Any:
+    def _one_or_none(cls, value: Any) -> Any:
         if value in ("none", None, False):
-            raise ValueError(f"{shown(value)} does not fit: it must be a list, and [] is none")
-        return value
+            return ()
+        return (value,) if isinstance(value, str) else value
 
 
 class Checkpoint(Section):

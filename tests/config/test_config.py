@@ -245,7 +245,6 @@ def test_numbers_are_read_as_people_write_them(text, value, tmp_path):
         ("seed=1:30", "seed: '1:30' does not fit: it must be a whole number$"),
         ("environment.id=LunarLandr-v3", "environment.id: cannot make 'LunarLandr-v3'"),
         ("environment.id=Pendulum-v1", "algorithm.name: dqn cannot act in Box.* of Pendulum-v1; it takes Discrete"),
-        ("tracking.backends=none", "tracking.backends: 'none' does not fit: it must be a list, and [] is none$"),
         ("run.name=sweep #2", "run.name: 'sweep #2' has a comment, which begins at the #; quote a text that has one$"),
         ("training.max_steps=many", "training.max_steps: 'many' does not fit: it must be a whole number$"),
         ("algorithm.double=2", "algorithm.double: 2 does not fit: it must be true or false$"),
@@ -278,6 +277,14 @@ def test_a_file_that_is_no_configuration_is_named(tmp_path, text, message):
     with pytest.raises(UserError, match=message) as caught:
         read_yaml(path)
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "backends"),
+    [("none", ()), ("null", ()), ("false", ()), ("[]", ()), ("tensorboard", ("tensorboard",))],
+)
+def test_one_tracker_or_none_needs_no_list(given, backends):
+    assert config(f"tracking.backends={given}").tracking.backends == backends
 
 
 @pytest.mark.parametrize("name", SETTINGS)
