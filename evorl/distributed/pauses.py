@@ -114,9 +114,14 @@ class Pauses:
         assert self._store is not None
         keys = [f"{self._number}/{rank}" for rank in range(self._size)]
         patience = self._timeout if self.reason == SAVE else PATIENCE
+        outcome = "missed"
         with contextlib.suppress(RuntimeError):
             self._store.wait(keys, timedelta(seconds=patience))
-            return [int(answer) for answer in self._store.multi_get(keys)]
+            outcome = "met"
+        with contextlib.suppress(RuntimeError):
+            # The first rank decides for all: one that answers late must not pause where others have given up.
+            if self._store.compare_set(f"{self._number}/outcome", "", outcome).decode() == "met":
+                return [int(answer) for answer in self._store.multi_get(keys)]
         return None
 
     def _look(self, answer: int) -> None:

@@ -105,3 +105,24 @@ def test_a_rank_that_is_dead_is_not_waited_for_at_a_signal(monkeypatch):
     store, found = dist.HashStore(), []
     train(Pauses(store, 0, 2, 5.0, together=True), {5: 15}, 0.001, found)
     assert found == [(5, None, 15)]
+
+
+@pytest.mark.parametrize("reason", [SAVE, 15])
+def test_a_rank_that_answers_too_late_does_not_pause_alone(reason, monkeypatch):
+    monkeypatch.setattr(pauses, "PATIENCE", 0.2)
+    store, listens = dist.HashStore(), threading.Event()
+    punctual, late = (Pauses(store, rank, 2, 0.2, together=False) for rank in range(2))
+    look = late._look
+    monkeypatch.setattr(late, "_look", lambda answer: look(answer) if listens.is_set() else None)
+    for pause in (punctual, late):
+        pause.begin(0, STEPS)
+    assert punctual.reached(5, reason) is None
+    listens.set()
+    paused, step = False, 0
+    while paused is False:
+        time.sleep(0.001)
+        step += 1
+        paused = late.reached(step)
+    assert (paused, late.reason) == (None, reason)
+    punctual.close()
+    late.close()
