@@ -68,4 +68,5 @@ def test_what_is_refused_names_its_key_and_what_would_fit(steps, num_envs):
                 assert not message
             else:
                 assert message.startswith("algorithm.batch_size: ")
-                assert message.endswith(f"use a divisor of {steps * num_envs} that is a multiple of {sequence}")
+                multiple = f" that is a multiple of {sequence}" if sequence > 1 else ""
+                assert message.endswith(f"use a divisor of {steps * num_envs}{multiple}")
