@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import site
 from collections.abc import Mapping
-from importlib.metadata import entry_points
+from importlib.metadata import distributions
 from typing import Any
 
 from evorl.config.actor_critic import (
@@ -47,9 +48,14 @@ SETTINGS: Mapping[str, type[AlgorithmSettings]] = {
 def installed(group: str, name: str, base: type) -> Any:
     """The subclass of `base` that an installed package has as an entry point of this group and name, or None.
 
+    Only what lies in site-packages is installed: the working directory, which may be on the path, can be a stranger's.
     Raises UserError if it cannot be imported or is another object.
     """
-    for entry in entry_points(group=group, name=name):
+    places = [*site.getsitepackages(), site.getusersitepackages()]
+    entries = (entry for package in distributions(path=places) for entry in package.entry_points)
+    for entry in entries:
+        if (entry.group, entry.name) != (group, name):
+            continue
         where = f"algorithm.name: the entry point {group}: {name} = {entry.value}"
         try:
             found = entry.load()

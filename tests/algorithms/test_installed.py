@@ -1,5 +1,6 @@
 """An algorithm of an installed package, which names its classes as entry points."""
 
+import site
 import sys
 
 import pytest
@@ -37,6 +38,7 @@ POINTS = "[evorl.settings]\nmine = mine_settings:MySettings\n[evorl.algorithms]\
 def package(tmp_path, monkeypatch):
     """Installs a distribution with these entry points."""
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(site, "getsitepackages", lambda: [str(tmp_path)])
     (tmp_path / "mine_settings.py").write_text(SETTINGS)
     (tmp_path / "mine.py").write_text(ALGORITHM)
 
@@ -78,6 +80,14 @@ def test_settings_that_are_none(package, points, reason):
     package(points)
     with pytest.raises(UserError, match=reason):
         validate({"algorithm": "mine"})
+
+
+def test_a_package_that_only_lies_on_the_path_is_not_installed(package, monkeypatch):
+    package(POINTS)
+    monkeypatch.setattr(site, "getsitepackages", list)
+    with pytest.raises(UserError, match="there is no algorithm 'mine'"):
+        validate({"algorithm": {"name": "mine"}})
+    assert "mine_settings" not in sys.modules
 
 
 def test_settings_without_an_algorithm(package):
