@@ -9,8 +9,9 @@ import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from evorl.commands.command import file_and_assignments
 from evorl.commands.inspect import state_of
@@ -155,15 +156,17 @@ def ranks_of(run: Path) -> int:
 
     The lock also has the number of a start that failed, with which a resumed run would lose its replay.
     """
-    places = [run / LOCK]
+    states = [read_object(run / LOCK)]
     for stem in ("generation", "interim"):
         checkpoints = Checkpoints(run / CHECKPOINTS, keep=1, stem=stem)
-        places += [checkpoints.path(number) / STATE for number in checkpoints.generations()[-1:]]
-    for place in reversed(places):
-        ranks = read_object(place).get("ranks")
-        if isinstance(ranks, int) and ranks > 0:
-            return ranks
-    return 1
+        states += [read_object(checkpoints.path(number) / STATE) for number in checkpoints.generations()[-1:]]
+    # Of the same generation, a checkpoint within the next one is the newer.
+    return max(1, _number(max(reversed(states), key=lambda state: _number(state, "generation")), "ranks"))
+
+
+def _number(state: Mapping[str, Any], key: str) -> int:
+    value = state.get(key)
+    return value if isinstance(value, int) else -1
 
 
 def become(command: Sequence[str]) -> None:

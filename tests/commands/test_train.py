@@ -30,16 +30,19 @@ def test_it_trains_in_this_process_what_the_command_line_says(in_directory):
 
 def test_a_run_is_resumed_by_as_many_processes_as_trained_it(tmp_path):
     assert train.ranks_of(tmp_path) == 1
-    for ranks, place in (
-        (2, ".lock"),
-        (3, "checkpoints/generation-000002/state.json"),
-        (4, "checkpoints/interim-000001/state.json"),
+    interim = tmp_path / "checkpoints" / "interim-000001" / "state.json"
+    for place, state in (
+        (tmp_path / ".lock", {"ranks": 2}),
+        (tmp_path / "checkpoints" / "generation-000002" / "state.json", {"ranks": 3, "generation": 2}),
+        (interim, {"ranks": 4, "generation": 2}),
     ):
-        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / place).write_text(json.dumps({"ranks": ranks}))
-        assert train.ranks_of(tmp_path) == ranks
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(json.dumps(state))
+        assert train.ranks_of(tmp_path) == state["ranks"]
     (tmp_path / ".lock").write_text(json.dumps({"ranks": 1}))
     assert train.ranks_of(tmp_path) == 4, "a start that failed has saved nothing"
+    interim.write_text(json.dumps({"ranks": 4, "generation": 1}))
+    assert train.ranks_of(tmp_path) == 3, "a later generation is resumed"
 
 
 def test_several_processes_are_started_by_the_launcher_after_a_check(in_directory, monkeypatch, capsys):
