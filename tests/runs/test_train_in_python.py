@@ -91,7 +91,9 @@ def test_an_environment_may_be_a_class_or_a_function(environment, in_directory):
     run = evorl.train(SMALL, environment=environment, training={"max_steps": 40}, run={"name": "a"})
     name = "FiveSteps" if environment is FiveSteps else "make_five_steps"
     assert run.read().config["environment"]["id"] == f"{__name__}:{name}"
-    assert run.summary["elite_fitness"] == (10 if isinstance(environment, dict) else 5)
+    best = 10 if isinstance(environment, dict) else 5
+    assert run.summary["elite_fitness"] == best
+    assert f"best fitness {best}" in repr(run)
     assert train_demo("run.name=a", "run.resume=auto", configuration=run.path / "config.yaml") == 0
 
 
