@@ -28,21 +28,10 @@ class NextAgent(NamedTuple):
     mutate: bool
 
 
-class Candidates(NamedTuple):
-    """The agents to select from, by their fitness [N].
-
-    An agent without fitness has NaN. Ties go to the highest of `ids` [N], the newest agent, or without ids to the last
-    one.
-    """
-
-    fitness: NDArray[np.float64]
-    ids: Sequence[int] | None = None
-
-    def best_first(self) -> list[int]:
-        """The indices of the candidates from best to worst."""
-        ids = range(len(self.fitness)) if self.ids is None else self.ids
-        order: list[int] = np.lexsort((-np.asarray(ids), -_ranked(self.fitness))).tolist()
-        return order
+def best_first(fitness: NDArray[np.float64], ids: Sequence[int]) -> list[int]:
+    """The indices of agents from best to worst; those without a fitness, NaN, come last, and the newest wins ties."""
+    order: list[int] = np.lexsort((-np.asarray(ids), -_ranked(fitness))).tolist()
+    return order
 
 
 ChooseParent = Callable[[Sequence[int], Sequence[int], Selection, np.random.Generator], int]
@@ -60,21 +49,21 @@ def tournament(
 SELECTIONS: Mapping[str, ChooseParent] = {"tournament": tournament}
 
 
-def select(candidates: Candidates, settings: Selection, rng: np.random.Generator) -> list[NextAgent]:
+def select(best_first: Sequence[int], settings: Selection, rng: np.random.Generator) -> list[NextAgent]:
     """Replace the worst share `replace` of the population with children; the next agents, in the population's order.
 
     Survivors keep their indices, train on untouched, and compete to be parents. If all agents are to be replaced, all
     compete, and only the best survives, at index 0: generational selection.
     """
-    order, size = candidates.best_first(), len(candidates.fitness)
+    size = len(best_first)
 
     def child(competing: Sequence[int]) -> NextAgent:
-        return NextAgent(SELECTIONS[settings.name](competing, order, settings, rng), mutate=True)
+        return NextAgent(SELECTIONS[settings.name](competing, best_first, settings, rng), mutate=True)
 
     if settings.replace == 1:
-        return [NextAgent(order[0], mutate=False), *(child(range(size)) for _ in range(size - 1))]
+        return [NextAgent(best_first[0], mutate=False), *(child(range(size)) for _ in range(size - 1))]
     count = min(max(1, round(settings.replace * size)), size - 1)
-    replaced = set(order[size - count :])
+    replaced = set(best_first[size - count :])
     surviving = [index for index in range(size) if index not in replaced]
     return [child(surviving) if index in replaced else NextAgent(index, mutate=False) for index in range(size)]
 
@@ -147,13 +136,13 @@ def evolve(
     never survives: a child of the best without one takes its place. A population of one trains on without selection and
     mutation, since nothing would tell whether a mutation made it better.
     """
-    candidates = Candidates(_fitness_of(agents), [agent.id for agent in agents])
+    order = best_first(_fitness_of(agents), [agent.id for agent in agents])
     evolved = []
     selecting = begun and selects(context.settings, len(agents))
     unchanged = [NextAgent(index, mutate=False) for index in range(len(agents))]
-    for chosen in select(candidates, context.settings.selection, rng) if selecting else unchanged:
+    for chosen in select(order, context.settings.selection, rng) if selecting else unchanged:
         if agents[chosen.candidate].fault:
-            sound = (index for index in candidates.best_first() if not agents[index].fault)
+            sound = (index for index in order if not agents[index].fault)
             chosen = NextAgent(next(sound), mutate=True)
         agent = agents[chosen.candidate]
         if chosen.mutate:

@@ -20,8 +20,8 @@ from evorl.evolution.mutation import (
 )
 from evorl.evolution.selection import (
     SELECTIONS,
-    Candidates,
     begins,
+    best_first,
     evolve,
     note_ranks,
     rank_correlation,
@@ -45,7 +45,7 @@ def test_tournament_winners_have_the_frequencies_of_theory():
     settings, rounds = Selection(size=2, replace=1), 20_000
     wins = Counter()
     for _ in range(rounds):
-        _, *children = select(Candidates(fitness), settings, rng)
+        _, *children = select(best_first(fitness, range(len(fitness))), settings, rng)
         wins.update(child.candidate for child in children)
     share = {index: wins[index] / (3 * rounds) for index in range(4)}
     assert share == pytest.approx({2: 3 / 6, 0: 2 / 6, 3: 1 / 6, 1: 0.0}, abs=0.01)
@@ -56,12 +56,12 @@ def test_a_gentle_tournament_replaces_the_worst_and_leaves_the_others_in_their_p
     fitness, rng = np.array([5.0, 1.0, 3.0, 2.0, 9.0, 4.0, 8.0, 7.0]), np.random.default_rng(0)
     settings, wins = Selection(size=2, replace=0.25), Counter()
     for _ in range(10_000):
-        places = select(Candidates(fitness), settings, rng)
+        places = select(best_first(fitness, range(len(fitness))), settings, rng)
         assert [index for index, place in enumerate(places) if place.mutate] == [1, 3]
         assert [place.candidate for place in places if not place.mutate] == [0, 2, 4, 5, 6, 7]
         wins.update(place.candidate for place in places if place.mutate)
-    best_first = [4, 6, 7, 0, 5, 2]
-    theory = {index: 2 * (6 - rank) / (6 * 5) for rank, index in enumerate(best_first, 1)}
+    survivors = [4, 6, 7, 0, 5, 2]
+    theory = {index: 2 * (6 - rank) / (6 * 5) for rank, index in enumerate(survivors, 1)}
     assert {index: wins[index] / 20_000 for index in range(8)} == pytest.approx(
         {index: theory.get(index, 0.0) for index in range(8)}, abs=0.012
     )
@@ -100,7 +100,7 @@ def test_on_pure_noise_gentle_selection_keeps_more_lines_of_descent():
         for _ in range(repetitions):
             lines = np.arange(16)
             for _ in range(4):
-                places = select(Candidates(rng.random(16)), settings, rng)
+                places = select(best_first(rng.random(16), range(16)), settings, rng)
                 lines = lines[[place.candidate for place in places]]
             total += len(set(lines.tolist()))
         return total / repetitions
@@ -219,7 +219,7 @@ def test_every_selection_fills_the_population_and_keeps_the_best(name):
     for size in (2, 3, 8):
         fitness = np.random.default_rng(size).normal(size=size)
         fitness[0] = np.nan
-        places = select(Candidates(fitness), Selection(name=name), np.random.default_rng(1))
+        places = select(best_first(fitness, range(len(fitness))), Selection(name=name), np.random.default_rng(1))
         assert len(places) == size
         best = int(np.nanargmax(fitness))
         assert any(place.candidate == best and not place.mutate for place in places)

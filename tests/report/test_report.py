@@ -12,7 +12,7 @@ from helpers.drawn import CONFIG, LIVES, write_long_run, write_run
 
 from evorl.commands.command import run_command
 from evorl.config import Selection
-from evorl.evolution.selection import Candidates, select
+from evorl.evolution.selection import best_first, select
 from evorl.league.rating import Standings
 from evorl.report import figures
 from evorl.report.data import load, read_lives
@@ -119,7 +119,7 @@ def test_a_mutation_without_effect_shows_none():
         born = [
             (6 * generation + place, born[one.candidate][0], mutation) if one.mutate else born[one.candidate]
             for place, (one, mutation) in enumerate(
-                zip(select(Candidates(fitness), Selection(), rng), children, strict=True)
+                zip(select(best_first(fitness, range(len(fitness))), Selection(), rng), children, strict=True)
             )
         ]
     changes = read_lives(lives, ()).changes
