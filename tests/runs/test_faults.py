@@ -29,8 +29,9 @@ from helpers.support import (
 
 from evorl.commands.command import MAY_CHANGE
 from evorl.commands.train import resume_command
+from evorl.distributed.ranks import Ranks
 from evorl.runs.storage.checkpoint_files import Checkpoints
-from evorl.runs.storage.directory import FREE_TO_CHANGE
+from evorl.runs.storage.directory import FREE_TO_CHANGE, RunDirectory
 from evorl.runs.storage.json_lines import JsonLines
 from evorl.system.files import Lock, is_locked
 from evorl.types.outcomes import EvorlWarning, UserError
@@ -164,6 +165,27 @@ def test_training_goes_on_over_a_full_disk_and_resumes_from_before_it(in_directo
     assert train("run.name=a", *settings, "run.resume=auto") == 0
     for name in ("lineage.jsonl", "elite/agent.safetensors"):
         assert (in_directory / "runs" / "a" / name).read_bytes() == (mutated_run / name).read_bytes()
+
+
+def test_a_problem_of_another_rank_names_the_rank(tmp_path, monkeypatch):
+    """Ranks on several hosts have disks of their own."""
+
+    class SecondRank(Ranks):
+        rank, size = 1, 2
+
+        def __init__(self):
+            pass
+
+        def gather_bytes(self, payload, what):
+            return [b'{"files": {}, "problem": ""}', payload]
+
+        def broadcast_bytes(self, payload, what):
+            return payload
+
+    directory = RunDirectory(tmp_path, keep=1)
+    monkeypatch.setattr("evorl.runs.storage.checkpoint_files.Checkpoints.write", full_disk)
+    problem = directory.write_checkpoint(SecondRank(), directory.checkpoints, 1, {"state": b""})
+    assert problem == "rank 1: some/file: No space left on device"
 
 
 def test_lines_that_a_full_disk_refused_are_written_later_once(tmp_path, monkeypatch):

@@ -294,7 +294,7 @@ class RunDirectory:
             self.flush()
             written["files"] = {name: checkpoints.write(number, name, value) for name, value in files.items()}
         except OSError as error:
-            written["problem"] = reason(error, self.path)
+            written["problem"] = (f"rank {ranks.rank}: " if ranks.size > 1 else "") + reason(error, self.path)
         replies = ranks.gather_bytes(json_bytes(written), "the other ranks' checkpoint files")
         parts = [json.loads(reply) for reply in replies]
         problem = next((part["problem"] for part in parts if part["problem"]), "")
