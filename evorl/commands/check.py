@@ -12,8 +12,8 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from typing import Literal, NamedTuple
+from functools import partial, wraps
+from typing import Any, Literal, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -150,6 +150,29 @@ def _spaces(settings: Environment, steps: int) -> list[Verdict]:
     return [verdict, *([Verdict("warn", wide)] if wide else [])]
 
 
+def _take_allowed_actions(env: gym.Env[Any, Any], mask: object) -> None:
+    """Let it take a random action that its mask allows for each of Gymnasium's, which are drawn without masks."""
+    reset, step = env.reset, env.step
+
+    @wraps(reset)
+    def reset_and_see(**kwargs: Any) -> Any:
+        nonlocal mask
+        observation, info = reset(**kwargs)
+        mask = info.get(MASK, mask)
+        return observation, info
+
+    def step_and_see(action: object) -> Any:
+        nonlocal mask
+        # The same in the same state, since Gymnasium compares steps.
+        rng = numpy_generator(SEED, generation=0, rank=0, purpose="check")
+        flat = np.asarray(mask, dtype=bool).reshape(1, -1)
+        *result, info = step(random_moves(env.action_space, flat, [rng])[0])
+        mask = info.get(MASK, mask)
+        return *result, info
+
+    env.reset, env.step = reset_and_see, step_and_see  # type: ignore[method-assign]
+
+
 def _gymnasium(settings: Environment, steps: int) -> list[Verdict]:
     """Gymnasium's own checks: each of its warnings, and its first error. Only `rgb_array` rendering is checked."""
     # Single copies of Atari do not know the options of its native vectorization.
@@ -162,6 +185,8 @@ def _gymnasium(settings: Environment, steps: int) -> list[Verdict]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
+            if MASK in (info := inner.reset(seed=SEED)[1]):
+                _take_allowed_actions(inner, info[MASK])
             check_env(inner, skip_render_check=True)
             if inner.spec is not None and "rgb_array" in inner.metadata.get("render_modes", ()):
                 with inner.spec.make(render_mode="rgb_array") as shown:
