@@ -123,6 +123,8 @@ def _alone(model: type[BaseModel], problem: ErrorDetails) -> str:
     if kind in LISTS:
         parts = [part for part in re.split(r"[,\s]+", value) if part] if isinstance(value, str) else [shown(value)]
         return f"{path}: {shown(value)} does not fit: it must be a list, such as [{on_one_line(', '.join(parts), 80)}]"
+    if kind == "too_short":
+        return f"{path}: {shown(value)} does not fit: it must have at least {problem['ctx']['min_length']} entry"
     message = problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     if kind == "value_error":
         return f"{path}: {message}" if path else message

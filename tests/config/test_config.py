@@ -215,6 +215,7 @@ def test_numbers_are_read_as_people_write_them(text, value, tmp_path):
         ("algorithm.gama=0.9", "algorithm.gama: unknown key; did you mean 'algorithm.gamma'?"),
         ("algorithm.distribution=quantiles", "algorithm.distribution: 'quantiles' does not fit: 'none', 'categorical'"),
         ("algorithm.gamma=1.5", "algorithm.gamma: 1.5 is out of range; it must be at least 0 and at most 1"),
+        ("network.hidden_sizes=[]", "network.hidden_sizes: [] does not fit: it must have at least 1 entry"),
         ("network.hidden_sizes=[32, 0]", "network.hidden_sizes.1: 0 is out of range; it must be at least 1"),
         (
             "evolution.mutation={none: 0, architecture: 0, parameters: 0, hyperparameters: 0}",
