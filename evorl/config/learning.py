@@ -75,7 +75,10 @@ class Network(Section):
         if self.name == "module" and self.recurrent:
             raise ValueError(f"a module has no recurrent state; leave `recurrent: {self.recurrent}` out")
         if self.name == "module" and self.initialisation:
-            raise ValueError(f"a module initialises itself; leave `initialisation: {self.initialisation}` out")
+            raise ValueError(
+                f"a module initialises itself, without `initialisation: {self.initialisation}`; where the file has it, "
+                "use network.initialisation=null"
+            )
         return self
 
 

@@ -240,6 +240,10 @@ def test_numbers_are_read_as_people_write_them(text, value, tmp_path):
             "network={name: module, factory: 'helpers.support:probe_network', recurrent: lstm}",
             "network: a module has no recurrent state; leave `recurrent: lstm` out",
         ),
+        (
+            "network={name: module, factory: 'helpers.support:probe_network', initialisation: uniform}",
+            "network: a module initialises itself, .*; where the file has it, use network.initialisation=null$",
+        ),
         ("network={name: module, factory: 'no.where:f'}", "network.factory: cannot import"),
         ("replay.learning_starts=100000", "replay.learning_starts: 100000 transitions never fit"),
         ("algorithm.name=dqm", "algorithm.name: there is no algorithm 'dqm'; did you mean 'dqn'?"),
