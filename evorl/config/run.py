@@ -185,7 +185,7 @@ class Tracking(Section):
     def _one_or_none(cls, value: Any) -> Any:
         if value in ("none", None, False):
             return ()
-        return (value,) if isinstance(value, str) else value
+        return (value,) if isinstance(value, str) and "," not in value else value
 
 
 class Checkpoint(Section):

@@ -244,6 +244,7 @@ def test_numbers_are_read_as_people_write_them(text, value, tmp_path):
             "network={name: module, factory: 'helpers.support:probe_network', initialisation: uniform}",
             "network: a module initialises itself, .*; where the file has it, use network.initialisation=null$",
         ),
+        ("tracking.backends=wandb,trackio", "tracking.backends: .* it must be a list, such as [wandb, trackio]"),
         ("network={name: module, factory: 'no.where:f'}", "network.factory: cannot import"),
         ("replay.learning_starts=100000", "replay.learning_starts: 100000 transitions never fit"),
         ("algorithm.name=dqm", "algorithm.name: there is no algorithm 'dqm'; did you mean 'dqn'?"),
