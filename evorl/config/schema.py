@@ -140,15 +140,15 @@ class Config(Section, Generic[Settings]):
             )
 
     def _check_replay(self) -> None:
-        """Raise ValueError if learning could never start, or nothing is replayed."""
-        if self.replay.learning_starts > self.replay.capacity:
-            raise ValueError(
-                f"replay.learning_starts: {self.replay.learning_starts} transitions never fit into "
-                f"replay.capacity {self.replay.capacity}"
-            )
+        """Raise ValueError if nothing is replayed, or learning could never start."""
         if not self.algorithm.replayed and self.replay != (plain := Replay()):
             name = next(name for name, value in self.replay if value != getattr(plain, name))
             raise ValueError(f"replay.{name}: {self.algorithm.name} learns from rollouts; leave it out")
+        if self.replay.learning_starts > self.replay.capacity:
+            raise ValueError(
+                f"replay.learning_starts: {self.replay.learning_starts} transitions never fit into "
+                f"replay.capacity {self.replay.capacity}; use at most {self.replay.capacity}"
+            )
 
     def _check_hyperparameter(self, name: str, ends: HyperparameterRange) -> None:
         """Raise ValueError if evolution cannot perturb a setting between these ends, or that would have no effect."""

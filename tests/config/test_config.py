@@ -246,7 +246,10 @@ def test_numbers_are_read_as_people_write_them(text, value, tmp_path):
         ),
         ("tracking.backends=wandb,trackio", "tracking.backends: .* it must be a list, such as [wandb, trackio]"),
         ("network={name: module, factory: 'no.where:f'}", "network.factory: cannot import"),
-        ("replay.learning_starts=100000", "replay.learning_starts: 100000 transitions never fit"),
+        (
+            "replay.learning_starts=100000",
+            "replay.learning_starts: 100000 transitions never fit into replay.capacity 500; use at most 500$",
+        ),
         ("algorithm.name=dqm", "algorithm.name: there is no algorithm 'dqm'; did you mean 'dqn'?"),
         ("seed=1:30", "seed: '1:30' does not fit: it must be a whole number$"),
         ("environment.id=LunarLandr-v3", "environment.id: cannot make 'LunarLandr-v3'"),
@@ -301,6 +304,9 @@ def test_a_replay_is_refused_where_there_is_none(name, setting):
         assert config(*settings).replay != config("replay={}").replay
         return
     key = setting.partition("=")[0]
+    small = "replay.capacity=100"
+    with pytest.raises(UserError, match=rf"replay\.capacity: {name} learns from rollouts; leave it out"):
+        config(settings[0], small)
     with pytest.raises(UserError, match=rf"replay\.{key}: {name} learns from rollouts; leave it out"):
         config(*settings)
 
