@@ -74,16 +74,22 @@ class Config(Section, Generic[Settings]):
     @model_validator(mode="before")
     @classmethod
     def _without_frozen(cls, data: Any) -> Any:
-        """Leave out the ranges of hyperparameters whose range is null; of nothing else, take the algorithm's ranges."""
+        """Leave out the ranges of hyperparameters whose range is null; of nothing else, take the algorithm's ranges.
+
+        Names are looked at here, since a misspelt one may have half a range, whose other end would be missed.
+        """
         evolution = data.get("evolution") if isinstance(data, dict) else None
         ranges = evolution.get("hyperparameters") if isinstance(evolution, dict) else None
-        if not isinstance(ranges, dict) or None not in ranges.values():
+        if not isinstance(ranges, dict):
             return data
-        frozen = {name for name, ends in ranges.items() if ends is None}
         settings: Any = cls.model_fields["algorithm"].annotation
-        if others := [name for name in sorted(frozen) if name not in settings.hyperparameters]:
-            reason = f"evolution.hyperparameters.{others[0]}: there is no hyperparameter of this name"
+        if others := [name for name in ranges if name not in settings.hyperparameters]:
+            algorithm = settings.model_fields["name"].default
+            reason = f"evolution.hyperparameters.{others[0]}: {algorithm} has no hyperparameter of this name"
             raise ValueError(reason + nearest(others[0], settings.hyperparameters))
+        frozen = {name for name, ends in ranges.items() if ends is None}
+        if not frozen:
+            return data
         left = {name: ends for name, ends in ranges.items() if name not in frozen}
         if not left:
             with contextlib.suppress(ValidationError):  # Reported with those of all other settings.
@@ -152,11 +158,6 @@ class Config(Section, Generic[Settings]):
 
     def _check_hyperparameter(self, name: str, ends: HyperparameterRange) -> None:
         """Raise ValueError if evolution cannot perturb a setting between these ends, or that would have no effect."""
-        if name not in self.algorithm.hyperparameters:
-            raise ValueError(
-                f"evolution.hyperparameters.{name}: {self.algorithm.name} has no hyperparameter of this name"
-                + nearest(name, self.algorithm.hyperparameters)
-            )
         if getattr(self.algorithm, name) is None:
             raise ValueError(
                 f"algorithm.{name}: is null, and evolution perturbs only numbers; set it, or drop its range"

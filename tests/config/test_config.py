@@ -223,6 +223,10 @@ def test_numbers_are_read_as_people_write_them(text, value, tmp_path):
         ),
         ("evolution.selection.size=9", "evolution.selection.size: a tournament of 9 needs at least as many agents"),
         ("evolution.hyperparameters={learning_rat: {min: 1, max: 2}}", "did you mean 'learning_rate'?"),
+        (
+            "evolution.hyperparameters.learning_rat.min=1",
+            "evolution.hyperparameters.learning_rat: dqn has no hyperparameter of this name; did you mean 'learning_",
+        ),
         ("evolution.hyperparameters={max_grad_norm: {min: 1, max: 2}}", "algorithm.max_grad_norm: is null"),
         (
             "evolution.hyperparameters={gamma: {min: 0.5, max: 1}}",
