@@ -194,7 +194,7 @@ class RolloutExperience(Experience):
         )
         self._hparams = {
             name: torch.tensor([agent.hyperparameters[name] for agent in agents], device=self._device)
-            for name in ("gamma", "gae_lambda")
+            for name in agents[0].hyperparameters
         }
         self._statistics.begin(agents)
         self._observations.begin(policy)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from helpers import worlds
 from helpers.support import fields_of, trained
 from helpers.worlds import (
     ALL,
@@ -51,6 +52,15 @@ def test_all_that_is_learned_of_a_step_was_so_at_that_step():
             for name in ("observation", "picture", "action_mask"):
                 assert torch.equal(fields[f"observation.{name}"], transition.observation[name][p, e])
     check(world, batches)
+
+
+def test_targets_are_given_every_hyperparameter(monkeypatch):
+    given, targets = {}, worlds.targets
+    monkeypatch.setattr(worlds, "targets", lambda segment, numbers: given.update(numbers) or targets(segment, numbers))
+    agents = members(epochs=(2, 1, 3))
+    played(World(), agents)
+    assert given.keys() == agents[0].hyperparameters.keys()
+    assert given["epochs"].tolist() == [2, 1, 3]
 
 
 @pytest.mark.parametrize("next_step", [False, True])
