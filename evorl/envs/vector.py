@@ -105,7 +105,8 @@ def _why_unknown(id: str, error: Exception) -> str:
         module = sys.modules[path]
         if hasattr(module, name):
             return f"{shown(getattr(module, name))} of {path!r} makes no environment; {WANTED}"
-        return f"the module {path!r} neither defines nor registers {name!r}{nearest(name, sorted(vars(module)))}"
+        names = sorted(each for each in vars(module) if not each.startswith("_"))
+        return f"the module {path!r} neither defines nor registers {name!r}{nearest(name, names)}"
     if path or not isinstance(error, gym.error.NameNotFound | gym.error.NamespaceNotFound):
         return message_of(error)
     own = ":".join(name.rpartition(".")[::2]) if "." in name else f"module:{name}"

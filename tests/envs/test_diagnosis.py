@@ -208,6 +208,13 @@ def test_what_is_no_environment_is_refused(name, message, module):
     assert message in error
 
 
+def test_names_of_a_module_are_offered_without_pythons_own(monkeypatch):
+    few = ModuleType("few")
+    few.Mine = Good
+    monkeypatch.setitem(sys.modules, "few", few)
+    assert mistake("few:Zzz").endswith("neither defines nor registers 'Zzz'; known: Mine")
+
+
 def test_an_id_that_nobody_registered_says_how_to_name_the_module():
     for wrong, right in (("OwnLander-v0", "module:OwnLander-v0"), ("own.envs.Lander", "own.envs:Lander")):
         assert mistake(wrong).endswith(f"Name an environment of your own together with its module, as {right}")
