@@ -301,7 +301,8 @@ def _plain(text: str) -> str:
 
 
 def _without_key(error: UserError) -> str:
-    return str(error).removeprefix("environment.id: ")
+    """Its text without the key of a setting, and without the restarts, of which a check allows none."""
+    return re.sub(r"^environment\.(id|max_restarts): |; after 0 restarts, the maximum for each copy$", "", str(error))
 
 
 CHECKS: Mapping[str, Callable[[Environment, int], list[Verdict]]] = {
