@@ -13,6 +13,7 @@ from accelerate.commands import launch
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.elastic.agent.server import api as agent
 from torch.distributed.elastic.multiprocessing import api as processes
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
 
 LOOPBACK = "127.0.0.1"
@@ -26,7 +27,8 @@ def main() -> None:
     bound from the moment it is chosen.
 
     A signal ends the ranks, which say what they have saved, and then the launcher, with 128 plus its number; SIGUSR1 is
-    passed on as SIGTERM.
+    passed on as SIGTERM. If a rank fails, the launcher exits with its code: the rank has said why, unless a signal
+    killed it.
     """
     bound = socket.socket()
     # Bound but not listening until the store is: Accelerate would otherwise consider the port in use.
@@ -35,15 +37,20 @@ def main() -> None:
     store = partial(TCPStore, master_listen_fd=bound.detach())
     setattr(static_tcp_rendezvous, "TCPStore", store)  # noqa: B010 (mypy knows no such attribute of the module)
     sys.argv[1:1] = ["--main_process_ip", LOOPBACK, "--main_process_port", str(port)]
-    # It would warn of each signal that it forwards; the ranks report those themselves.
+    # It would warn of each signal that it forwards and of each failure; the ranks report those themselves.
     for module in (agent, processes):
-        module.logger.setLevel(logging.ERROR)
+        module.logger.setLevel(logging.CRITICAL)
     # The launcher would die of it, and a cluster then ends the ranks at once.
     signal.signal(signal.SIGUSR1, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     try:
         launch.main()
     except processes.SignalException as signalled:
         sys.exit(128 + int(signalled.sigval))
+    except ChildFailedError as failed:
+        rank, failure = failed.get_first_failure()
+        if failure.exitcode < 0:
+            print(f"error: rank {rank} was killed by {failure.signal_name()}", file=sys.stderr)
+        sys.exit(failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode)
 
 
 if __name__ == "__main__":

@@ -184,23 +184,31 @@ def test_the_processes_of_one_machine_can_be_reached_from_nowhere_else(tmp_path)
 
 
 ENDING = """
-import os, signal, time
+import os, signal, sys, time
 
 if os.environ["RANK"] == "0":
-    os.kill(os.getppid(), signal.SIGTERM)
+    {end}
 time.sleep(60)
 """
 
 
 @pytest.mark.two_process
-def test_the_launcher_leaves_it_to_the_ranks_to_tell_of_a_signal(tmp_path):
-    (tmp_path / "program.py").write_text(ENDING)
+@pytest.mark.parametrize(
+    ("end", "code", "told"),
+    [
+        ("os.kill(os.getppid(), signal.SIGTERM)", 128 + signal.SIGTERM, ""),
+        ("sys.exit(2)", 2, ""),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 128 + signal.SIGKILL, "error: rank 0 was killed by SIGKILL\n"),
+    ],
+)
+def test_the_launcher_leaves_it_to_the_ranks_to_tell_of_their_end(end, code, told, tmp_path):
+    (tmp_path / "program.py").write_text(ENDING.format(end=end))
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         launch_command([str(tmp_path / "program.py")], 2),
         cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
-    assert (done.returncode, done.stderr) == (128 + signal.SIGTERM, "")
+    assert (done.returncode, done.stderr) == (code, told)
 
 
 MEMBERS = """
