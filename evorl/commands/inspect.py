@@ -19,6 +19,7 @@ from evorl.system.files import is_locked, size_of
 from evorl.types.outcomes import UserError
 
 if TYPE_CHECKING:
+    from evorl.config.docs import Setting
     from evorl.runs.reading.lineage import Stage
 
 WIDEST = 80
@@ -154,12 +155,12 @@ def config(parsed: argparse.Namespace) -> None:
     complete = read_config(*file_and_assignments(parsed.words))
     settings = settings_of(model_of(type(complete.algorithm)))
     if parsed.explain is not None:
-        others = [
-            name
-            for name, settings in SETTINGS.items()
-            if any(f".{each.path}".endswith(f".{parsed.explain}") for each in settings_of(model_of(settings)))
-        ]
-        if others and complete.algorithm.name not in others:
+
+        def has_it(settings: Sequence[Setting]) -> bool:
+            return any(f".{each.path}".endswith(f".{parsed.explain}") for each in settings)
+
+        others = [name for name, of_name in SETTINGS.items() if has_it(settings_of(model_of(of_name)))]
+        if others and not has_it(settings):
             raise UserError(
                 f"--explain: {complete.algorithm.name} has no {parsed.explain}, which is a setting of "
                 f"{', '.join(others)}: evorl config {others[0]} --explain {parsed.explain}"

@@ -61,6 +61,7 @@ def test_commands_know_it(package, in_directory):
         ["evaluate", "runs/a", "--episodes", "2"],
         ["lineage", "runs/a"],
         ["config", "algorithm.name=mine"],
+        ["config", "algorithm.name=mine", "--explain", "gamma"],
     )
     for command in commands:
         assert run_program(run_command, command) == 0
