@@ -26,6 +26,8 @@ from evorl.types.outcomes import EvorlWarning, RunFailed, UserError
 
 LOOK_EVERY = 0.5
 """Seconds between liveness checks."""
+LONGEST_LOOK = 5.0
+"""The most seconds between two checks that count against an actor: in a longer time all processes may have paused."""
 PATIENCE = 60.0
 """Seconds without a step after which an actor that has a message to fill is replaced, and without an answer of the
 server after which the run ends. Below `run.timeout`, so that the other ranks do not give up meanwhile."""
@@ -50,9 +52,9 @@ class Arrival(NamedTuple):
 class ActorProcess:
     """An actor's process, our ends of its pipes, and the numbers of the messages that it has to fill.
 
-    It started at time `began` and was last handed a message at time `asked`. `attempt` counts the processes that it
-    replaces, `failures` those of them that have ended since the last message. `hung` says why it was killed, if it was;
-    `late_beat` is its last heartbeat if it was late when last looked at. `pipes` closes `writer` and `reader`.
+    `attempt` counts the processes that it replaces, `failures` those of them that have ended since the last message.
+    `hung` says why it was killed, if it was. `beat` is its last heartbeat when last looked at, after which it has had a
+    message to fill for `silent` seconds. `pipes` closes `writer` and `reader`.
     """
 
     index: int
@@ -62,20 +64,15 @@ class ActorProcess:
     messages: set[int]
     attempt: int = 0
     failures: int = 0
-    began: float = field(default_factory=time.monotonic)
-    asked: float = 0.0
-    late_beat: float | None = None
     hung: str = ""
+    beat: float = 0.0
+    silent: float = 0.0
     pipes: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     @property
     def is_gone(self) -> bool:
         """True if the actor was killed and all it sent is received; its helpers may hold its pipe open for ever."""
         return not self.process and not _unread(self.reader)
-
-    def is_late(self, now: float, beat: float) -> bool:
-        """True if the actor has a message to fill but no recent heartbeat; the last was at `beat`."""
-        return bool(self.process and self.messages) and now > max(beat, self.began, self.asked) + PATIENCE
 
 
 class Supervisor:
@@ -106,7 +103,7 @@ class Supervisor:
         self._memories = memories
         self._actors: list[ActorProcess] = []
         self._ready: deque[ActorProcess] = deque()
-        self._looked = 0.0
+        self._looked = time.monotonic()
         self.restarts = 0
         """Actors replaced since the learner last reset this count."""
 
@@ -139,7 +136,6 @@ class Supervisor:
 
     def hand_out(self, index: int, number: int) -> None:
         actor = self._actors[index]
-        actor.asked = time.monotonic()
         actor.messages.add(number)
         _tell(actor, number)
 
@@ -185,17 +181,16 @@ class Supervisor:
         now = time.monotonic()
         if now < self._looked + LOOK_EVERY:
             return
-        self._looked = now
+        passed, self._looked = min(now - self._looked, LONGEST_LOOK), now
         for actor in self._actors:
             # One that has filled all of its messages may be idle because the learner was busy, so it is not late.
             is_idle = _unread(actor.reader) >= len(actor.messages) * ARRIVAL.size
             beat = float(self._board.beats[actor.index])
-            is_late = not is_idle and actor.is_late(now, beat)
-            # Looked at twice: after a pause of all processes every actor is late until it steps again.
-            if is_late and beat == actor.late_beat:
+            actor.silent = 0.0 if is_idle or beat != actor.beat else actor.silent + passed
+            actor.beat = beat
+            if actor.process and actor.silent > PATIENCE:
                 actor.hung = f"made no step for {PATIENCE:g} s"
                 self._end(actor)
-            actor.late_beat = beat if is_late else None
 
     def _number(self, actor: ActorProcess) -> int:
         """The number of an actor among those of all ranks, as in metrics."""

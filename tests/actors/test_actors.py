@@ -52,6 +52,24 @@ def test_actors_that_die_or_hang_are_replaced_and_all_end_with_the_learner(monke
     assert all_gone([*first, *family])
 
 
+def test_a_pause_of_all_processes_leaves_actors_the_time_for_a_long_step(monkeypatch):
+    monkeypatch.setattr(supervisor, "PATIENCE", 20.0)
+    with Learning() as learning:
+        learning.learn(1)
+        processes = learning.processes
+        os.kill(processes[0], signal.SIGSTOP)  # It is within a step.
+        time.sleep(0.1)
+        learning.learn(learning.actors._supervisor.waiting)
+        clock = time.monotonic
+        monkeypatch.setattr(time, "monotonic", lambda: clock() + 30)
+        for _ in range(4):
+            learning.actors._supervisor.look()
+            time.sleep(supervisor.LOOK_EVERY)
+        os.kill(processes[0], signal.SIGCONT)
+        learning.learn(2)
+        assert learning.processes == processes
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_server_that_is_killed_or_stopped_ends_the_run_and_leaves_nothing(number, monkeypatch):
     monkeypatch.setattr(supervisor, "PATIENCE", 2.0)
