@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import site
-from collections.abc import Mapping
-from importlib.metadata import distributions
+from collections.abc import Iterator, Mapping
+from importlib.metadata import EntryPoint, distributions
 from typing import Any
 
 from evorl.config.actor_critic import (
@@ -45,16 +45,23 @@ SETTINGS: Mapping[str, type[AlgorithmSettings]] = {
 }
 
 
+def entries(group: str) -> Iterator[EntryPoint]:
+    """The entry points of installed packages in this group.
+
+    Only what lies in site-packages is installed: the working directory, which may be on the path, can be a stranger's.
+    """
+    places = [*site.getsitepackages(), site.getusersitepackages()]
+    packages = distributions(path=places)
+    return (entry for package in packages for entry in package.entry_points if entry.group == group)
+
+
 def installed(group: str, name: str, base: type) -> Any:
     """The subclass of `base` that an installed package has as an entry point of this group and name, or None.
 
-    Only what lies in site-packages is installed: the working directory, which may be on the path, can be a stranger's.
     Raises UserError if it cannot be imported or is another object.
     """
-    places = [*site.getsitepackages(), site.getusersitepackages()]
-    entries = (entry for package in distributions(path=places) for entry in package.entry_points)
-    for entry in entries:
-        if (entry.group, entry.name) != (group, name):
+    for entry in entries(group):
+        if entry.name != name:
             continue
         where = f"algorithm.name: the entry point {group}: {name} = {entry.value}"
         try:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Generic, Self, TypeVar
 import yaml
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from evorl.config.algorithms import SETTINGS, installed
+from evorl.config.algorithms import SETTINGS, entries, installed
 from evorl.config.errors import explain, nearest, shown
 from evorl.config.evolution import Evolution, PopulationSettings
 from evorl.config.fields import (
@@ -238,7 +238,8 @@ def validate(data: Mapping[str, Any]) -> AnyConfig:
     settings = None if name is None else SETTINGS.get(name) or installed("evorl.settings", name, AlgorithmSettings)
     if settings is None:
         given = name or data["algorithm"]
-        raise UserError(f"algorithm.name: there is no algorithm {shown(given)}" + nearest(str(name), SETTINGS))
+        known = [*SETTINGS, *(entry.name for entry in entries("evorl.settings"))]
+        raise UserError(f"algorithm.name: there is no algorithm {shown(given)}" + nearest(str(name), known))
     model = model_of(settings)
     try:
         return model.model_validate({"algorithm": {"name": name}, **data}).resolved()

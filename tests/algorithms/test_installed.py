@@ -70,6 +70,12 @@ def test_commands_know_it(package, in_directory):
     assert settings["algorithm"]["name"] == "mine"
 
 
+def test_a_mistyped_name_is_told_from_it(package):
+    package(POINTS)
+    with pytest.raises(UserError, match="there is no algorithm 'mien'; did you mean 'mine'"):
+        validate({"algorithm": "mien"})
+
+
 @pytest.mark.parametrize(
     ("points", "reason"),
     [
