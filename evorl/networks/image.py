@@ -136,7 +136,7 @@ class ImageEncoder:
                 inner = f"{name}.residual.{depth}"
                 change = activate(self._convolve(p, inner, x, RESIDUAL_KERNEL, 1, RESIDUAL_KERNEL // 2))
                 x = x + p[f"{inner}.scale"].reshape(1, -1, 1, 1) * change
-        return x.float()
+        return x
 
     def _convolve(
         self,
