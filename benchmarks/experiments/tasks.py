@@ -31,7 +31,6 @@ from records import DATA, ROOT, evaluated, read_lines, replace_lines
 LINES = DATA / "tasks.jsonl.gz"
 PICTURE = ROOT / "docs" / "tasks.png"
 COLUMNS = 3
-EVALUATED, TRAINED = "#0072b2", "#d55e00"
 Line = Mapping[str, Any]
 
 
@@ -44,7 +43,7 @@ def record(run: Path, episodes: int, code: str) -> dict[str, Any]:
     rows = read_lines(run / "metrics.jsonl")
     return {
         "run": run.name,
-        "environment": config.environment.id,
+        "environment": config.environment.id + (", RAM" if config.environment.kwargs.get("obs_type") == "ram" else ""),
         "algorithm": config.algorithm.name,
         "seed": config.seed,
         "agents": config.population.size,
@@ -66,27 +65,34 @@ def identity(line: Line) -> tuple[Any, ...]:
 
 
 def draw(lines: Sequence[Line], picture: Path) -> None:
-    """Plot a panel for each run: the best agent's evaluation, and the mean return of training episodes of all agents.
+    """Plot a panel for each task, with a curve for each run: the highest mean return of training episodes of an agent.
 
-    The background is opaque, so that the figure is readable on light and on dark pages.
+    A dot is the elite on fresh episodes. The background is opaque, so that the figure is readable on light and on dark
+    pages.
     """
-    count = math.ceil(len(lines) / COLUMNS)
+    colours = {name: f"C{index}" for index, name in enumerate(dict.fromkeys(line["algorithm"] for line in lines))}
+    tasks = sorted({line["environment"] for line in lines})
+    rows = math.ceil(len(tasks) / COLUMNS)
     with plt.rc_context({"font.size": 8, "axes.spines.top": False, "axes.spines.right": False}):
-        size = 3.3 * COLUMNS, 2.3 * count
-        figure, axes = plt.subplots(count, COLUMNS, figsize=size, squeeze=False, layout="constrained")
-        for axis in axes.flat[len(lines) :]:
+        size = 3.6 * COLUMNS, 2.6 * rows
+        figure, axes = plt.subplots(rows, COLUMNS, figsize=size, squeeze=False, layout="constrained")
+        for axis in axes.flat[len(tasks) :]:
             axis.remove()
-        for axis, line in zip(axes.flat, lines, strict=False):
-            steps = np.array(line["steps"]) / 1e6
-            trained, fitness = (np.array(line[key], dtype=float) for key in ("train_return", "fitness"))
-            axis.plot(steps, trained, color=TRAINED, linewidth=0.8, alpha=0.6)
-            axis.plot(steps, np.nanmax(fitness, 1), color=EVALUATED, linewidth=1.4)
-            axis.axhline(line["held_out"]["mean"], color=EVALUATED, linewidth=0.8, linestyle=":")
-            agents = "1 agent" if line["agents"] == 1 else f"{line['agents']} agents"
-            axis.set_title(
-                f"{line['environment']}, {line['algorithm']}\n{line['run']}: {agents}, seed {line['seed']}", fontsize=8
-            )
-            axis.set_xlim(left=0)
+        for axis, task in zip(axes.flat, tasks, strict=False):
+            of_task = [line for line in lines if line["environment"] == task]
+            for line in of_task:
+                steps, returns = np.array(line["steps"]) / 1e6, np.array(line["train_return"], dtype=float)
+                best, colour = np.fmax.reduce(returns, 1), colours[line["algorithm"]]
+                ended = np.isfinite(best)  # In some generations of long episodes none ends.
+                axis.plot(steps[ended], best[ended], color=colour, linewidth=1)
+                axis.plot(steps[-1], line["held_out"]["mean"], "o", color=colour, markersize=4, clip_on=False)
+            for name in dict.fromkeys(line["algorithm"] for line in of_task):
+                axis.plot([], color=colours[name], label=name)
+            axis.legend(frameon=False, fontsize=7)
+            axis.set_title(task, fontsize=9)
+            axis.set_xscale("log")
+            axis.xaxis.set_major_formatter("{x:g}")
+            axis.xaxis.set_minor_formatter("")
         figure.supxlabel("environment steps of each agent (millions)", fontsize=9)
         figure.supylabel("mean return", fontsize=9)
         figure.savefig(picture, dpi=110, facecolor="white")
