@@ -53,8 +53,9 @@ class ActorProcess:
     """An actor's process, our ends of its pipes, and the numbers of the messages that it has to fill.
 
     `attempt` counts the processes that it replaces, `failures` those of them that have ended since the last message.
-    `hung` says why it was killed, if it was. `beat` is its last heartbeat when last looked at, after which it has had a
-    message to fill for `silent` seconds. `pipes` closes `writer` and `reader`.
+    `hung` says why it was killed, if it was. At time `asked` it started or was last handed a message. `beat` is its
+    last heartbeat when last looked at, after which it has had a message to fill for `silent` seconds. `pipes` closes
+    `writer` and `reader`.
     """
 
     index: int
@@ -65,6 +66,7 @@ class ActorProcess:
     attempt: int = 0
     failures: int = 0
     hung: str = ""
+    asked: float = field(default_factory=time.monotonic)
     beat: float = 0.0
     silent: float = 0.0
     pipes: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
@@ -136,6 +138,7 @@ class Supervisor:
 
     def hand_out(self, index: int, number: int) -> None:
         actor = self._actors[index]
+        actor.asked = time.monotonic()
         actor.messages.add(number)
         _tell(actor, number)
 
@@ -166,6 +169,7 @@ class Supervisor:
             while not (poll.poll(1000 * LOOK_EVERY) or first.is_gone):
                 self.look()
             return first
+        self.look()  # Others may fill their messages so fast that some are always ready.
         while not self._ready:
             self._ready.extend(key.data for key, _ in self._selector.select(LOOK_EVERY))
             self.look()
@@ -181,11 +185,12 @@ class Supervisor:
         now = time.monotonic()
         if now < self._looked + LOOK_EVERY:
             return
-        passed, self._looked = min(now - self._looked, LONGEST_LOOK), now
+        before, self._looked = self._looked, now
         for actor in self._actors:
             # One that has filled all of its messages may be idle because the learner was busy, so it is not late.
             is_idle = _unread(actor.reader) >= len(actor.messages) * ARRIVAL.size
             beat = float(self._board.beats[actor.index])
+            passed = min(now - max(before, actor.asked), LONGEST_LOOK)
             actor.silent = 0.0 if is_idle or beat != actor.beat else actor.silent + passed
             actor.beat = beat
             if actor.process and actor.silent > PATIENCE:

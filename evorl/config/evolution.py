@@ -106,8 +106,8 @@ class Evolution(Section):
     """The length of a generation, and how the next one's agents are made from its own."""
 
     steps: Count = 10_000
-    """Environment steps of each agent in a generation, over all ranks, rounded up to whole rollouts of `rollout_steps`
-    in every environment. A shipped file's number is for its own environment."""
+    """Environment steps of each agent in a generation, over all ranks, rounded up to whole rollouts where an algorithm
+    learns from them. A shipped file's number is for its own environment."""
     burn_in: Annotated[int, Field(ge=0, le=10**6)] | Literal["auto"] = "auto"
     """Generations that end without selection and mutation. With `auto`, selection begins after a third of
     `training.max_steps`, which grows if a run is resumed with more steps before then. With eight agents or more it

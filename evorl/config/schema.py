@@ -76,7 +76,8 @@ class Config(Section, Generic[Settings]):
     def _without_frozen(cls, data: Any) -> Any:
         """Leave out the ranges of hyperparameters whose range is null; of nothing else, take the algorithm's ranges.
 
-        Names are looked at here, since a misspelt one may have half a range, whose other end would be missed.
+        Names are looked at here, since a misspelt one may have half a range, whose other end would be missed; its error
+        comes without those of other settings.
         """
         evolution = data.get("evolution") if isinstance(data, dict) else None
         ranges = evolution.get("hyperparameters") if isinstance(evolution, dict) else None
@@ -86,7 +87,7 @@ class Config(Section, Generic[Settings]):
         if others := [name for name in ranges if name not in settings.hyperparameters]:
             algorithm = settings.model_fields["name"].default
             reason = f"evolution.hyperparameters.{others[0]}: {algorithm} has no hyperparameter of this name"
-            raise ValueError(reason + nearest(others[0], settings.hyperparameters))
+            raise ValueError(reason + nearest(str(others[0]), settings.hyperparameters))
         frozen = {name for name, ends in ranges.items() if ends is None}
         if not frozen:
             return data

@@ -37,9 +37,10 @@ def main() -> None:
     store = partial(TCPStore, master_listen_fd=bound.detach())
     setattr(static_tcp_rendezvous, "TCPStore", store)  # noqa: B010 (mypy knows no such attribute of the module)
     sys.argv[1:1] = ["--main_process_ip", LOOPBACK, "--main_process_port", str(port)]
-    # It would warn of each signal that it forwards and of each failure; the ranks report those themselves.
+    # It would warn of each signal that it forwards, and of each failure; the ranks report those themselves.
     for module in (agent, processes):
-        module.logger.setLevel(logging.CRITICAL)
+        module.logger.setLevel(logging.ERROR)
+        module.logger.addFilter(lambda record: not record.getMessage().startswith("failed (exitcode"))
     # The launcher would die of it, and a cluster then ends the ranks at once.
     signal.signal(signal.SIGUSR1, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     try:
@@ -47,10 +48,14 @@ def main() -> None:
     except processes.SignalException as signalled:
         sys.exit(128 + int(signalled.sigval))
     except ChildFailedError as failed:
-        rank, failure = failed.get_first_failure()
-        if failure.exitcode < 0:
-            print(f"error: rank {rank} was killed by {failure.signal_name()}", file=sys.stderr)
-        sys.exit(failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode)
+        # A rank that is killed makes others fail within the same second, and the launcher ends the rest by SIGTERM.
+        ends = [(-failure.exitcode, rank) for rank, failure in failed.failures.items() if failure.exitcode < 0]
+        killed = [(number, rank) for number, rank in ends if number != signal.SIGTERM]
+        for number, rank in killed:
+            print(f"error: rank {rank} was killed by signal {number} ({signal.strsignal(number)})", file=sys.stderr)
+        _, first = failed.get_first_failure()
+        code = -killed[0][0] if killed else first.exitcode
+        sys.exit(code if code > 0 else 128 - code)
 
 
 if __name__ == "__main__":

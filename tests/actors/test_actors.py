@@ -70,6 +70,24 @@ def test_a_pause_of_all_processes_leaves_actors_the_time_for_a_long_step(monkeyp
         assert learning.processes == processes
 
 
+def test_actors_are_looked_at_while_others_send_and_not_for_the_time_before_they_were_asked(monkeypatch):
+    with Learning() as learning:
+        learning.learn(1)
+        keeper = learning.actors._supervisor
+        (stopped,) = keeper._actors
+        os.kill(stopped.process, signal.SIGSTOP)
+        time.sleep(0.1)
+        learning.learn(keeper.waiting)
+        stopped.beat = float(keeper._board.beats[stopped.index])
+        for asked, counted in ((-10.0, 4.0), (0.0, 0.0)):
+            now = time.monotonic()
+            stopped.silent, stopped.asked, keeper._looked = 0.0, now + asked, now - 4
+            keeper._ready.append(stopped)
+            assert keeper._next() is stopped
+            assert stopped.silent == pytest.approx(counted, abs=0.5)
+        os.kill(stopped.process, signal.SIGCONT)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_server_that_is_killed_or_stopped_ends_the_run_and_leaves_nothing(number, monkeypatch):
     monkeypatch.setattr(supervisor, "PATIENCE", 2.0)

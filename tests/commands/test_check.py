@@ -196,7 +196,6 @@ def test_checks_that_make_no_sense_are_left_out(name, last, text):
 
 def test_masked_actions_are_allowed_ones():
     found = dict(verdicts("Masked"))
-    # Gymnasium's own checks sample without masks.
     assert {verdict.level for verdict in found.values()} == {"pass"}
     assert "MultiDiscrete([2 3]) with masks; for a2c" in found["spaces"].text
 

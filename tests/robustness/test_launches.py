@@ -186,29 +186,31 @@ def test_the_processes_of_one_machine_can_be_reached_from_nowhere_else(tmp_path)
 ENDING = """
 import os, signal, sys, time
 
-if os.environ["RANK"] == "0":
+if os.environ["RANK"] == "1":
     {end}
-time.sleep(60)
+time.sleep({patience})
+sys.exit(1)
 """
 
 
 @pytest.mark.two_process
 @pytest.mark.parametrize(
-    ("end", "code", "told"),
+    ("end", "patience", "code", "told"),
     [
-        ("os.kill(os.getppid(), signal.SIGTERM)", 128 + signal.SIGTERM, ""),
-        ("sys.exit(2)", 2, ""),
-        ("os.kill(os.getpid(), signal.SIGKILL)", 128 + signal.SIGKILL, "error: rank 0 was killed by SIGKILL\n"),
+        ("os.kill(os.getppid(), signal.SIGTERM)", 60, 128 + signal.SIGTERM, ""),
+        ("sys.exit(2)", 60, 2, ""),
+        # The other rank fails at the same time.
+        (f"os.kill(os.getpid(), {signal.SIGKILL})", 0, 128 + signal.SIGKILL, "rank 1 was killed by signal 9 (Killed)"),
     ],
 )
-def test_the_launcher_leaves_it_to_the_ranks_to_tell_of_their_end(end, code, told, tmp_path):
-    (tmp_path / "program.py").write_text(ENDING.format(end=end))
+def test_the_launcher_leaves_it_to_the_ranks_to_tell_of_their_end(end, patience, code, told, tmp_path):
+    (tmp_path / "program.py").write_text(ENDING.format(end=end, patience=patience))
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         launch_command([str(tmp_path / "program.py")], 2),
         cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
-    assert (done.returncode, done.stderr) == (code, told)
+    assert (done.returncode, done.stderr) == (code, f"error: {told}\n" if told else "")
 
 
 MEMBERS = """
