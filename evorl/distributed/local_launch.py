@@ -19,6 +19,20 @@ from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
 LOOPBACK = "127.0.0.1"
 
 
+def code_of(failed: ChildFailedError) -> int:
+    """The exit code of the rank that failed first, or was killed; prints which were killed.
+
+    A rank that is killed makes others fail within the same second, and the launcher ends the rest by SIGTERM.
+    """
+    ends = [(-failure.exitcode, rank) for rank, failure in failed.failures.items() if failure.exitcode < 0]
+    killed = [(number, rank) for number, rank in ends if number != signal.SIGTERM]
+    for number, rank in killed:
+        print(f"error: rank {rank} was killed by signal {number} ({signal.strsignal(number)})", file=sys.stderr)
+    _, first = failed.get_first_failure()
+    code = -killed[0][0] if killed else first.exitcode
+    return code if code > 0 else 128 - code
+
+
 def main() -> None:
     """Run `accelerate launch` with these arguments and its store on the loopback interface only.
 
@@ -48,14 +62,7 @@ def main() -> None:
     except processes.SignalException as signalled:
         sys.exit(128 + int(signalled.sigval))
     except ChildFailedError as failed:
-        # A rank that is killed makes others fail within the same second, and the launcher ends the rest by SIGTERM.
-        ends = [(-failure.exitcode, rank) for rank, failure in failed.failures.items() if failure.exitcode < 0]
-        killed = [(number, rank) for number, rank in ends if number != signal.SIGTERM]
-        for number, rank in killed:
-            print(f"error: rank {rank} was killed by signal {number} ({signal.strsignal(number)})", file=sys.stderr)
-        _, first = failed.get_first_failure()
-        code = -killed[0][0] if killed else first.exitcode
-        sys.exit(code if code > 0 else 128 - code)
+        sys.exit(code_of(failed))
 
 
 if __name__ == "__main__":

@@ -54,6 +54,7 @@ def test_actors_that_die_or_hang_are_replaced_and_all_end_with_the_learner(monke
 
 def test_a_pause_of_all_processes_leaves_actors_the_time_for_a_long_step(monkeypatch):
     monkeypatch.setattr(supervisor, "PATIENCE", 20.0)
+    monkeypatch.setattr(supervisor, "LOOK_EVERY", 0.05)
     with Learning() as learning:
         learning.learn(1)
         processes = learning.processes

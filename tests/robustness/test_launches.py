@@ -14,9 +14,11 @@ import time
 import pytest
 import torch.distributed as dist
 from helpers.support import ROOT, SMALL, free_port, lines
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from evorl.commands.train import launch_command
 from evorl.distributed import Launch, Peer, Ranks
+from evorl.distributed.local_launch import code_of
 from evorl.distributed.ranks import choose_backend, join_attempt, loopback
 from evorl.runs.launch import refuse_options
 from evorl.runs.storage.directory import has_used, owner_of
@@ -186,31 +188,39 @@ def test_the_processes_of_one_machine_can_be_reached_from_nowhere_else(tmp_path)
 ENDING = """
 import os, signal, sys, time
 
-if os.environ["RANK"] == "1":
+if os.environ["RANK"] == "0":
     {end}
-time.sleep({patience})
-sys.exit(1)
+time.sleep(60)
 """
 
 
 @pytest.mark.two_process
 @pytest.mark.parametrize(
-    ("end", "patience", "code", "told"),
-    [
-        ("os.kill(os.getppid(), signal.SIGTERM)", 60, 128 + signal.SIGTERM, ""),
-        ("sys.exit(2)", 60, 2, ""),
-        # The other rank fails at the same time.
-        (f"os.kill(os.getpid(), {signal.SIGKILL})", 0, 128 + signal.SIGKILL, "rank 1 was killed by signal 9 (Killed)"),
-    ],
+    ("end", "code"), [("os.kill(os.getppid(), signal.SIGTERM)", 128 + signal.SIGTERM), ("sys.exit(2)", 2)]
 )
-def test_the_launcher_leaves_it_to_the_ranks_to_tell_of_their_end(end, patience, code, told, tmp_path):
-    (tmp_path / "program.py").write_text(ENDING.format(end=end, patience=patience))
+def test_the_launcher_leaves_it_to_the_ranks_to_tell_of_their_end(end, code, tmp_path):
+    (tmp_path / "program.py").write_text(ENDING.format(end=end))
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         launch_command([str(tmp_path / "program.py")], 2),
         cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
-    assert (done.returncode, done.stderr) == (code, f"error: {told}\n" if told else "")
+    assert (done.returncode, done.stderr) == (code, "")
+
+
+@pytest.mark.parametrize(
+    ("codes", "code", "told"),
+    [
+        ((2, -signal.SIGTERM), 2, ""),
+        # The other rank fails at the same time.
+        ((1, -signal.SIGKILL), 128 + signal.SIGKILL, "error: rank 1 was killed by signal 9 (Killed)\n"),
+        ((-signal.SIGTERM, -signal.SIGTERM), 128 + signal.SIGTERM, ""),
+    ],
+)
+def test_the_launcher_tells_of_ranks_that_were_killed(codes, code, told, capsys):
+    failures = {rank: ProcessFailure(rank, 100 + rank, code, "") for rank, code in enumerate(codes)}
+    assert code_of(ChildFailedError("program", failures)) == code
+    assert capsys.readouterr().err == told
 
 
 MEMBERS = """
