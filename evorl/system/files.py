@@ -177,7 +177,7 @@ def _open(path: Path) -> BufferedReader:
     return BufferedReader(open_file(path, "rb"))
 
 
-def open_file(path: Path, mode: Literal["rb", "xb", "ab", "a+b"]) -> FileIO:
+def open_file(path: Path, mode: Literal["rb", "r+b", "xb", "ab", "a+b"]) -> FileIO:
     """Open a file without a buffer. Raises OSError, also for a link, a pipe or a device."""
     _refuse_special(path)
     file = open(path, mode, buffering=0, opener=_no_link)  # noqa: SIM115 (a path's own `open` takes no opener)
@@ -271,9 +271,10 @@ class Lock:
 
     def sign(self, owner: dict[str, Any]) -> None:
         """Record the new owner of the directory."""
-        self._file.truncate(0)
-        self._file.write(json.dumps(owner).encode())
-        os.fsync(self._file.fileno())  # Otherwise other hosts would not see the owner.
+        with open_file(self.path, "r+b") as file:
+            # In one write, padded over the previous owner: a signal, or a reader, between two would find none.
+            file.write(json.dumps(owner).encode().ljust(os.fstat(file.fileno()).st_size))
+            os.fsync(file.fileno())  # Otherwise other hosts would not see the owner.
         sync_directory(self.path.parent)
 
     def release(self) -> None:

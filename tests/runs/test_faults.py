@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -33,7 +34,7 @@ from evorl.distributed.ranks import Ranks
 from evorl.runs.storage.checkpoint_files import Checkpoints
 from evorl.runs.storage.directory import FREE_TO_CHANGE, RunDirectory
 from evorl.runs.storage.json_lines import JsonLines
-from evorl.system.files import Lock, is_locked
+from evorl.system.files import Lock, is_locked, read_object
 from evorl.types.outcomes import EvorlWarning, UserError
 
 
@@ -271,6 +272,18 @@ def test_lock_is_exclusive_and_ends_with_its_process(tmp_path):
     holder.wait()
     holder.stdout.close()
     assert json.loads((tmp_path / ".lock").read_text()) == {"pid": 3}
+    lock.release()
+
+
+def test_a_lock_has_an_owner_at_every_moment(tmp_path, monkeypatch):
+    """A launch that is started again knows its run by the owner, also if a signal came as that was recorded."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    lock = Lock(tmp_path, wait=0)
+    lock.sign({"launch": "a long name"})
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(lambda: [lock.sign({"launch": name}) for name in ("b", "a long name") * 500])
+        while not writing.done():
+            assert read_object(lock.path)
     lock.release()
 
 
