@@ -150,27 +150,28 @@ def _spaces(settings: Environment, steps: int) -> list[Verdict]:
     return [verdict, *([Verdict("warn", wide)] if wide else [])]
 
 
-def _take_allowed_actions(env: gym.Env[Any, Any], mask: object) -> None:
+def _take_allowed_actions(env: gym.Env[Any, Any]) -> None:
     """Let it take a random action that its mask allows for each of Gymnasium's, which are drawn without masks."""
-    reset, step = env.reset, env.step
+    mask: Any = None
 
-    @wraps(reset)
-    def reset_and_see(**kwargs: Any) -> Any:
-        nonlocal mask
-        observation, info = reset(**kwargs)
-        mask = info.get(MASK, mask)
-        return observation, info
+    def seen(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal mask
+            *result, info = function(*arguments, **options)
+            mask = info.get(MASK, mask)
+            return *result, info
 
-    def step_and_see(action: object) -> Any:
-        nonlocal mask
+        return call
+
+    def allowed() -> Any:
         # The same in the same state, since Gymnasium compares steps.
         rng = numpy_generator(SEED, generation=0, rank=0, purpose="check")
-        flat = np.asarray(mask, dtype=bool).reshape(1, -1)
-        *result, info = step(random_moves(env.action_space, flat, [rng])[0])
-        mask = info.get(MASK, mask)
-        return *result, info
+        return random_moves(env.action_space, np.asarray(mask, dtype=bool).reshape(1, -1), [rng])[0]
 
-    env.reset, env.step = reset_and_see, step_and_see  # type: ignore[method-assign]
+    step = seen(env.step)
+    env.reset = seen(env.reset)  # type: ignore[method-assign]
+    env.step = lambda _: step(allowed())  # type: ignore[method-assign, assignment]
 
 
 def _gymnasium(settings: Environment, steps: int) -> list[Verdict]:
@@ -185,8 +186,8 @@ def _gymnasium(settings: Environment, steps: int) -> list[Verdict]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            if MASK in (info := inner.reset(seed=SEED)[1]):
-                _take_allowed_actions(inner, info[MASK])
+            if MASK in inner.reset(seed=SEED)[1]:
+                _take_allowed_actions(inner)
             check_env(inner, skip_render_check=True)
             if inner.spec is not None and "rgb_array" in inner.metadata.get("render_modes", ()):
                 with inner.spec.make(render_mode="rgb_array") as shown:
