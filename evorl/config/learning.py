@@ -48,9 +48,10 @@ class Network(Section):
     false."""
     initialisation: Initialisation | None = None
     """Null is the algorithm's default: `orthogonal` where it learns from rollouts, `uniform` with a replay buffer."""
-    convolutions: Annotated[tuple[ConvolutionalLayer, ...], Field(min_length=1, max_length=64)] | None = None
-    """The convolutional layers of image encoders. Null chooses by the shortest side of the images: from 36 pixels the
-    three layers of Mnih et al. (2015), from 12 two of 16 and 32 channels, below that one of 16 channels (MinAtar)."""
+    convolutions: Annotated[tuple[ConvolutionalLayer, ...], Field(max_length=64)] | None = None
+    """The convolutional layers of image encoders; without any (`[]`) hidden layers read all pixels. Null chooses by the
+    shortest side of the images: from 36 pixels the three layers of Mnih et al. (2015), from 12 two of 16 and 32
+    channels, below that one of 16 channels (MinAtar)."""
     bf16: bool | None = None
     """Multiply in bfloat16 in hidden layers and convolutions; parameters and the optimiser stay in float32. Null
     follows Accelerate's `mixed_precision`. Do not use it with SAC, TD3 or DDPG where

@@ -42,7 +42,7 @@ def initial_architecture(
     """The architecture that the configuration gives to a network of these observation parts, before any mutation."""
     if settings.name == "module":
         return Architecture()
-    layers = settings.convolutions or convolutions_for(parts)
+    layers = convolutions_for(parts) if settings.convolutions is None else settings.convolutions
     images = any(part.kind == "image" for part in parts.values())
     return Architecture(
         hidden_sizes=settings.hidden_sizes,

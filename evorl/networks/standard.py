@@ -163,7 +163,8 @@ class StandardNetwork(Network):
         return len(self.computed_heads) if parted and len(self.computed_heads) > 1 else None
 
     def _reads(self, architecture: Architecture, part: str) -> Axes:
-        return self.images[part].reads(architecture) if part in self.images else (self.parts[part].width,)
+        convolved = part in self.images and architecture.convolutions
+        return self.images[part].reads(architecture) if convolved else (self.parts[part].width,)
 
     def _layer_specs(
         self, name: str, sources: Mapping[str, Axes], group: str, architecture: Architecture, branches: int | None
@@ -185,7 +186,7 @@ class StandardNetwork(Network):
     def _encoded(self, layout: Layout, p: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
         """Encode one observation part: [P, B, ...] -> [P, B, features]."""
         part = self.parts[name]
-        if part.kind == "image":
+        if part.kind == "image" and layout.architecture.convolutions:
             return self.images[name].forward(layout, p, x)
         if part.kind == "categories":
             return _one_hot(part, x)

@@ -113,11 +113,14 @@ def unrolled(cell, x, started, own):
 
 @pytest.mark.parametrize("critic", ["separate", "shared"])
 @pytest.mark.parametrize("cell", ["lstm", "gru", None])
-@pytest.mark.parametrize("seen", ["dict", "channels last"])
-def test_a_stack_computes_what_torchs_own_layers_compute(cell, critic, seen, one_stack):
-    algorithm = made(
-        "ppo", f"network.recurrent={cell or 'null'}", f"algorithm.critic={critic}", observations=OBSERVATIONS[seen]
-    )
+@pytest.mark.parametrize(
+    ("seen", "overrides", "layers"),
+    [("dict", [], 2), ("channels last", [], 2), ("channels last", ["network.convolutions=[]"], 0)],
+)
+def test_a_stack_computes_what_torchs_own_layers_compute(cell, critic, seen, overrides, layers, one_stack):
+    settings = *overrides, f"network.recurrent={cell or 'null'}", f"algorithm.critic={critic}"
+    algorithm = made("ppo", *settings, observations=OBSERVATIONS[seen])
+    assert len(first_architecture(algorithm).convolutions) == layers
     together, generator = population(varied(algorithm), algorithm), torch.Generator().manual_seed(1)
     time, sequences = 6, 4
     looks = shown(algorithm.interface, 4, time * sequences, generator)
