@@ -67,8 +67,9 @@ def unroll(cell: Cell, gates: Tensor, weight: Tensor, state: Tensor, started: Te
     """
     goes_on = (~started).to(gates.dtype)[..., None, None]
     outputs = []
-    for time in range(gates.shape[1]):
-        state = cell.step(gates[:, time], weight, state * goes_on[:, time])
+    # The gradient of an index would be a tensor of all T steps for each of them.
+    for gate, kept in zip(gates.unbind(1), goes_on.unbind(1), strict=True):
+        state = cell.step(gate, weight, state * kept)
         outputs.append(state[:, :, 0])
     return torch.stack(outputs, 1), state
 
