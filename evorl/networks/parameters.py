@@ -42,9 +42,8 @@ class ParameterSpec:
     observation, a critic's weights on a few actions start larger than in a joint layer. These and `ones` are multiplied
     by `gain`. A tuple of numbers gives one constant per index of the first output axis. `newborn` is the initialisation
     of units added later, if different. A `mask` marks the units that count, and is omitted from a stack in which all
-    do. Without `branches` of its own, a parameter that reads a group of several branches reads one of them, `branch`. A
-    parameter with `of_noise` scales exploration noise: it passes on no unit's output, and does not count towards a
-    unit's importance.
+    do. A parameter with `of_noise` scales exploration noise: it passes on no unit's output, and does not count towards
+    a unit's importance.
     """
 
     reads: tuple[str | int, ...]
@@ -55,7 +54,6 @@ class ParameterSpec:
     branches: int | None = None
     gain: float = 1.0
     mask: bool = False
-    branch: int | None = None
     of_noise: bool = False
 
     @property

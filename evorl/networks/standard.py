@@ -240,16 +240,14 @@ def _statistics_specs(name: str, width: int) -> Specs:
 def _head_specs(heads: Sequence[Head], source: Axes, fill: Fill) -> Specs:
     """Weight and bias of the heads that read `source`; constant heads have no weight, per-feature ones no bias."""
     specs: Specs = {}
-    branch = 0
     for head in heads:
         if head.per_feature:
-            specs[f"{head.name}.weight"] = ParameterSpec(source, (head.outputs,), "zeros", branch=0, of_noise=True)
+            specs[f"{head.name}.weight"] = ParameterSpec(source, (head.outputs,), "zeros", of_noise=True)
         if head.per_feature or head.name == FEATURES:
             continue
         if not head.constant:
             gain = NEAR_ZERO_GAIN if head.near_zero else 1.0
-            specs[f"{head.name}.weight"] = ParameterSpec(source, (head.outputs,), fill, gain=gain, branch=branch)
-            branch += 1
+            specs[f"{head.name}.weight"] = ParameterSpec(source, (head.outputs,), fill, gain=gain)
         specs[f"{head.name}.bias"] = ParameterSpec((1,), (head.outputs,), "ones", gain=head.bias)
     return specs
 
