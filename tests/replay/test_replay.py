@@ -12,48 +12,6 @@ from hypothesis import strategies as st
 from evorl.replay.experience import UpdateSchedule
 from evorl.replay.factory import make_replay
 from evorl.replay.samplers import share_of_draws
-from evorl.replay.storage import Storage
-
-COLUMNS = {"x": ((), torch.int64), "y": ((2,), torch.float32)}
-
-
-def ring(capacity):
-    """Of one lane, so that a row is one step."""
-    return Storage(capacity, 1, {}, COLUMNS, torch.device("cpu"))
-
-
-def add(storage, start, stop):
-    never, valid = torch.zeros(1, dtype=torch.bool), torch.ones(1, dtype=torch.bool)
-    for x in range(start, stop):
-        columns = {"x": torch.tensor([x]), "y": torch.tensor([[x, -x]]).float()}
-        storage.write({}, columns, next_observation={}, valid=valid, started=never, ended=never)
-
-
-def held(storage):
-    return storage.gather(storage.valid_index()).columns
-
-
-@given(st.lists(st.integers(0, 17), max_size=12), st.integers(1, 11))
-@settings(max_examples=200, deadline=None)
-def test_the_ring_holds_the_newest_rows(counts, capacity):
-    storage, total = ring(capacity), 0
-    for count in counts:
-        add(storage, total, total + count)
-        total += count
-        assert storage.drawable == min(total, capacity)
-        found = held(storage)
-        assert found["x"].tolist() == list(range(total - storage.drawable, total))
-        assert torch.equal(found["y"][:, 0], found["x"].float())
-
-
-def test_a_restored_ring_goes_on_where_it_was():
-    first, second = ring(5), ring(5)
-    add(first, 0, 7)
-    second.load_state_dict({name: value.clone() for name, value in first.state_dict().items()})
-    for storage in (first, second):
-        add(storage, 7, 9)
-    for name in first.columns:
-        assert torch.equal(first.columns[name], second.columns[name])
 
 
 @given(
