@@ -54,40 +54,12 @@ def family(architectures, dqn):
     ]  # fmt: skip
 
 
-def only(whole, index):
-    return batch_of(
-        {name: value[index : index + 1] for name, value in fields_of(whole).items()},
-        whole.weight[index : index + 1],
-        whole.due[index : index + 1],
-    )
-
-
-@pytest.fixture
-def one_stack(monkeypatch):
-    monkeypatch.setattr("evorl.networks.stack.STACK_OVERHEAD", 10**9)
-
-
 @pytest.mark.parametrize("architectures", variants())
 def test_stacks_act_learn_and_update_as_their_agents_do_alone(architectures):
     dqn = dqn_for(architectures, "algorithm.max_grad_norm=1.0")
     agents = family(architectures, dqn)
     batches = [batch(agents, seed=seed) for seed in range(4)]
     check_stacks_equal_singles(agents, dqn, batches, seen(torch.randn(len(agents), 3, 5)))
-
-
-def test_gradients_of_one_agent_do_not_reach_another():
-    dqn = algorithm()
-    agents = [agent(id=index) for index in range(3)]
-    together = population(agents, dqn)
-    before = together.policy.stacks[0].networks["q"].parameters.flat.clone()
-    some = batch(agents)
-    some.columns["reward"][1] = torch.nan
-    together.update(some)
-    parameters = together.policy.stacks[0].networks["q"].parameters
-    rows = list(zip(*map(parameters.rows, (parameters.flat, before)), strict=True))
-    assert not parameters.flat.isnan().any()
-    assert all(torch.equal(now[1], was[1]) for now, was in rows), "an update that is not finite is not applied"
-    assert all(any((now[other] != was[other]).any() for now, was in rows) for other in (0, 2))
 
 
 def test_agents_that_are_not_due_keep_everything():
@@ -108,7 +80,7 @@ def test_a_smaller_batch_is_the_mean_over_its_own_size():
     some = batch(agents, size=8)
     some.weight[1] = torch.tensor([1 / 3] * 3 + [0.0] * 5)
     alone = population(agents[1:])
-    part = only(some, 1)
+    part = some.part(slice(1, 2))
     small = batch_of(
         {name: value[:, :3] for name, value in fields_of(part).items()}, torch.full((1, 3), 1 / 3), part.due
     )
