@@ -97,7 +97,7 @@ def test_agents_survive_their_file(algorithm):
     found = decode_agents(encode_agents(agents), "here")
     check_agents(found, algorithm, "here")
     assert [member.describe() for member in found] == [member.describe() for member in agents]
-    torch.testing.assert_close([member.tensors for member in found], [member.tensors for member in agents])
+    torch.testing.assert_close(*([each.tensors for each in members] for members in (found, agents)), rtol=0, atol=0)
 
 
 WRONG = {

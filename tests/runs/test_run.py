@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from helpers.support import (
     EVERY_MUTATION,
     ROOT,
@@ -17,7 +16,6 @@ from helpers.support import (
     error_line,
     lines,
     needs_its_extra,
-    saved_agents,
     steps_until,
     train,
 )
@@ -31,7 +29,6 @@ from evorl.runs.program import run_program
 from evorl.runs.run import Run
 from evorl.runs.storage.checkpoint_files import Checkpoints
 from evorl.runs.storage.directory import NOT_SET, way_to_change
-from evorl.system.formats import decode_agents, encode_agents
 from evorl.system.signals import Interrupted
 from evorl.types.outcomes import EvorlWarning, UserError
 
@@ -349,15 +346,6 @@ def test_lines_count_the_steps_of_evaluations(in_directory):
     first, second, *_ = lines(in_directory / "runs" / "a" / "metrics.jsonl")
     assert first["evaluation_steps"] == sum(first["fitness"]) * 2
     assert second["evaluation_steps"] > sum(second["fitness"]) * 2
-
-
-def test_agents_are_encoded_and_decoded_unchanged(mutated_run):
-    agents = saved_agents(mutated_run)
-    again = decode_agents(encode_agents(agents), "test")
-    assert [member.describe() for member in agents] == [member.describe() for member in again]
-    torch.testing.assert_close([m.tensors for m in agents], [m.tensors for m in again], rtol=0, atol=0)
-    with pytest.raises(UserError, match="here: not a file of agents"):
-        decode_agents(b"nonsense", "here")
 
 
 def test_checkpoints_appear_whole_and_old_ones_are_pruned(tmp_path):
