@@ -6,7 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from helpers.replayed import Single, check_family, generator, perceptron, replayed_batch
+from helpers.replayed import Single, check_family, generator, perceptron, replayed_batch, twin_values
 from helpers.support import agent, algorithm, population, seen
 from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
@@ -30,11 +30,6 @@ def squashed(p, observation, noise):
     return action, normal.log_prob(action).sum(-1)
 
 
-def values(p, observation, action=None):
-    parts = {"observation": observation} | ({} if action is None else {"action": action})
-    return [perceptron(p, parts, head, copy) for copy, head in enumerate(("first", "second"))]
-
-
 def heat(plain, initial):
     return plain.p["temperature"]["log_temperature.bias"].squeeze() + math.log(initial)
 
@@ -50,18 +45,18 @@ def test_an_agent_learns_as_the_paper_says():
         now, following = batch.observation["observation"][0], batch.next_observation["observation"][0]
         with torch.no_grad():
             action, log_prob = squashed(plain.p["actor"], following, torch.randn(1, 8, 2, generator=draws)[0])
-            value = torch.minimum(*values(plain.target["critics"], following, action)).squeeze(-1)
+            value = torch.minimum(*twin_values(plain.target["critics"], following, action))
             value = value - heat(plain, 0.5).exp() * log_prob
             target = batch.columns["reward"][0] + 0.9 * ~batch.columns["terminated"][0] * value
         done = (batch.columns["action"][0] - CENTRE) / HALF
-        first, second = (each.squeeze(-1) for each in values(plain.p["critics"], now, done))
+        first, second = twin_values(plain.p["critics"], now, done)
         expected = ((first - target).abs() + (second - target).abs()) / 2
         torch.testing.assert_close(errors[0], expected.detach(), rtol=1e-4, atol=1e-4)
         plain.descend("critics", (first - target).square().mean() + (second - target).square().mean())
         plain.follow("critics")
 
         action, log_prob = squashed(plain.p["actor"], now, torch.randn(1, 8, 2, generator=draws)[0])
-        value = torch.minimum(*values(plain.p["critics"], now, action)).squeeze(-1)
+        value = torch.minimum(*twin_values(plain.p["critics"], now, action))
         plain.descend("actor", (heat(plain, 0.5).exp().detach() * log_prob - value).mean())
 
         plain.descend("temperature", -(heat(plain, 0.5) * (log_prob.detach() - 0.7)).mean())
@@ -91,11 +86,12 @@ def test_an_agent_that_chooses_learns_as_the_paper_says():
         now, following = batch.observation, batch.next_observation
         with torch.no_grad():
             probability, log_prob = policy(following)
-            value = torch.minimum(*values(plain.target["critics"], following["observation"][0]))
+            value = torch.minimum(*twin_values(plain.target["critics"], following["observation"][0]))
             value = (probability * (value - heat(plain, 1.0).exp() * log_prob)).sum(-1)
             target = batch.columns["reward"][0] + 0.99 * ~batch.columns["terminated"][0] * value
         both = [
-            each.gather(-1, actions[0, :, None])[:, 0] for each in values(plain.p["critics"], now["observation"][0])
+            each.gather(-1, actions[0, :, None])[:, 0]
+            for each in twin_values(plain.p["critics"], now["observation"][0])
         ]
         expected = sum((each - target).abs() for each in both) / 2
         torch.testing.assert_close(errors[0], expected.detach(), rtol=1e-4, atol=1e-4)
@@ -103,7 +99,7 @@ def test_an_agent_that_chooses_learns_as_the_paper_says():
         plain.follow("critics")
 
         probability, log_prob = policy(now)
-        value = torch.minimum(*values(plain.p["critics"], now["observation"][0])).detach()
+        value = torch.minimum(*twin_values(plain.p["critics"], now["observation"][0])).detach()
         loss = (probability * (heat(plain, 1.0).exp().detach() * log_prob - value)).sum(-1).mean()
         plain.descend("actor", loss)
 

@@ -4,7 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from helpers.replayed import Single, generator, perceptron, replayed_batch
+from helpers.replayed import Single, generator, perceptron, replayed_batch, twin_values
 from helpers.support import agent, algorithm, population, seen
 from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
@@ -15,7 +15,6 @@ from evorl.networks.parameters import importance
 from evorl.types.outcomes import UserError
 
 BOX = gym.spaces.Box(-2.0, 2.0, (2,))
-P, B, N, A = 2, 6, 5, 3
 
 
 def made(settings="", more="", **spaces):
@@ -53,10 +52,6 @@ def test_sac_learns_as_the_paper_says():
         policy = TransformedDistribution(Normal(mean, scale), TanhTransform(cache_size=1))
         return action, policy.log_prob(action).sum(-1)
 
-    def values(p, observation, action):
-        parts = {"observation": observation, "action": action}
-        return [perceptron(p, parts, head, copy).squeeze(-1) for copy, head in enumerate(("first", "second"))]
-
     for update in range(4):
         batch = replayed_batch(sac, 1, seed=update)
         learner.update(batch)
@@ -64,13 +59,13 @@ def test_sac_learns_as_the_paper_says():
         heat = plain.p["temperature"]["log_temperature.bias"].squeeze() + np.log(0.5)
         with torch.no_grad():
             action, log_prob = sampled(following)
-            value = torch.minimum(*values(plain.target["critics"], following, action)) - heat.exp() * log_prob
+            value = torch.minimum(*twin_values(plain.target["critics"], following, action)) - heat.exp() * log_prob
             target = batch.columns["reward"][0] + 0.99 * ~batch.columns["terminated"][0] * value
-        first, second = values(plain.p["critics"], now, batch.columns["action"][0] / 2)
+        first, second = twin_values(plain.p["critics"], now, batch.columns["action"][0] / 2)
         plain.descend("critics", (first - target).square().mean() + (second - target).square().mean())
         plain.follow("critics")
         action, log_prob = sampled(now)
-        value = torch.minimum(*values(plain.p["critics"], now, action))
+        value = torch.minimum(*twin_values(plain.p["critics"], now, action))
         plain.descend("actor", (heat.exp().detach() * log_prob - value).mean())
         plain.descend("temperature", -(heat * (log_prob.detach() - 0.7)).mean())
     (trained,) = learner.to_agents()

@@ -6,7 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from helpers.replayed import Single, check_family, generator, perceptron, replayed_batch
+from helpers.replayed import Single, check_family, generator, perceptron, replayed_batch, twin_values
 from helpers.support import agent, algorithm, config, kept, learning, play, population, seen
 
 from evorl.types.outcomes import UserError
@@ -17,11 +17,6 @@ CENTRE, HALF = torch.tensor([2.0, 0.0]), torch.tensor([2.0, 2.0])
 
 def made(settings="", **spaces):
     return algorithm(f"algorithm={{name: td3, {settings}}}", **{"actions": ACTIONS} | spaces)
-
-
-def values(p, observation, action):
-    parts = {"observation": observation, "action": action}
-    return [perceptron(p, parts, head, copy).squeeze(-1) for copy, head in enumerate(("first", "second"))]
 
 
 def test_an_agent_learns_as_the_paper_says():
@@ -41,18 +36,18 @@ def test_an_agent_learns_as_the_paper_says():
         smoothed = torch.tanh(perceptron(plain.target["actor"], {"observation": following}, "action"))
         smoothed = smoothed + noise.clamp(-0.4, 0.4)
         cut += int((smoothed.abs() > 1).sum())
-        first, second = values(plain.target["critics"], following, smoothed.clamp(-1, 1))
+        first, second = twin_values(plain.target["critics"], following, smoothed.clamp(-1, 1))
         goes_on = 1 - batch.columns["terminated"][0].float()
         target = batch.columns["reward"][0] + 0.9 * goes_on * torch.minimum(first, second)
         done = (batch.columns["action"][0] - CENTRE) / HALF
-        first, second = values(plain.p["critics"], seen, done)
+        first, second = twin_values(plain.p["critics"], seen, done)
         expected = ((first - target).abs() + (second - target).abs()) / 2
         torch.testing.assert_close(errors[0], expected.detach(), rtol=1e-4, atol=1e-5)
         plain.descend("critics", (first - target).square().mean() + (second - target).square().mean())
         if update % 3 == 1:  # The first update of a generation is one of the actor and of all targets.
             plain.follow("critics")
             action = torch.tanh(perceptron(plain.p["actor"], {"observation": seen}, "action"))
-            plain.descend("actor", -values(plain.p["critics"], seen, action)[0].mean())
+            plain.descend("actor", -twin_values(plain.p["critics"], seen, action)[0].mean())
             plain.follow("actor")
     assert clipped
     assert cut

@@ -28,6 +28,12 @@ def perceptron(p, parts, head, copy=None):
     return x @ p[f"{head}.weight"] + p[f"{head}.bias"]
 
 
+def twin_values(p, observation, action=None):
+    """What both critics say [B] of an action, or [B, A] of all choices."""
+    parts = {"observation": observation} | ({} if action is None else {"action": action})
+    return [perceptron(p, parts, head, copy).squeeze(-1) for copy, head in enumerate(("first", "second"))]
+
+
 class Single:
     """One agent's networks as plain tensors, with an optimiser for each."""
 
