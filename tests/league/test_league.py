@@ -458,26 +458,11 @@ def test_two_ranks_hold_the_same_league(placement, tmp_path, forked_launch):
     assert (np.array(standings["points"]) + np.array(standings["points"]).T == np.array(standings["games"])).all()
 
 
-@pytest.mark.parametrize(("moves", "result"), [(1, 1.0), (2, 0.5)])
-def test_a_seat_that_waits_has_what_its_last_move_gave(moves, result):
-    settings = config("environment.id=helpers.games:Takes").environment
+def arena_of(game, moves=None):
+    """An arena of a game of so many moves, and what fills its seats with random players."""
+    settings = config(f"environment.id=helpers.games:{game}").environment
     with Environments(settings, 1, 1) as environments:
         interface = environments.interface
-    with Arena(settings, interface, moves) as arena:
-        assert arena.play(sides(interface), [Fixture(0, 1, 0)]).tolist() == [result]
-
-
-def test_a_match_is_cut_off_after_the_moves_of_both_seats():
-    settings = config("environment.id=helpers.games:Forever").environment
-    with Environments(settings, 1, 1) as environments:
-        interface = environments.interface
-    with Arena(settings, interface, 6) as arena:
-        arena.play(sides(interface), [Fixture(0, 1, 0)])
-        assert arena.pop_steps() == 6
-
-
-def sides(interface):
-    """Random moves on both sides."""
 
     def fill(seats):
         players = [RandomPlayers(interface.action) for _ in range(2)]
@@ -485,13 +470,25 @@ def sides(interface):
             each.begin([side])
         return Sides(players, seats)
 
-    return fill
+    return Arena(settings, interface, moves), fill
+
+
+@pytest.mark.parametrize(("moves", "result"), [(1, 1.0), (2, 0.5)])
+def test_a_seat_that_waits_has_what_its_last_move_gave(moves, result):
+    arena, fill = arena_of("Takes", moves)
+    with arena:
+        assert arena.play(fill, [Fixture(0, 1, 0)]).tolist() == [result]
+
+
+def test_a_match_is_cut_off_after_the_moves_of_both_seats():
+    arena, fill = arena_of("Forever", 6)
+    with arena:
+        arena.play(fill, [Fixture(0, 1, 0)])
+        assert arena.pop_steps() == 6
 
 
 def test_a_game_that_raises_in_a_match_is_named():
-    settings = config("environment.id=helpers.games:Lame").environment
-    with Environments(settings, 1, 1) as environments:
-        interface = environments.interface
+    arena, fill = arena_of("Lame")
     told = r"^environment\.id: a match of helpers\.games:Lame raised RuntimeError: a leg is broken"
-    with Arena(settings, interface) as arena, pytest.raises(UserError, match=told):
-        arena.play(sides(interface), [Fixture(0, 1, 0)])
+    with arena, pytest.raises(UserError, match=told):
+        arena.play(fill, [Fixture(0, 1, 0)])
