@@ -15,15 +15,20 @@ from evorl.types.batches import Transition, UpdateResult
 from evorl.types.outcomes import UserError
 
 
+def add(experience, step, random):
+    """Add a step of every environment, whose episodes begin with step 0."""
+    shown, never = torch.rand(P, E, 1, generator=random), torch.zeros(P, E, dtype=torch.bool)
+    started = torch.full((P, E), step == 0)
+    made = Transition(seen(shown), started, shown[..., 0], seen(shown), never, never, ~never)
+    experience.add(made, output_of(torch.zeros(P, E, dtype=torch.int64)))
+
+
 def played(experience, policy, generation, steps, seed):
     """Play a generation, and return all that it drew."""
     random, found = torch.Generator().manual_seed(seed), []
     experience.begin(policy, generation)
     for step in range(steps):
-        shown, never = torch.rand(P, E, 1, generator=random), torch.zeros(P, E, dtype=torch.bool)
-        started = torch.full((P, E), step == 0)
-        made = Transition(seen(shown), started, shown[..., 0], seen(shown), never, never, ~never)
-        experience.add(made, output_of(torch.zeros(P, E, dtype=torch.int64)))
+        add(experience, step, random)
         for batch in experience.take_batches():
             found.append((batch.observation["observation"].clone(), batch.weight.clone()))
             errors = batch.observation["observation"][..., 0] * torch.tensor([[1.0], [3.0]])
@@ -159,10 +164,7 @@ def test_results_belong_to_their_batches_in_whatever_order_they_are_known():
             agent.hyperparameters["learn_step"] = 0.5
         experience.begin(policy, 1)
         for step in range(5):
-            shown, never = torch.rand(P, E, 1, generator=random), torch.zeros(P, E, dtype=torch.bool)
-            started = torch.full((P, E), step == 0)
-            made = Transition(seen(shown), started, shown[..., 0], seen(shown), never, never, ~never)
-            experience.add(made, output_of(torch.zeros(P, E, dtype=torch.int64)))
+            add(experience, step, random)
             batches = list(experience.take_batches())
             # Each draw has errors of its own, and no row is drawn twice with different ones.
             for batch in batches[::order]:
