@@ -71,7 +71,7 @@ def test_a_pause_of_all_processes_leaves_actors_the_time_for_a_long_step(monkeyp
         assert learning.processes == processes
 
 
-def test_actors_are_looked_at_while_others_send_and_not_for_the_time_before_they_were_asked(monkeypatch):
+def test_actors_are_looked_at_while_others_send_and_not_for_the_time_before_they_were_asked():
     with Learning() as learning:
         learning.learn(1)
         keeper = learning.actors._supervisor

@@ -53,7 +53,7 @@ def test_a_single_range_changes_that_of_the_file():
         load_config(["evolution.hyperparameters.tau.max=1e-2"], DQN)
 
 
-def test_null_keeps_a_hyperparameter_as_it_is_and_leaves_the_others_ranges(tmp_path):
+def test_null_keeps_a_hyperparameter_as_it_is_and_leaves_the_others_ranges():
     ppo = next(path for path in TRAINING if path.name == "ppo.yaml")
     null = "evolution.hyperparameters.learning_rate=null"
     others = load_config([], ppo).evolution.hyperparameters

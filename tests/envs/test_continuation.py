@@ -58,7 +58,7 @@ def assert_equal(ours, theirs):
 
 
 @pytest.fixture
-def made(request):
+def made():
     """Environments by their settings, closed at the end of the test."""
     everything = []
 
