@@ -39,12 +39,12 @@ def train(pause, asks, seconds, found, barrier=None):
     pause.close()
 
 
-def together(each, *arguments):
+def together(each, *arguments, barrier=None):
     found = [[] for _ in each]
     for pause in each:  # A rank that has not begun would not pause.
         pause.begin(0, STEPS)
     threads = [
-        threading.Thread(target=train, args=(pause, *own, mine))
+        threading.Thread(target=train, args=(pause, *own, mine, barrier))
         for pause, own, mine in zip(each, arguments, found, strict=True)
     ]
     for thread in threads:
@@ -70,20 +70,10 @@ def test_ranks_of_different_speed_pause_after_the_same_step(asks):
 
 
 def test_ranks_that_meet_in_each_step_pause_together():
-    each, barrier = ranks(3), threading.Barrier(3)
-    found = [[] for _ in each]
-    for pause in each:
-        pause.begin(0, STEPS)
-    threads = [
-        threading.Thread(target=train, args=(pause, {15: 15} if rank == 1 else {}, 0.001, found[rank], barrier))
-        for rank, pause in enumerate(each)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert found[0] == found[1] == found[2]
-    assert found[0][0][1:] == (True, 15)
+    barrier = threading.Barrier(3)
+    first, second, third = together(ranks(3), ({}, 0.001), ({15: 15}, 0.001), ({}, 0.001), barrier=barrier)
+    assert first == second == third
+    assert first[0][1:] == (True, 15)
 
 
 def test_ranks_on_their_own_pause_each_after_its_step():
