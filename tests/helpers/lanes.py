@@ -190,7 +190,7 @@ def check(store, steps):
     for number, transition in found.items():
         assert known[number].valid
         assert transition == expected(known[number])
-    for name, values in (store.observation(slots) | {}).items():
+    for name, values in store.observation(slots).items():
         assert torch.equal(values, store.gather(slots).observation[name])
     for name, values in store.next_observation(slots).items():
         assert torch.equal(values, store.gather(slots).next_observation[name])
