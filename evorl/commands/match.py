@@ -40,7 +40,7 @@ def match(parsed: argparse.Namespace) -> None:
     )
 
 
-def match_of(run: Path, opponent: str, games: int, seed: int, allow_code: bool = False) -> dict[str, Any]:
+def match_of(run: Path, opponent: str, games: int, seed: int, allow_code: bool) -> dict[str, Any]:
     """The results of this many games, for the best agent of `run`; an odd number is rounded up.
 
     Each seed is played from both seats, and the interval (`result_interval`) is over these pairs of games. Agents of

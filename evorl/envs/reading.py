@@ -83,9 +83,7 @@ def check_finite(
     )
 
 
-def check_choices(
-    source: Source, values: NDArray[Any], sizes: Sequence[int], what: str, copy: int | None = None
-) -> None:
+def check_choices(source: Source, values: NDArray[Any], sizes: Sequence[int], what: str, copy: int | None) -> None:
     """Raise UserError if any of the integers [N, ...], or [...] of one `copy`, is out of its category range."""
     rows = values.reshape(-1, len(sizes))
     outside = ((rows < 0) | (rows >= np.asarray(sizes))).any(1)

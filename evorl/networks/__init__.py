@@ -36,9 +36,7 @@ def small_image_setting(parts: ObservationSpecs) -> str | None:
     return f"'network.convolutions=[{', '.join(texts)}]'"
 
 
-def initial_architecture(
-    settings: NetworkSettings, parts: ObservationSpecs, branches: Branches = "shared"
-) -> Architecture:
+def initial_architecture(settings: NetworkSettings, parts: ObservationSpecs, branches: Branches) -> Architecture:
     """The architecture that the configuration gives to a network of these observation parts, before any mutation."""
     if settings.name == "module":
         return Architecture()

@@ -149,7 +149,7 @@ class RolloutExperience(Experience):
         *,
         sequence: int,
         normalized: Sequence[str],
-        copies: int = 1,
+        copies: int,
         discount: Callable[[Tensor], Tensor] = lambda gamma: gamma,
         gather: Gather,
         rank: int,

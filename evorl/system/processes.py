@@ -115,8 +115,8 @@ def keep_freed_memory() -> None:
         change(TRIM_THRESHOLD, 2**30)
 
 
-def free_memory(device: torch.device | None = None) -> int:
-    """The free memory in bytes that this process can allocate on a device, by default the CPU."""
+def free_memory(device: torch.device | None) -> int:
+    """The free memory in bytes that this process can allocate on a device; None is the CPU."""
     if device is not None and device.type == "cuda":
         import torch
 

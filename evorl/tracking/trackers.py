@@ -45,7 +45,7 @@ def announcements(config: AnyConfig) -> list[str]:
 class Trackers:
     """All trackers of a run. One that fails is dropped with a warning; training continues."""
 
-    def __init__(self, config: AnyConfig, directory: Path, history: History = ()) -> None:
+    def __init__(self, config: AnyConfig, directory: Path, history: History) -> None:
         self._trackers: dict[str, Tracker] = {}
         for name in dict.fromkeys(config.tracking.backends):
             try:

@@ -35,7 +35,7 @@ class RecoveringVector:
     supports it.
     """
 
-    def __init__(self, settings: Environment, copies: Copies, *, continued: bool = False) -> None:
+    def __init__(self, settings: Environment, copies: Copies, *, continued: bool) -> None:
         self._settings = settings
         self._copies = copies
         self._stepping, self._resetting = f"a step of {settings.id}", f"a reset of {settings.id}"

@@ -44,7 +44,7 @@ SEEDS = 2**31
 class TensorEnvironments(SteppedEnvironments):
     """The copies of one simulator as the environments of P agents. Several of them share a simulator in turn."""
 
-    def __init__(self, settings: Environment, agents: int, num_envs: int, device: torch.device | str = "cpu") -> None:
+    def __init__(self, settings: Environment, agents: int, num_envs: int, device: torch.device | str) -> None:
         """Raises UserError for an environment that cannot be made or used."""
         self.agents, self.num_envs, self.device = agents, num_envs, torch.device(device)
         self._id, self._copies = settings.id, agents * num_envs
