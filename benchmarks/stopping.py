@@ -165,12 +165,12 @@ def run(rule: Rule, case: Case, rng: np.random.Generator, *, known: bool) -> Out
     return Outcome(number, stops, rule.reported, episodes)
 
 
-def crashes(one_in: int, landing: float = 250.0, crash: float = -150.0, noise: float = 20.0) -> Draw:
+def crashes(one_in: int) -> Draw:
     """Return the return distribution of a lander that crashes in one of `one_in` landings."""
 
     def draw(rng: np.random.Generator, count: int) -> Returns:
         fails = rng.random(count) < 1 / one_in
-        returns: Returns = np.where(fails, crash, rng.normal(landing, noise, count))
+        returns: Returns = np.where(fails, -150.0, rng.normal(250.0, 20.0, count))
         return returns
 
     return draw
