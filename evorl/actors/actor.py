@@ -114,8 +114,8 @@ class Actor(Closeable):
         count = self._settings.count
         # Exploration varies over all actors of the same agents, on every rank that holds a copy of them.
         before = self._rank * count if copies > 1 else 0
-        entropy_state = self._algorithm.actor_state(before + self._index, copies * count)
-        return {name: value.double().expand(agents, *value.shape).clone() for name, value in entropy_state.items()}
+        acting_state = self._algorithm.actor_state(before + self._index, copies * count)
+        return {name: value.double().expand(agents, *value.shape).clone() for name, value in acting_state.items()}
 
     def work(self, reader: int, writer: int) -> None:
         """Fill the messages whose numbers arrive on `reader` and report them on `writer`, until `reader` ends."""
