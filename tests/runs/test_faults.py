@@ -241,13 +241,6 @@ def test_a_replay_above_the_limit_is_not_kept_and_both_ends_say_so(in_directory)
         assert train("run.name=a", small, "run.resume=auto", "training.max_steps=200") == 0
 
 
-def test_resume_with_annealing_refuses_other_max_steps(in_directory, capsys):
-    ppo = "algorithm={name: ppo, rollout_steps: 8, batch_size: 8, annealing: true}"
-    assert train("run.name=a", ppo) == 0
-    assert train("run.name=a", ppo, "run.resume=auto", "training.max_steps=200") == 2
-    assert "training.max_steps was 120 and is now 200" in capsys.readouterr().err
-
-
 HOLD = """
 import sys, time
 from pathlib import Path
