@@ -190,6 +190,21 @@ def test_numbers_that_are_not_finite_end_the_generation():
         tensors.pop_collected()
 
 
+def test_a_generation_with_numbers_that_are_not_finite_is_not_saved_within(monkeypatch):
+    """A resumed run would train on, since it does not know that one has been seen."""
+    tensors = environments(poison=3)
+    tensors.reset(0)
+    monkeypatch.setattr(tensors._shared.simulator, "can_save", True)
+    monkeypatch.setattr(tensors._shared.simulator, "state_dict", dict, raising=False)
+    tensors.step(torch.zeros(2, 3, dtype=torch.int64))
+    assert tensors.state_dict()
+    for _ in range(2):
+        tensors.step(torch.zeros(2, 3, dtype=torch.int64))
+    for use in (tensors.state_dict, tensors.pop_collected):
+        with pytest.raises(UserError, match="gave nan as a reward"):
+            use()
+
+
 @pytest.mark.parametrize(
     ("space", "good", "bad", "words"),
     [

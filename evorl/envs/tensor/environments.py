@@ -196,6 +196,7 @@ class TensorEnvironments(SteppedEnvironments):
     def state_dict(self) -> Tensors:
         if not (self.can_continue and self._has_begun):
             return {}
+        self.check()  # What the reader has noted is not saved.
         simulator = self._shared.used_by(self, anew=False)
         return with_prefix(SIMULATOR, simulator.state_dict()) | self._counted()
 

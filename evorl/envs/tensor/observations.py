@@ -76,23 +76,25 @@ class TensorReader:
         self._peaks[what] = peak if before is None else torch.maximum(before, peak)
 
     def check(self) -> None:
-        """Raise UserError if any number noted since the last call was not finite, or too large; reads the device."""
-        peaks, self._peaks, outside, self._outside = self._peaks, {}, self._outside, {}
-        for name, flag in outside.items():
+        """Raise UserError if any number noted since the last call was not finite, or too large; reads the device.
+
+        What was noted is forgotten only if all is well: an interim checkpoint that fails for it does not end a run.
+        """
+        for name, flag in self._outside.items():
             if flag:
                 raise UserError(
                     f"environment.id: {self._id} gave numbers in part {name!r} of the observation that are not in its "
                     f"observation_space; that has 0 to {[size - 1 for size in self.parts[name].sizes] or 255} (before "
                     "a `start` is added)"
                 )
-        if not peaks:
-            return
-        for what, peak in zip(peaks, torch.stack([peak.float() for peak in peaks.values()]).tolist(), strict=True):
+        peaks = [peak.float() for peak in self._peaks.values()]
+        for what, peak in zip(self._peaks, torch.stack(peaks).tolist() if peaks else [], strict=True):
             if not peak < LARGEST:
                 raise UserError(
                     f"environment.id: {self._id} gave {peak:.3g} as {what}; rewards, observations and what an info "
                     f"reports must be finite in single precision, and of a size below {LARGEST:.2g}"
                 )
+        self._peaks, self._outside = {}, {}
 
 
 def leaves(space: gym.Space[Any], observation: Any, id: str) -> dict[str, tuple[Tensor, gym.Space[Any]]]:
