@@ -20,9 +20,11 @@ from evorl.population import Learner, Policy
 from evorl.population.learner import compute_gradients, read_state, split_states, write_state
 from evorl.population.stack_learner import AGREED, COMMON
 from evorl.replay.batches import BatchBuilder
+from evorl.replay.observations import moments_of
 from evorl.replay.received import GradientMemory, ReceivedRollouts
 from evorl.replay.replay import ERROR
 from evorl.replay.rollout_memory import RolloutLayout, RolloutMemory
+from evorl.replay.statistics import Moments
 from evorl.replay.storage import Empty, Field
 from evorl.system.stopwatch import Stopwatch
 from evorl.types.batches import Batch, PolicyOutput
@@ -108,12 +110,12 @@ class GradientCollector:
         self._rollouts = RolloutCollector(acting)
         self._memory = rollout_message(policy, config)(lambda shape, dtype: torch.empty(shape, dtype=dtype))
         self._learner = Learner(policy)
+        self._normalized = policy.algorithm.normalized_parts
         self._together: int = config.algorithm.grad_sync_steps
         one = config.algorithm.model_copy(update={"rollouts": self._together, "passes": 1})
         self._received = ReceivedRollouts(
             config.model_copy(update={"algorithm": one}),
-            policy.algorithm.interface.parts,
-            normalized=(),
+            normalized={},
             rank=0,
             gather=lambda numbers: numbers[None],
             device=torch.device("cpu"),
@@ -123,15 +125,16 @@ class GradientCollector:
 
     def collect(self, message: GradientMemory, beat: Callable[[], None]) -> None:
         """Fill a message with the mean gradient of `grad_sync_steps` rollouts."""
-        message.write(self._gradient(beat))
+        message.write(*self._gradient(beat))
 
-    def _gradient(self, beat: Callable[[], None]) -> Batch:
-        """Collect rollouts and return their gradient as a batch."""
+    def _gradient(self, beat: Callable[[], None]) -> tuple[Batch, dict[str, Moments]]:
+        """Collect rollouts and return their gradient as a batch, and the moments of their observations by part."""
         for _ in range(self._together):
             self._rollouts.collect(self._memory, beat)
             self._received.extend(self._memory)
         (batch,) = self._received.take_batches()
-        return compute_gradients(self._learner, batch)
+        observed = moments_of(self._normalized, batch.observation, batch.weight > 0)
+        return compute_gradients(self._learner, batch), observed
 
 
 class UpdateCollector(GradientCollector):
@@ -144,8 +147,8 @@ class UpdateCollector(GradientCollector):
     def collect(self, message: GradientMemory, beat: Callable[[], None]) -> None:
         """Fill a message with a gradient and apply it, unless the generation is over."""
         acting, version = self._acting, self._acting.version
-        batch = self._gradient(beat)
-        message.write(batch)
+        batch, observed = self._gradient(beat)
+        message.write(batch, observed)
         # An actor that waits for another one is not late.
         with acting.board.locked(beat):
             newest = acting.board.fetch(acting.flat, acting.states, acting.generation)
@@ -155,6 +158,8 @@ class UpdateCollector(GradientCollector):
             _, updates = split_states(acting.policy.algorithm, acting.states)
             read_state(self._learner, acting.flat, updates)
             self._learner.update(batch)
+            for name, moments in observed.items():
+                acting.policy.update_observation_stats(name, moments)
             write_state(self._learner, acting.flat, updates)
             acting.version = newest + 1
             acting.board.publish(acting.flat, list(acting.states), acting.version)
@@ -167,7 +172,7 @@ def gradient_message(policy: Policy, config: AnyConfig) -> Callable[[Empty], Gra
         name: sum(stack.networks[name].parameters.flat.numel() for stack in policy.stacks) + len(AGREED) * agents
         for name in algorithm.networks
     }
-    return lambda empty: GradientMemory(sizes, (*COMMON, *algorithm.metrics), agents, empty)
+    return lambda empty: GradientMemory(sizes, (*COMMON, *algorithm.metrics), algorithm.normalized_parts, agents, empty)
 
 
 def rollout_message(policy: Policy, config: AnyConfig) -> Callable[[Empty], RolloutMemory]:

@@ -22,7 +22,6 @@ class Asynchronous(A2C):
     def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> Experience:
         return ReceivedRollouts(
             self.config,
-            self.interface.parts,
             normalized=self.normalized_parts,
             rank=placement.ranks.rank,
             gather=placement.gather_copies,

@@ -121,8 +121,8 @@ class Algorithm(ABC):
         self._plays_both_seats = config.league is not None and config.league.learn_from == "both"
         self.policy_parts = self._read_by("policy_parts")
         self.critic_parts = self._read_by("critic_parts")
-        vectors = (name for name, part in interface.parts.items() if part.kind == "vector")
-        self.normalized_parts = tuple(vectors) if self.settings.normalize_observations else ()
+        vectors = {name: part for name, part in interface.parts.items() if part.kind == "vector"}
+        self.normalized_parts: ObservationSpecs = vectors if self.settings.normalize_observations else {}
 
     def _read_by(self, setting: str) -> ObservationSpecs:
         """The parts of the observation that `network.SETTING` names. Raises UserError if there is no such part."""

@@ -173,7 +173,6 @@ class A3CSettings(A3CDataParallelSettings):
     """A gradient is applied once."""
     grad_sync_steps: Annotated[int, Field(ge=1, le=4096)] = 1
     """Rollouts whose gradients an actor averages before it sends them."""
-    normalize_observations: Literal[False] = False
 
     actor_messages: ClassVar[str | None] = "gradients"
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from evorl.config import AnyConfig
 from evorl.distributed import Placement
 from evorl.envs.generation import steps_of_generation
-from evorl.envs.spaces import EnvSpec
+from evorl.envs.spaces import EnvSpec, ObservationSpecs
 from evorl.replay.batches import BatchBuilder, Returns, SequenceBuilder
 from evorl.replay.observations import ObservationStatistics
 from evorl.replay.prioritised import PrioritisedSampler, PriorityTree
@@ -29,7 +27,7 @@ def replay_experience(
     returns: Returns,
     always_valid: bool,
     stopwatch: Stopwatch,
-    normalized: Sequence[str],
+    normalized: ObservationSpecs,
     sequences: tuple[int, int] | None,
 ) -> ReplayExperience:
     """Build this rank's part of the replay; an island's `capacity` and `learning_starts` are divided over the ranks.
@@ -66,8 +64,7 @@ def replay_experience(
             max_steps=config.training.max_steps,
             **common,
         )
-    parts = {name: interface.parts[name] for name in normalized}
-    statistics = ObservationStatistics(parts, placement.gather_copies, stopwatch, sharing if replay.shared else 1)
+    statistics = ObservationStatistics(normalized, placement.gather_copies, stopwatch, sharing if replay.shared else 1)
     return ReplayExperience(
         storage,
         builder,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -20,6 +22,15 @@ EVERY = 64
 """Steps of each environment between merges of a replay's observations; another takes place at a generation's end."""
 SEEN, VALID = "seen.", "valid"
 """Tensor names, or prefixes of names, in a state."""
+
+
+def moments_of(parts: ObservationSpecs, observation: Mapping[str, Tensor], valid: Tensor) -> dict[str, Moments]:
+    """Moments of each part of P * N observations, in the order of `valid` [P, N], which masks out some of them."""
+    moments = {}
+    for name, part in parts.items():
+        values = as_numbers(observation[name], part)
+        moments[name] = Moments.of_tensors(values.reshape(*valid.shape, -1), valid.to(values.device))
+    return moments
 
 
 class ObservationStatistics:
@@ -66,12 +77,11 @@ class ObservationStatistics:
     def merge(self, observation: Tensors, valid: Tensor) -> None:
         """Merge the `valid` [P, T, E] ones of observations [P, T, E, ...]."""
         agents = np.arange(len(valid)) // self._sharing
-        weight = valid.reshape(len(valid) // self._sharing, -1)
-        for name, part in self._parts.items():
-            values = as_numbers(observation[name], part)
+        moments = moments_of(self._parts, observation, valid.reshape(len(valid) // self._sharing, -1))
+        for name, of_rank in moments.items():
             with self._stopwatch("communication"):
-                moments = Moments.over_ranks(values.reshape(*weight.shape, -1), weight.to(values.device), self._gather)
-            self._policy.update_observation_stats(name, moments.part(agents))
+                of_all = of_rank.over_ranks(self._gather)
+            self._policy.update_observation_stats(name, of_all.part(agents))
 
     def state_dict(self) -> Tensors:
         """The waiting observations [T, P, E, ...] by part, and which of them are valid; empty if there are none."""

@@ -20,7 +20,7 @@ from evorl.replay.experience import ActingAgents, Experience
 from evorl.replay.observations import ObservationStatistics
 from evorl.replay.rollout_memory import RolloutMemory
 from evorl.replay.rollouts import Minibatches, cut
-from evorl.replay.statistics import Gather
+from evorl.replay.statistics import Gather, Moments
 from evorl.replay.storage import Empty
 from evorl.seeding import torch_generator
 from evorl.system.stopwatch import Stopwatch
@@ -50,9 +50,8 @@ class ReceivedRollouts(Experience):
     def __init__(
         self,
         config: AnyConfig,
-        parts: ObservationSpecs,
         *,
-        normalized: Sequence[str],
+        normalized: ObservationSpecs,
         rank: int,
         gather: Gather,
         device: torch.device,
@@ -67,7 +66,7 @@ class ReceivedRollouts(Experience):
         super().__init__(steps, gather=gather, device=device, stopwatch=stopwatch)
         self._settings, self._minibatches = settings, getattr(settings, "minibatches", 1)
         self._seed, self._rank = config.seed, rank
-        self._observations = ObservationStatistics({name: parts[name] for name in normalized}, gather, stopwatch)
+        self._observations = ObservationStatistics(normalized, gather, stopwatch)
         self._waiting: list[Received] = []
         self._generator: torch.Generator
 
@@ -153,12 +152,24 @@ def _flat(values: Tensors) -> Tensors:
 
 
 class GradientMemory:
-    """The gradients and metrics of one update, in memory allocated by `empty`."""
+    """The gradients and metrics of one update, and the moments of its observations, in memory allocated by `empty`."""
 
-    def __init__(self, sizes: Mapping[str, int], metrics: Sequence[str], agents: int, empty: Empty) -> None:
-        """`sizes` are the flat gradient sizes by network; `metrics` names the metrics of the update."""
+    def __init__(
+        self,
+        sizes: Mapping[str, int],
+        metrics: Sequence[str],
+        normalized: ObservationSpecs,
+        agents: int,
+        empty: Empty,
+    ) -> None:
+        """`sizes` are the flat gradient sizes by network; `metrics` names the metrics of the update.
+
+        `normalized` are the parts of observations that are normalised.
+        """
         self.gradients = {name: empty((size,), torch.float32) for name, size in sizes.items()}
         self.metrics = {name: empty((agents,), torch.float32) for name in metrics}
+        self.moments = {name: empty((agents, 1 + 2 * part.width), torch.float64) for name, part in normalized.items()}
+        """Packed moments [P, 1 + 2 D] of each part."""
         self.counts = empty((len(Collected._fields), agents), torch.float64)
         """The actor's counters of each agent [C, P], in the order of `Collected`."""
         self.behind = empty((1,), torch.int64)
@@ -166,11 +177,14 @@ class GradientMemory:
         self.number = 0
         """The message's number within its rank, by which the learner hands it out."""
 
-    def write(self, batch: Batch) -> None:
+    def write(self, batch: Batch, observed: Mapping[str, Moments]) -> None:
+        """Write a batch of gradients, and the moments of the observations that they are from."""
         for name, values in batch.gradients.items():
             self.gradients[name].copy_(values)
         for name, values in self.metrics.items():
             values.copy_(batch.columns[name].squeeze(-1))
+        for name, moments in observed.items():
+            self.moments[name].copy_(torch.from_numpy(moments.packed()))
 
 
 class ReceivedGradients(Experience):
@@ -183,12 +197,13 @@ class ReceivedGradients(Experience):
         super().__init__(steps * gradients, gather=gather, device=device, stopwatch=stopwatch)
         self._gradients, self._applied = gradients, applied
         self._waiting: list[Batch] = []
+        self._observed: dict[str, Moments] = {}
         self._steps = np.zeros(0)
 
     def begin(self, policy: ActingAgents, generation: int) -> None:
         """Start a generation with the agents of `policy`, discarding pending gradients."""
         super().begin(policy, generation)
-        self._waiting, self._steps = [], np.zeros(len(policy.agents))
+        self._waiting, self._observed, self._steps = [], {}, np.zeros(len(policy.agents))
 
     def extend(self, message: GradientMemory) -> None:
         with self._stopwatch("receiving"):
@@ -196,6 +211,11 @@ class ReceivedGradients(Experience):
             columns = {name: values.to(self._device, copy=True) for name, values in message.metrics.items()}
             self._steps = self._steps + message.counts[0].numpy()
             self._waiting.append(gradient_batch(gradients, columns))
+            # Actors that apply gradients also merge their observations.
+            for name, packed in () if self._applied else message.moments.items():
+                moments = Moments.unpacked(packed.numpy().copy())
+                before = self._observed.get(name)
+                self._observed[name] = moments if before is None else before.merged(moments)
 
     def take_batches(self) -> Iterator[Batch]:
         """Yield the mean gradient once enough have arrived; every rank of the agents contributes equally many."""
@@ -210,6 +230,11 @@ class ReceivedGradients(Experience):
         gradients = _mean([batch.gradients for batch in waiting])
         yield replace(first, columns=columns, gradients=gradients, applied=self._applied)
         self._policy.acted(steps)
+        for name, moments in self._observed.items():
+            with self._stopwatch("communication"):
+                of_all = moments.over_ranks(self._gather)
+            self._policy.update_observation_stats(name, of_all)
+        self._observed = {}
 
 
 def gradient_batch(gradients: Tensors, metrics: Mapping[str, Tensor]) -> Batch:

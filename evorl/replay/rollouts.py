@@ -148,7 +148,7 @@ class RolloutExperience(Experience):
         targets: Targets,
         *,
         sequence: int,
-        normalized: Sequence[str],
+        normalized: ObservationSpecs,
         copies: int,
         discount: Callable[[Tensor], Tensor] = lambda gamma: gamma,
         gather: Gather,
@@ -168,8 +168,8 @@ class RolloutExperience(Experience):
         self._sequence, self._copies, self._stops_early = sequence, copies, False
         self._seed, self._rank = config.seed, rank
         self._statistics = RolloutStatistics(gather, stopwatch)
-        self._normalized = tuple(normalized)
-        self._observations = ObservationStatistics({name: parts[name] for name in normalized}, gather, stopwatch)
+        self._normalized = normalized
+        self._observations = ObservationStatistics(normalized, gather, stopwatch)
         self._row_bytes = sum(math.prod(part.shape) * part.dtype.itemsize for part in parts.values()) + 32
         self._rollout: Tensors = {}
         """All that is stored of the steps [T, P, E, ...]."""

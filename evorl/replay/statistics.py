@@ -6,6 +6,7 @@ Axes: T steps, P agents, E environments, N samples, D components per sample; U u
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -53,13 +54,9 @@ class Moments(NamedTuple):
         variance = ((samples - mean[:, None]).square() * shares).sum(1)
         return cls.unpacked(torch.cat([count[:, None], mean, variance], 1).cpu().numpy())
 
-    @classmethod
-    def over_ranks(cls, samples: Tensor, weight: Tensor, gather: Callable[[Array], Array]) -> Moments:
-        """Moments of such samples over all ranks reached by `gather`."""
-        first, *others = (cls.unpacked(packed) for packed in gather(cls.of_tensors(samples, weight).packed()))
-        for other in others:
-            first = first.merged(other)
-        return first
+    def over_ranks(self, gather: Gather) -> Moments:
+        """Moments of the samples of all ranks reached by `gather`."""
+        return reduce(Moments.merged, (self.unpacked(packed) for packed in gather(self.packed())))
 
     def merged(self, other: Moments) -> Moments:
         """Moments of both sample sets together (Chan, Golub & LeVeque 1983)."""
@@ -171,7 +168,7 @@ class RolloutStatistics:
         """Moments of samples [T, P, E, D] over the `valid` [T, P, E] steps of all ranks."""
         values, weight = (x.transpose(0, 1).flatten(1, 2) for x in (samples, valid))
         with self._stopwatch("communication"):
-            return Moments.over_ranks(values, weight, self._gather)
+            return Moments.of_tensors(values, weight).over_ranks(self._gather)
 
     def scaled(self, reward: Tensor, ended: Tensor, valid: Tensor, discount: Tensor) -> Tensor:
         """Rewards [T, P, E] divided by the running standard deviation of their discounted sums.

@@ -69,6 +69,18 @@ def test_the_learner_counts_the_updates_that_actors_make_to_shared_parameters_an
         assert [agent.state.updates["policy"] for agent in learning.learner.to_agents()] == [4, 4]
 
 
+@pytest.mark.parametrize("name", ["a3c", "a3c_shared"])
+def test_agents_normalise_by_what_actors_saw_that_sent_no_observations(name):
+    settings = f"algorithm={{name: {name}, rollout_steps: 5, normalize_observations: true}}"
+    with Learning(settings, "actors={count: 2, lockstep: true}", start=False) as learning:
+        learning.begin(1, steps=4 * 5)
+        learning.learn(4)
+        learning.actors.end(learning.learner)
+        statistics = learning.policy.stacks[0].networks["policy"].buffers.views
+        assert statistics["normal.observation.number"].flatten().tolist() == [4 * 5 * 2] * 2
+        assert statistics["normal.observation.variance"].min() > 0
+
+
 @pytest.mark.parametrize(("copies", "first", "count"), [(1, 0, 4), (4, 8, 16)])
 def test_environments_explore_differently_among_those_of_the_same_agents(copies, first, count):
     """The third of four ranks with two actors of two environments. Ranks with agents of their own count alone."""

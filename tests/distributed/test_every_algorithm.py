@@ -11,15 +11,15 @@ REPLAYED = "batch_size: 8, learn_step: 2"
 SETTINGS = {
     "a2c": ("algorithm={name: a2c, rollout_steps: 8}",),
     "a3c": (
-        "algorithm={name: a3c, rollout_steps: 4, entropy_scales: [1, 2]}", "actors={count: 2, lockstep: true}",
-        "network.recurrent=lstm", "network.recurrent_size=8",
+        "algorithm={name: a3c, rollout_steps: 4, entropy_scales: [1, 2], normalize_observations: true}",
+        "actors={count: 2, lockstep: true}", "network.recurrent=lstm", "network.recurrent_size=8",
     ),
     "a3c_data_parallel": (
         "algorithm={name: a3c_data_parallel, rollout_steps: 2, rollouts: 2}", "actors={count: 2, lockstep: true}",
     ),
     "a3c_shared": (
-        "algorithm={name: a3c_shared, rollout_steps: 4}", "actors={count: 2, lockstep: true}",
-        "population.placement=sharded",
+        "algorithm={name: a3c_shared, rollout_steps: 4, normalize_observations: true}",
+        "actors={count: 2, lockstep: true}", "population.placement=sharded",
     ),
     "apex_ddpg": (
         f"algorithm={{name: apex_ddpg, {REPLAYED}, rollout_steps: 4, exploration: {{random_steps: 20}}}}",

@@ -137,8 +137,9 @@ def rollout_experience(
     algorithm = ", ".join(f"{name}: {'null' if value is None else value}" for name, value in settings.items())
     settings = config(f"algorithm={{name: a2c, rollout_steps: {T * copies}, {algorithm}}}", f"environment.num_envs={E}")
     return RolloutExperience(
-        settings.model_copy(update={"seed": seed}), PARTS, targets, sequence=sequence, normalized=normalized,
-        copies=copies, gather=gather, rank=rank, device=torch.device("cpu"), stopwatch=Stopwatch(),
+        settings.model_copy(update={"seed": seed}), PARTS, targets, sequence=sequence,
+        normalized={name: PARTS[name] for name in normalized}, copies=copies, gather=gather, rank=rank,
+        device=torch.device("cpu"), stopwatch=Stopwatch(),
     )  # fmt: skip
 
 

@@ -8,7 +8,8 @@ import torch
 
 from evorl.config import validate
 from evorl.envs.spaces import ObservationSpec
-from evorl.replay.received import ReceivedRollouts
+from evorl.replay.observations import moments_of
+from evorl.replay.received import GradientMemory, ReceivedGradients, ReceivedRollouts, gradient_batch
 from evorl.system.stopwatch import Stopwatch
 
 T, P, E = 3, 2, 2
@@ -58,8 +59,7 @@ def received(passes, minibatches=1):
     algorithm = {"name": "appo", "rollout_steps": T, "rollouts": 2, "passes": passes, "minibatches": minibatches}
     return ReceivedRollouts(
         validate({"algorithm": algorithm}),
-        {"x": ObservationSpec("vector", (1,), torch.float32)},
-        normalized=("x",),
+        normalized={"x": ObservationSpec("vector", (1,), torch.float32)},
         rank=0,
         gather=lambda numbers: np.asarray(numbers)[None],
         device=torch.device("cpu"),
@@ -149,3 +149,43 @@ def test_minibatches_of_recurrent_agents_are_whole_rollouts_with_their_states():
         assert torch.equal(rewards[:, 1:] - rewards[:, :1], torch.tensor([E, 2.0 * E]).view(1, -1, 1).expand(P, -1, E))
         firsts.append(rewards[:, 0])
     assert torch.cat(firsts, 1).sort(1).values.tolist() == [[0, 1, 12, 13], [6, 7, 18, 19]]
+
+
+@pytest.mark.parametrize("applied", [False, True])
+def test_moments_of_averaged_gradients_and_of_all_ranks_are_merged_unless_actors_have_done_so(applied):
+    """Two gradients of each of two ranks; the other rank has seen each of this one's observations plus 1."""
+    observation, part, seen = torch.randn(2, P, 7, 3), ObservationSpec("vector", (3,), torch.float32), []
+    valid = torch.rand(2, P, 7) < 0.7
+    valid[:, :, 0] = True
+
+    class Statistics(Policy):
+        def update_observation_stats(self, part, moments):
+            seen.append(moments)
+
+    def empty(shape, dtype):
+        return torch.zeros(shape, dtype=dtype)
+
+    def gather(numbers):
+        more = np.array([0, 1, 1, 1, 0, 0, 0]) if numbers.ndim == 2 else 0
+        return np.stack([numbers, numbers + more])
+
+    experience = ReceivedGradients(T, 2, applied, gather=gather, device=torch.device("cpu"), stopwatch=Stopwatch())
+    message = GradientMemory(
+        {"policy": 4}, ["loss"], {"x": part}, P, lambda shape, kind: torch.zeros(shape, dtype=kind)
+    )
+    experience.begin(Statistics(), 1)
+    for mine, counted in zip(observation, valid, strict=True):
+        batch = gradient_batch({"policy": torch.zeros(4)}, {"loss": torch.zeros(P)})
+        message.write(batch, moments_of({"x": part}, {"x": mine}, counted))
+        experience.extend(message)
+    assert len(list(experience.take_batches())) == 1
+    if applied:
+        assert not seen
+        return
+    (found,) = seen
+    for agent in range(P):
+        mine = observation[:, agent][valid[:, agent]].double().numpy()
+        everyone = np.concatenate([mine, mine + 1])
+        assert found.number[agent] == len(everyone)
+        np.testing.assert_allclose(found.mean[agent], everyone.mean(0))
+        np.testing.assert_allclose(found.variance[agent], everyone.var(0))
