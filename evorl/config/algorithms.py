@@ -45,13 +45,17 @@ SETTINGS: Mapping[str, type[AlgorithmSettings]] = {
 }
 
 
+def site_packages() -> list[str]:
+    """The directories of installed packages, those of the system and the user's own."""
+    return [*site.getsitepackages(), site.getusersitepackages()]
+
+
 def entries(group: str) -> Iterator[EntryPoint]:
     """The entry points of installed packages in this group.
 
     Only what lies in site-packages is installed: the working directory, which may be on the path, can be a stranger's.
     """
-    places = [*site.getsitepackages(), site.getusersitepackages()]
-    packages = distributions(path=places)
+    packages = distributions(path=site_packages())
     return (entry for package in packages for entry in package.entry_points if entry.group == group)
 
 

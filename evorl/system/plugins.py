@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import linecache
-import site
 import sys
 import sysconfig
 import traceback
@@ -14,6 +13,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
+from evorl.config.algorithms import site_packages
 from evorl.config.errors import shown
 from evorl.types.outcomes import UserError, message_of
 
@@ -79,8 +79,7 @@ def _is_library(file: str) -> bool:
 
 
 def _is_installed(file: str) -> bool:
-    """True if a file lies in site-packages, those of the system and the user's own."""
-    return any(Path(file).is_relative_to(root) for root in (*site.getsitepackages(), site.getusersitepackages()))
+    return any(Path(file).is_relative_to(root) for root in site_packages())
 
 
 def _shown(file: str) -> str:
