@@ -136,7 +136,9 @@ class ReplayExperience(Experience):
         # A ring also holds resets: even when full it may hold fewer than `learning_starts` valid transitions.
         if self._sizes.sum() < self._learning_starts and not self._full:
             return
-        counts = self._schedule.due(steps if self._split_batches else steps / len(self._sizes))
+        # Resets let agents' counts differ, and an update of those that are due takes as long as one of all agents.
+        each = np.full_like(steps, steps.mean())
+        counts = self._schedule.due(each if self._split_batches else each / len(self._sizes))
         updates, everyone = int(counts.max()), int(counts.min())
         if updates == 0:
             return

@@ -45,7 +45,8 @@ def test_reset_steps_are_neither_stored_nor_counted():
     experience.add(transition(valid), output_of(torch.zeros(P, E, dtype=torch.int64)))
     assert kept(experience.storage)["reward"].tolist() == [1.0] * 5
     batches = list(experience.take_batches())
-    assert [due.due.tolist() for due in batches] == [[1, 1], [1, 1], [0, 1]]
+    assert [batch.due.tolist() for batch in batches] == [[1, 1]] * 2, "agents that step together learn together"
+    assert experience._schedule.debt() == pytest.approx([0.5, 0.5])
     assert [steps.tolist() for steps in group.counted] == [[2.0, 3.0]]
 
 
@@ -58,8 +59,8 @@ def test_ranks_learn_when_their_steps_are_earned_on_average():
     everywhere = torch.ones(P, E, dtype=torch.bool)
     experience.add(transition(everywhere), output_of(torch.zeros(P, E, dtype=torch.int64)))
     batches = list(experience.take_batches())
-    assert [due.due.tolist() for due in batches] == [[1, 1], [1, 1], [0, 1]]
-    assert experience._schedule.debt() == pytest.approx([0.5, 0.0])
+    assert [batch.due.tolist() for batch in batches] == [[1, 1]] * 2
+    assert experience._schedule.debt() == pytest.approx([0.75, 0.75])
     assert [steps.tolist() for steps in group.counted] == [[5.0, 6.0]], "exploration falls alike on both ranks"
 
 
