@@ -15,7 +15,7 @@ from evorl.actors.memory import PAGE, Arena, Board, SharedMemory
 from evorl.algorithms.functional import n_step_return
 from evorl.config import AnyConfig
 from evorl.envs import Environments
-from evorl.envs.spaces import ObservationSpec
+from evorl.envs.spaces import ObservationSpec, ObservationSpecs
 from evorl.population import Learner, Policy
 from evorl.population.learner import compute_gradients, read_state, split_states, write_state
 from evorl.population.stack_learner import AGREED, COMMON
@@ -148,7 +148,7 @@ class UpdateCollector(GradientCollector):
         """Fill a message with a gradient and apply it, unless the generation is over."""
         acting, version = self._acting, self._acting.version
         batch, observed = self._gradient(beat)
-        message.write(batch, observed)
+        message.write(batch, {})
         # An actor that waits for another one is not late.
         with acting.board.locked(beat):
             newest = acting.board.fetch(acting.flat, acting.states, acting.generation)
@@ -166,13 +166,22 @@ class UpdateCollector(GradientCollector):
 
 
 def gradient_message(policy: Policy, config: AnyConfig) -> Callable[[Empty], GradientMemory]:
-    """The factory of messages for gradients of these agents."""
+    """The factory of messages for gradients of these agents, with the moments of observations that they normalise."""
+    return _gradients(policy, policy.algorithm.normalized_parts)
+
+
+def update_message(policy: Policy, config: AnyConfig) -> Callable[[Empty], GradientMemory]:
+    """The factory of messages for gradients that the actor has applied, as it has merged the moments."""
+    return _gradients(policy, {})
+
+
+def _gradients(policy: Policy, normalized: ObservationSpecs) -> Callable[[Empty], GradientMemory]:
     agents, algorithm = len(policy.agents), policy.algorithm
     sizes = {
         name: sum(stack.networks[name].parameters.flat.numel() for stack in policy.stacks) + len(AGREED) * agents
         for name in algorithm.networks
     }
-    return lambda empty: GradientMemory(sizes, (*COMMON, *algorithm.metrics), algorithm.normalized_parts, agents, empty)
+    return lambda empty: GradientMemory(sizes, (*COMMON, *algorithm.metrics), normalized, agents, empty)
 
 
 def rollout_message(policy: Policy, config: AnyConfig) -> Callable[[Empty], RolloutMemory]:
@@ -232,7 +241,7 @@ MESSAGE_TYPES: Mapping[str, MessageType] = {
     "gradients": MessageType(gradient_message, GradientCollector),
     "rollouts": MessageType(rollout_message, RolloutCollector),
     "transitions": MessageType(transition_message, TransitionCollector),
-    "updates": MessageType(gradient_message, UpdateCollector, shared=True),
+    "updates": MessageType(update_message, UpdateCollector, shared=True),
 }
 
 

@@ -67,7 +67,7 @@ def unroll(cell: Cell, gates: Tensor, weight: Tensor, state: Tensor, started: Te
     """
     goes_on = (~started).to(gates.dtype)[..., None, None]
     outputs = []
-    # The gradient of an index would be a tensor of all T steps for each of them.
+    # The gradient of `gates[:, time]` would be a tensor of all T steps.
     for gate, kept in zip(gates.unbind(1), goes_on.unbind(1), strict=True):
         state = cell.step(gate, weight, state * kept)
         outputs.append(state[:, :, 0])

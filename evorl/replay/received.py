@@ -211,8 +211,7 @@ class ReceivedGradients(Experience):
             columns = {name: values.to(self._device, copy=True) for name, values in message.metrics.items()}
             self._steps = self._steps + message.counts[0].numpy()
             self._waiting.append(gradient_batch(gradients, columns))
-            # Actors that apply gradients also merge their observations.
-            for name, packed in () if self._applied else message.moments.items():
+            for name, packed in message.moments.items():
                 moments = Moments.unpacked(packed.numpy().copy())
                 before = self._observed.get(name)
                 self._observed[name] = moments if before is None else before.merged(moments)

@@ -151,8 +151,7 @@ def test_minibatches_of_recurrent_agents_are_whole_rollouts_with_their_states():
     assert torch.cat(firsts, 1).sort(1).values.tolist() == [[0, 1, 12, 13], [6, 7, 18, 19]]
 
 
-@pytest.mark.parametrize("applied", [False, True])
-def test_moments_of_averaged_gradients_and_of_all_ranks_are_merged_unless_actors_have_done_so(applied):
+def test_moments_of_averaged_gradients_and_of_all_ranks_are_merged():
     """Two gradients of each of two ranks; the other rank has seen each of this one's observations plus 1."""
     observation, part, seen = torch.randn(2, P, 7, 3), ObservationSpec("vector", (3,), torch.float32), []
     valid = torch.rand(2, P, 7) < 0.7
@@ -169,19 +168,14 @@ def test_moments_of_averaged_gradients_and_of_all_ranks_are_merged_unless_actors
         more = np.array([0, 1, 1, 1, 0, 0, 0]) if numbers.ndim == 2 else 0
         return np.stack([numbers, numbers + more])
 
-    experience = ReceivedGradients(T, 2, applied, gather=gather, device=torch.device("cpu"), stopwatch=Stopwatch())
-    message = GradientMemory(
-        {"policy": 4}, ["loss"], {"x": part}, P, lambda shape, kind: torch.zeros(shape, dtype=kind)
-    )
+    experience = ReceivedGradients(T, 2, False, gather=gather, device=torch.device("cpu"), stopwatch=Stopwatch())
+    message = GradientMemory({"policy": 4}, ["loss"], {"x": part}, P, empty)
     experience.begin(Statistics(), 1)
     for mine, counted in zip(observation, valid, strict=True):
         batch = gradient_batch({"policy": torch.zeros(4)}, {"loss": torch.zeros(P)})
         message.write(batch, moments_of({"x": part}, {"x": mine}, counted))
         experience.extend(message)
     assert len(list(experience.take_batches())) == 1
-    if applied:
-        assert not seen
-        return
     (found,) = seen
     for agent in range(P):
         mine = observation[:, agent][valid[:, agent]].double().numpy()
