@@ -125,16 +125,18 @@ class GradientCollector:
 
     def collect(self, message: GradientMemory, beat: Callable[[], None]) -> None:
         """Fill a message with the mean gradient of `grad_sync_steps` rollouts."""
-        message.write(*self._gradient(beat))
+        batch, observed, _ = self._gradient(beat)
+        message.write(batch, observed)
 
-    def _gradient(self, beat: Callable[[], None]) -> tuple[Batch, dict[str, Moments]]:
-        """Collect rollouts and return their gradient as a batch, and the moments of their observations by part."""
+    def _gradient(self, beat: Callable[[], None]) -> tuple[Batch, dict[str, Moments], Tensor]:
+        """Collect rollouts; return their gradient as a batch, moments of observations by part, and transitions [P]."""
         for _ in range(self._together):
             self._rollouts.collect(self._memory, beat)
             self._received.extend(self._memory)
         (batch,) = self._received.take_batches()
-        observed = moments_of(self._normalized, batch.observation, batch.weight > 0)
-        return compute_gradients(self._learner, batch), observed
+        valid = batch.weight > 0
+        observed = moments_of(self._normalized, batch.observation, valid)
+        return compute_gradients(self._learner, batch), observed, valid.sum(1)
 
 
 class UpdateCollector(GradientCollector):
@@ -147,7 +149,7 @@ class UpdateCollector(GradientCollector):
     def collect(self, message: GradientMemory, beat: Callable[[], None]) -> None:
         """Fill a message with a gradient and apply it, unless the generation is over."""
         acting, version = self._acting, self._acting.version
-        batch, observed = self._gradient(beat)
+        batch, observed, transitions = self._gradient(beat)
         message.write(batch, {})
         # An actor that waits for another one is not late.
         with acting.board.locked(beat):
@@ -155,9 +157,11 @@ class UpdateCollector(GradientCollector):
             if newest is None:
                 return
             message.behind[0], acting.version = newest - version, newest
-            _, updates = split_states(acting.policy.algorithm, acting.states)
+            states, updates = split_states(acting.policy.algorithm, acting.states)
             read_state(self._learner, acting.flat, updates)
+            acting.policy.set_acting_states({"steps": states["steps"]})  # An annealed rate depends on them.
             self._learner.update(batch)
+            states["steps"] += transitions
             for name, moments in observed.items():
                 acting.policy.update_observation_stats(name, moments)
             write_state(self._learner, acting.flat, updates)

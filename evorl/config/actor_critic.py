@@ -184,7 +184,6 @@ class A3CSettings(A3CDataParallelSettings):
 class A3CSharedSettings(A3CSettings):
     name: str = "a3c_shared"
     rollouts: Literal[1] = 1
-    annealing: Literal[False] = False
 
     actor_messages: ClassVar[str | None] = "updates"
 

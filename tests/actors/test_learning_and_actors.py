@@ -69,6 +69,26 @@ def test_the_learner_counts_the_updates_that_actors_make_to_shared_parameters_an
         assert [agent.state.updates["policy"] for agent in learning.learner.to_agents()] == [4, 4]
 
 
+def test_actors_that_share_parameters_anneal_the_learning_rate_by_the_steps_of_all_of_them():
+    annealed = (SHARED, "algorithm.annealing=true", "training.max_steps=20", "actors={count: 2, lockstep: true}")
+    with Learning(*annealed, start=False) as learning:
+        learning.begin(1, steps=6 * 5)
+        flat, states = learning.actors._board.empty()
+        learning.actors._board.fetch(flat, states, 1)
+        parameters = [flat.clone()]
+        for _ in range(2):
+            learning.learn(3)
+            learning.actors._board.fetch(flat, states, 1)
+            parameters.append(flat[: len(learning.policy.flat)].clone())
+        names = list(learning.algorithm.initial_state())
+        counted = learning.policy.acting_states()["steps"]
+        torch.testing.assert_close(states[names.index("steps")], counted, rtol=0, atol=0)
+        assert counted.min() > 40
+    first, trained, last = (each[: len(parameters[1])] for each in parameters)
+    assert not torch.equal(first, trained)
+    torch.testing.assert_close(trained, last, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("name", ["a3c", "a3c_shared"])
 def test_agents_normalise_by_what_actors_saw_that_sent_no_observations(name):
     settings = f"algorithm={{name: {name}, rollout_steps: 5, normalize_observations: true}}"
