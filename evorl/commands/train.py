@@ -171,7 +171,13 @@ def _number(state: Mapping[str, Any], key: str) -> int:
 
 def become(command: Sequence[str]) -> None:
     """Replace this process by a command, so that signals and the exit code are the command's."""
-    os.execv(command[0], list(command))
+    os.execve(command[0], list(command), with_this_package())
+
+
+def with_this_package() -> dict[str, str]:
+    """The environment variables for a process that imports this `evorl`, and no other one that is installed."""
+    path = os.pathsep.join(filter(None, (str(PACKAGE.parent), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": path}
 
 
 HEADINGS = ("seed", "run", "best", "episodes", "steps", "seconds", "state")
@@ -231,9 +237,7 @@ def train_each(commands: Sequence[tuple[int, Sequence[str]]], group: str) -> dic
     W&B shows the runs as this group, unless WANDB_RUN_GROUP is set. On a signal, the run in progress shuts down cleanly
     and keeps its checkpoints, and no other begins.
     """
-    # The package comes first on the path, so that no other `evorl` is imported instead.
-    path = os.pathsep.join(filter(None, (str(PACKAGE.parent), os.environ.get("PYTHONPATH"))))
-    environment = {"WANDB_RUN_GROUP": group, **os.environ, "PYTHONPATH": path}
+    environment = {"WANDB_RUN_GROUP": group, **with_this_package()}
     codes = {}
     for number, command in commands:
         with subprocess.Popen(
