@@ -146,8 +146,8 @@ def train(
 
 
 def _is_empty(section: Any) -> bool:
-    """True if a parameter changes nothing; an empty mapping replaces its section by the defaults."""
-    return section is None or (isinstance(section, BaseModel) and not _settings_in(section))
+    """True if a parameter changes nothing."""
+    return section is None or (isinstance(section, BaseModel | Mapping) and not _settings_in(section))
 
 
 def _settings_in(section: Any) -> Any:
@@ -182,7 +182,7 @@ def _is_one_value(path: str, value: Mapping[Any, Any]) -> bool:
     """True for a fitness, whose terms belong together, and for keyword arguments with keys that are not path parts."""
     names = map(str, value)
     is_odd = any(not name or "." in name or "=" in name for name in names)
-    return path == "evolution.fitness" or (f"{path}.".startswith("environment.kwargs.") and is_odd)
+    return path == "evolution.fitness" or ("environment.kwargs." in f"{path}." and is_odd)
 
 
 def _text(key: str, value: Any) -> str:

@@ -79,6 +79,7 @@ def test_only_what_was_given_changes_the_file(configured):
     assert found.environment.num_envs == 5, "a single key comes last"
     nothing = {"evolution": evorl.Evolution(mutation=evorl.Mutation()), "environment": evorl.Environment()}
     assert configured(SMALL, **nothing, training=evorl.Training()) == configured(SMALL)
+    assert configured(SMALL, training={}, environment={}) == configured(SMALL)
 
 
 def test_an_algorithm_s_section_names_the_algorithm(configured):
@@ -104,6 +105,8 @@ def test_keyword_arguments_of_the_environment_are_kept(configured, kwargs, in_co
     environment = {"id": "CartPole-v1", "kwargs": kwargs}
     settings = configured({"environment": environment}) if in_config else configured(environment=environment)
     assert settings.environment.kwargs == kwargs
+    settings = configured(evaluation={"environment": {"kwargs": kwargs}})
+    assert settings.evaluation_environment.kwargs == kwargs
     nan = configured(environment={"kwargs": {"x": np.nan}}).environment.kwargs["x"]
     assert isinstance(nan, float), "it differs from itself"
 

@@ -169,7 +169,7 @@ def load(
     agent, or if the configuration names custom code to run with which this user has not trained here, and `allow_code`
     is False.
     """
-    if not isinstance(seed, int) or seed < 0:
+    if not isinstance(seed, int | np.integer) or seed < 0:
         raise UserError(f"seed: {shown(seed)} does not fit; it must be a whole number, at least 0")
     with local_run(run) as path:
         if agent is None and generation is None:
