@@ -448,7 +448,8 @@ class Run:
             stop = self._logger.record(trained, fitness, counts, progress, seconds, actors)
             return b"" if stop is None else stop.reason.encode() or b"a callback"
 
-        self._stopped = self.ranks.from_main(written, "the main process's callbacks").decode()
+        stopped = self.ranks.from_main(written, "the main process's callbacks").decode()
+        self._stopped = "" if self.finished else stopped
         # The summary uses this snapshot: a signal may arrive when the next elite is chosen but not yet on disk.
         self._recorded = progress.copy()
 
