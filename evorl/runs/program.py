@@ -140,12 +140,13 @@ def limit_end(code: int) -> None:
         threading.main_thread().join()
         time.sleep(END_WITHIN)
         others = [thread.name for thread in threading.enumerate() if not thread.daemon and thread.is_alive()]
-        if others:
-            say(
-                f"warning: threads still run {END_WITHIN:g} s after the program's end "
-                f"({', '.join(map(repr, dict.fromkeys(others)))}), and the process ends without them; an environment's "
-                "`close` has to end the threads that it started"
-            )
+        if not others:  # What still runs are functions that the program has registered by `atexit`.
+            return
+        say(
+            f"warning: threads still run {END_WITHIN:g} s after the program's end "
+            f"({', '.join(map(repr, dict.fromkeys(others)))}), and the process ends without them; an environment's "
+            "`close` has to end the threads that it started"
+        )
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
