@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import numpy as np
 from evorl.algorithms import make_algorithm
 from evorl.config import AnyConfig, validate
 from evorl.config.errors import on_one_line
-from evorl.config.fields import BENCHMARK, RETURN
+from evorl.config.fields import BENCHMARK, RETURN, without
 from evorl.envs import make_environments
 from evorl.envs.games import is_game
 from evorl.envs.tensor.sources import device_of, reserve
@@ -28,6 +30,7 @@ from evorl.runs.storage.directory import load_elite
 from evorl.seeding import numpy_generator, torch_generator
 from evorl.system.console import digits
 from evorl.types.agents import Agent
+from evorl.types.outcomes import EvorlWarning
 
 PURPOSE = "evaluation of the elite"
 """A separate purpose makes these episodes differ from all episodes of the run, even with the run's seed."""
@@ -48,6 +51,14 @@ def evaluate_run(parsed: argparse.Namespace) -> None:
     )
 
 
+def _warn_of_excluded(run: Path, data: Mapping[str, Any], config: AnyConfig) -> None:
+    """Warn if a published run lacks settings of its environment, which then has the defaults."""
+    excluded = [key for key in config.tracking.exclude if without(data, [key]) == data]
+    if lacking := [key for key in excluded if key.split(".")[0] in ("environment", "evaluation")]:
+        what = f"{run}: was published without {', '.join(lacking)}, so these episodes have the defaults there"
+        warnings.warn(what, EvorlWarning, stacklevel=2)
+
+
 def evaluate_elite(run: Path, episodes: int, seed: int, allow_code: bool = False) -> dict[str, Any]:
     """Evaluate a run's best agent on fresh episodes, without exploration. Raises UserError.
 
@@ -60,6 +71,7 @@ def evaluate_elite(run: Path, episodes: int, seed: int, allow_code: bool = False
         data, agent = load_elite(path)
         config = validate(data)
         refuse_code(config, allow_code)
+        _warn_of_excluded(path, data, config)
         reserve(config.evaluation_environment, min(episodes, MAX_COPIES), device_of(config.evaluation_environment))
         check(config, trains=False)
         results = _played(path, config, agent, episodes, seed, allow_code)

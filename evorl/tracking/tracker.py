@@ -94,6 +94,8 @@ def check_exclusions(config: AnyConfig) -> None:
     for path in config.tracking.exclude:
         if without(settings, [path]) == settings:
             raise UserError(f"tracking.exclude: there is no setting {shown(path)} to leave out")
+        if "environment.id.".startswith(f"{path}."):
+            raise UserError(f"tracking.exclude: {path} cannot be left out, because runs are named by environment.id")
         for name in carried:
             if f"{name}.".startswith(f"{path}."):
                 raise UserError(

@@ -17,6 +17,7 @@ from helpers.support import ROOT, SMALL
 
 import evorl
 from evorl.commands.command import run_command
+from evorl.commands.evaluate import evaluate_elite
 from evorl.export import hub
 from evorl.export.hub import card
 from evorl.report.data import load
@@ -136,6 +137,18 @@ def test_settings_that_are_not_to_be_shared_are_not_in_the_card(run, tmp_path):
     hub.write_page(run, folder, "me/x", None)
     text = (folder / "README.md").read_text()
     assert "client X" not in text
+
+
+def test_an_evaluation_warns_of_an_environment_that_the_page_does_not_have(run, tmp_path):
+    settings = yaml.safe_load((run / "config.yaml").read_text())
+    settings["environment"]["kwargs"] = {"sutton_barto_reward": True}
+    settings["tracking"]["exclude"] = ["environment.kwargs", "run.directory"]
+    (run / "config.yaml").write_text(yaml.safe_dump(settings))
+    folder = tmp_path / "page"
+    folder.mkdir()
+    hub.write_page(run, folder, "me/x", None)
+    with pytest.warns(EvorlWarning, match=r"page: was published without environment\.kwargs, so these episodes"):
+        evaluate_elite(folder, 1, seed=0)
 
 
 @pytest.mark.slow

@@ -103,6 +103,11 @@ def test_settings_that_agents_carry_cannot_be_excluded(excluded, in_directory, c
     assert f"tracking.exclude: {excluded} cannot be left out, because" in error_line(capsys)
 
 
+def test_the_environment_of_a_run_cannot_be_excluded(in_directory, capsys):
+    assert train("tracking.exclude=[environment]") == 2
+    assert "tracking.exclude: environment cannot be left out, because runs are named" in error_line(capsys)
+
+
 def test_a_published_run_lacks_what_it_excludes():
     page = config("environment.id=CartPole-v1", "tracking.exclude=[environment.kwargs.token]")
     check(page, trains=False)
