@@ -44,8 +44,7 @@ class OffPolicySettings(AlgorithmSettings):
     gamma: Fraction = 0.99
     """The discount of a step."""
     learn_step: UpdatePeriod = 1
-    """Environment steps of an agent for each of its updates, on each rank; see `split_batches`. Agents that share a
-    replay count their mean steps, so that resets do not spread their updates."""
+    """Environment steps of an agent for each of its updates, on each rank; see `split_batches`."""
     tau: Rate = 5e-3
     """The Polyak coefficient of target networks: target += tau * (parameters - target) in each of their updates."""
 

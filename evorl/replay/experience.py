@@ -95,7 +95,7 @@ class Experience:
 
 
 class UpdateSchedule:
-    """One update of an agent per `learn_step` [P] environment steps, exact for any chunking of the steps.
+    """One update of an agent per `learn_step` [P] of its environment steps, exact for any chunking of the steps.
 
     `debt` [P] is the fraction of an update already earned, between 0 and 1.
     """

@@ -64,14 +64,12 @@ def replay_experience(
             max_steps=config.training.max_steps,
             **common,
         )
-    in_common = sharing if replay.shared else 1
-    statistics = ObservationStatistics(normalized, placement.gather_copies, stopwatch, in_common)
+    statistics = ObservationStatistics(normalized, placement.gather_copies, stopwatch, sharing if replay.shared else 1)
     return ReplayExperience(
         storage,
         builder,
         sampler,
         statistics,
-        sharing=in_common,
         learning_starts=min(
             replay.learning_starts * populations * placement.copies // ranks.size, share * placement.copies
         ),

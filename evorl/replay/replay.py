@@ -49,7 +49,6 @@ class ReplayExperience(Experience):
         sampler: Sampler,
         observations: ObservationStatistics,
         *,
-        sharing: int,
         learning_starts: int,
         lockstep: bool,
         reward_clip: float | None,
@@ -60,7 +59,6 @@ class ReplayExperience(Experience):
     ) -> None:
         """`builder` makes batches of the indices that `sampler` draws; `observations` are those to normalise by.
 
-        Each `sharing` agents, one after another, share a replay, and their updates are due by their mean steps.
         Learning starts after `learning_starts` transitions over all ranks. In `lockstep` all ranks that hold the same
         agents add equally many transitions. With `split_batches`, `learn_step` counts environment steps over all of
         these ranks, otherwise on each.
@@ -70,7 +68,6 @@ class ReplayExperience(Experience):
         self.builder = builder
         self.sampler = sampler
         self._observations = observations
-        self._sharing = sharing
         self._learning_starts = learning_starts
         self._lockstep = lockstep
         self._reward_clip = reward_clip
@@ -139,9 +136,7 @@ class ReplayExperience(Experience):
         # A ring also holds resets: even when full it may hold fewer than `learning_starts` valid transitions.
         if self._sizes.sum() < self._learning_starts and not self._full:
             return
-        # Resets let agents' counts differ, and an update of those that are due takes as long as one of all agents.
-        each = steps.reshape(-1, self._sharing).mean(1).repeat(self._sharing)
-        counts = self._schedule.due(each if self._split_batches else each / len(self._sizes))
+        counts = self._schedule.due(steps if self._split_batches else steps / len(self._sizes))
         updates, everyone = int(counts.max()), int(counts.min())
         if updates == 0:
             return

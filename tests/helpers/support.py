@@ -335,7 +335,7 @@ def replay_experience(
     **settings,
 ):
     """The experience of this storage: single transitions, drawn alike, unless `builder` or `sampler` say otherwise."""
-    settings = {"gather": lambda numbers: numbers[None], "reward_clip": None, "period": 1, "sharing": 1} | settings
+    settings = {"gather": lambda numbers: numbers[None], "reward_clip": None, "period": 1} | settings
     place = {"seed": 0, "rank": rank, "part": part, "split_batches": split_batches}
     stopwatch = Stopwatch()
     nothing = ObservationStatistics({}, settings["gather"], stopwatch)

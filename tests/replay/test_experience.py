@@ -14,10 +14,10 @@ from evorl.types.batches import Transition
 P, E = 2, 3
 
 
-def experience_of(gather, lockstep, part=0, starts=1, clip=None, sharing=1):
+def experience_of(gather, lockstep, part=0, starts=1, clip=None):
     return replay_experience(
         replay_of(16, P * E, vector(2)), learning_starts=starts, gather=gather, lockstep=lockstep, part=part,
-        reward_clip=clip, rank=part, sharing=sharing,
+        reward_clip=clip, rank=part,
     )  # fmt: skip
 
 
@@ -38,15 +38,14 @@ def alone(numbers):
     return numbers[None]
 
 
-@pytest.mark.parametrize(("sharing", "due", "debt"), [(1, [[1, 1], [1, 1], [0, 1]], 0.0), (2, [[1, 1], [1, 1]], 0.5)])
-def test_reset_steps_are_neither_stored_nor_counted_and_agents_that_share_learn_together(sharing, due, debt):
-    experience, group = experience_of(alone, lockstep=False, sharing=sharing), members(learn_step=1.0)
+def test_reset_steps_are_neither_stored_nor_counted():
+    experience, group = experience_of(alone, lockstep=False), members(learn_step=1.0)
     experience.begin(group, 1)
     valid = torch.tensor([[True, False, True], [True, True, True]])
     experience.add(transition(valid), output_of(torch.zeros(P, E, dtype=torch.int64)))
     assert kept(experience.storage)["reward"].tolist() == [1.0] * 5
-    assert [batch.due.tolist() for batch in experience.take_batches()] == due
-    assert experience._schedule.debt() == pytest.approx([debt, debt])
+    batches = list(experience.take_batches())
+    assert [due.due.tolist() for due in batches] == [[1, 1], [1, 1], [0, 1]]
     assert [steps.tolist() for steps in group.counted] == [[2.0, 3.0]]
 
 
@@ -59,7 +58,7 @@ def test_ranks_learn_when_their_steps_are_earned_on_average():
     everywhere = torch.ones(P, E, dtype=torch.bool)
     experience.add(transition(everywhere), output_of(torch.zeros(P, E, dtype=torch.int64)))
     batches = list(experience.take_batches())
-    assert [batch.due.tolist() for batch in batches] == [[1, 1], [1, 1], [0, 1]]
+    assert [due.due.tolist() for due in batches] == [[1, 1], [1, 1], [0, 1]]
     assert experience._schedule.debt() == pytest.approx([0.5, 0.0])
     assert [steps.tolist() for steps in group.counted] == [[5.0, 6.0]], "exploration falls alike on both ranks"
 
