@@ -170,6 +170,8 @@ class Environments(SteppedEnvironments):
     def _prepare(self, settings: Environment, whole_games: bool) -> None:
         """Reset all copies once and determine the interface. Raises UserError for unsupported environments."""
         vector, copies = self._vector.env, self.agents * self.num_envs
+        if isinstance(vector, GameVector):
+            vector.whole_games = whole_games
         self._resets = Resets(settings, vector, copies, whole_games=whole_games)
         self.always_valid = self._resets.in_step
         self._read_actions = action_reader(vector.single_action_space, self.num_envs)

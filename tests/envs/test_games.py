@@ -206,6 +206,27 @@ def test_episodes_that_end_before_the_learners_first_turn_are_nobodys():
     assert reward.tolist() == [1], "the other's"
 
 
+def test_an_evaluation_counts_games_that_end_before_its_first_turn():
+    """Leaving them out would misjudge an agent whose opponents resign, or win, at once."""
+    with Environments(Environment(id=f"{HERE}OpponentFirst"), 1, 2, whole_games=True) as environments:
+        environments.set_opponents(Scripted(lambda seen: 2))
+        environments.reset(0)
+        transitions = [environments.step(torch.tensor([[2, 2]])) for _ in range(3)]
+    # It resigns in the first seat; in the second, the other one does before. Seats alternate.
+    assert [each.reward[0].tolist() for each in transitions] == [[-1, 1], [1, -1], [-1, 1]]
+    assert all(each.terminated.all() for each in transitions)
+
+
+def test_a_turn_that_is_over_has_a_mask_and_ignores_its_action():
+    with Environments(Environment(id=f"{HERE}Resigned"), 1, 1, whole_games=True) as environments:
+        environments.set_opponents(Scripted(lambda seen: 2))
+        environments.reset(1)
+        assert environments.observation["action_mask"].tolist() == [[[True] * 3]]
+        transition = environments.step(torch.tensor([[1]]))
+    assert transition.reward.tolist() == [[1]]
+    assert environments.observation["action_mask"].tolist() == [[[False, False, True]]]
+
+
 def test_both_random_seats_of_a_game_are_seeded():
     def played():
         with Environments(Environment(id=f"{HERE}ThreeMoves"), 2, 3) as environments:

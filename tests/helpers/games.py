@@ -137,6 +137,19 @@ class OpponentFirst(Seats):
             self.gained = {name: -1.0, other: 1.0}
 
 
+class Resigned(OpponentFirst):
+    """The same with masks that allow the resignation alone."""
+
+    def observation_space(self, name):
+        return gym.spaces.Dict(
+            {"observation": super().observation_space(name), "action_mask": gym.spaces.MultiBinary(3)}
+        )
+
+    def last(self):
+        observation, *others = super().last()
+        return {"observation": observation, "action_mask": np.array([0, 0, not self.done], np.int8)}, *others
+
+
 def right_reply(observation, mask):
     """A player of `ThreeMoves` who answers the first move right."""
     return (int(observation[1]) + 1) % 3 if observation[0] == 1 else int(np.flatnonzero(mask)[0])

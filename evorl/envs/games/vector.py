@@ -38,7 +38,7 @@ RESULT = "result"
 ROUNDING = 1e-6
 """The tolerance for the sum of the rewards of a zero-sum episode."""
 MAX_EMPTY = 1_000
-"""Episodes in a row that may end before the learner's first turn."""
+"""Episodes of each copy that may end before the learner's first turn, in one step or reset of all copies."""
 
 
 class GameVector(VectorEnv[Any, Any, Any]):
@@ -66,6 +66,9 @@ class GameVector(VectorEnv[Any, Any, Any]):
         self.seats = np.zeros(copies, dtype=np.int64)
         self._seeds = [np.random.default_rng(copy) for copy in range(copies)]
         self.opponents: Opponents = RandomPlayers(self.single_action_space)
+        self.whole_games = False
+        """True to count episodes that end before the learner's first turn: they take one step, whose action is ignored.
+        Otherwise they are skipped, since nothing can be learned from them."""
         self._is_checked = self._is_masked = False
         self._has_moved = np.zeros((2, copies), dtype=bool)
         """The copies in which the learner, and the other seat, have moved in the running episode."""
@@ -122,7 +125,8 @@ class GameVector(VectorEnv[Any, Any, Any]):
             if copy in replies:
                 moves[1 - seat] = self._move(replies[copy])
             self._has_moved[0, copy] = True
-            self.games[copy].step(moves)
+            if seat in self.games[copy].acting:
+                self.games[copy].step(moves)
         self._advance()
         turns = [self._ended[copy][0] if copy in self._ended else self._turn(copy) for copy in range(self.num_envs)]
         return np.array([turn.reward for turn in turns], dtype=np.float64)
@@ -190,13 +194,15 @@ class GameVector(VectorEnv[Any, Any, Any]):
         waiting, empty = list(range(self.num_envs)), 0
         while waiting:
             for copy in waiting:
-                while self._is_over(copy):
+                while self._is_over(copy) and (self._has_moved[0, copy] or not self.whole_games):
                     if self._has_moved[0, copy]:
                         self._ended[copy] = deepcopy(self._turn(copy)), self._result(copy)
                     elif (empty := empty + 1) > MAX_EMPTY * self.num_envs:
                         raise UserError(f"environment.id: {self._id} ends before one of its seats has ever moved")
                     self._begin(copy)
-            waiting = [copy for copy in waiting if self.seats[copy] not in self.games[copy].acting]
+            waiting = [
+                copy for copy in waiting if self.seats[copy] not in self.games[copy].acting and not self._is_over(copy)
+            ]
             for copy, reply in zip(waiting, self._ask(waiting), strict=True):
                 self.games[copy].step({1 - int(self.seats[copy]): self._move(reply)})
 
@@ -229,7 +235,9 @@ class GameVector(VectorEnv[Any, Any, Any]):
 
     def _masks(self, turns: Sequence[Turn]) -> Flags | None:
         """The masks of turns [N', A]; None if the game has none. Raises UserError if only some turns have one."""
-        masks = [turn.mask for turn in turns if turn.mask is not None]
+        # A turn that is over has no legal action, and the one that it is given is ignored.
+        given = [np.ones_like(turn.mask) if turn.over and turn.mask is not None else turn.mask for turn in turns]
+        masks = [mask for mask in given if mask is not None]
         if len(masks) != len(turns) * self._is_masked:
             first = "one" if self._is_masked else "none"
             raise UserError(
