@@ -99,9 +99,7 @@ def make_replay(
     parts = interface.with_mask()
     columns: dict[str, Field] = {"action": action, "reward": ((), torch.float32), "terminated": ((), torch.bool)}
     rows = max(1, capacity // lanes)
-    on_cpu, meta = device.type == "cpu", torch.device("meta")
-    # A CPU's system gives pages to the second ring only where final observations are written; a GPU gives it all.
-    empty = None if on_cpu else lambda shape, dtype: torch.empty(shape, dtype=dtype, device=meta)
-    size = Storage(rows, lanes, parts, columns, meta, empty=empty).memory
+    on_cpu = device.type == "cpu"
+    size = Storage(rows, lanes, parts, columns, torch.device("meta")).memory(second_ring=not on_cpu)
     check_room(size, "replay.capacity", device=device, processes=ranks_on_host if on_cpu else 1)
     return Storage(rows, lanes, parts, columns, device, islands=islands)

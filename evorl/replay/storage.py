@@ -85,10 +85,7 @@ class Storage:
         empty: Empty | None = None,
         islands: int = 1,
     ) -> None:
-        """Allocate `rows` steps, plus the rows before and after that their observations need, with `empty`.
-
-        The second ring is allocated with `empty`, or else with the first observation that it takes.
-        """
+        """Allocate `rows` steps, plus the rows before and after that their observations need, with `empty` if given."""
         self.rows, self.lanes, self.device = rows, lanes, device
         self.islands, self.width = islands, lanes // islands
         """I, and the lanes of each island."""
@@ -99,13 +96,11 @@ class Storage:
         self.ring = rows + self.depth
         """T: the kept rows, one for the latest observation, and F - 1 for older frames."""
         self.size = self.ring * lanes
-        self._empty: Empty = empty or partial(_zeros, device=device)
-        self.columns = {
-            name: self._empty((self.ring, lanes, *shape), dtype) for name, (shape, dtype) in columns.items()
-        }
+        empty = empty or partial(_zeros, device=device)
+        self.columns = {name: empty((self.ring, lanes, *shape), dtype) for name, (shape, dtype) in columns.items()}
         flags = {"valid": torch.bool, "boundary": torch.bool, "final": torch.bool}
         flags |= {"age": torch.uint8} if self.depth > 1 else {}
-        self.flags = {name: self._empty((self.ring, lanes), dtype).zero_() for name, dtype in flags.items()}
+        self.flags = {name: empty((self.ring, lanes), dtype).zero_() for name, dtype in flags.items()}
         """`valid`; `boundary`: the next row does not continue this one; `final`: the next observation is in the second
         ring; `age`: earlier frames available to a row."""
         self._flat = {name: values.flatten(0, 1) for name, values in (self.columns | self.flags).items()}
@@ -113,28 +108,19 @@ class Storage:
         """Observation parts [T, N, ...]; of stacks only the newest frame."""
         self._data: Tensors = {}
         """Observation parts: T * N for the steps, one of zeros, and T * N of the second ring."""
-        self._has_finals = empty is not None
-        self._allocate()
+        for name, part in self.parts.items():
+            shape = part.shape[1:] if part.frames else part.shape
+            self._data[name] = empty((2 * self.size + 1, *shape), part.dtype)
+            self._data[name][self.size] = 0
+            self.seen[name] = self._data[name][: self.size].view(self.ring, lanes, *shape)
         self._invalid = np.zeros((self.ring, islands), dtype=np.int64)
         self._everyone = torch.ones(lanes, dtype=torch.bool)
         self.clear()
 
-    def _allocate(self) -> None:
-        """Allocate observation memory and copy the observations written so far into it."""
-        for name, part in self.parts.items():
-            shape = part.shape[1:] if part.frames else part.shape
-            data = self._empty((self.size + 1 + self.size * self._has_finals, *shape), part.dtype)
-            if name in self._data:
-                held = rows_held(self.written, self.ring) * self.lanes
-                data[:held] = self._data[name][:held]
-            data[self.size] = 0
-            self._data[name] = data
-            self.seen[name] = data[: self.size].view(self.ring, self.lanes, *shape)
-
-    @property
-    def memory(self) -> int:
-        """The allocated size in bytes."""
-        return sum(tensor.nbytes for tensor in (*self._data.values(), *self.columns.values(), *self.flags.values()))
+    def memory(self, *, second_ring: bool) -> int:
+        """The size in bytes; a host's second ring takes memory only where final observations are written."""
+        observations = self._data if second_ring else self.seen
+        return sum(tensor.nbytes for tensor in (*observations.values(), *self.columns.values(), *self.flags.values()))
 
     def clear(self) -> None:
         """Empty the storage; the next row is row 0."""
@@ -272,25 +258,16 @@ class Storage:
         """Copy the last observations of `lanes` [N] to the second ring, before they are overwritten."""
         if not is_host(lanes.device):
             # Those of other lanes are copied too, and are not read: finding out how many there are would take longer.
-            self._give_finals_room()
             for name, data in self._data.items():
                 finals = data[self.size + 1 :].view_as(self.seen[name])
                 finals[self.newest_row] = self.seen[name][self.written % self.ring]
             self.flags["final"][self.newest_row] = lanes
             return
         lane = lanes.nonzero()[:, 0].to(self.device)
-        if not len(lane):
-            return
-        self._give_finals_room()
         index = self.newest_row * self.lanes + lane
         for name, data in self._data.items():
             data[self.size + 1 + index] = self.seen[name][self.written % self.ring][lane]
         self._flat["final"][index] = True
-
-    def _give_finals_room(self) -> None:
-        if not self._has_finals:
-            self._has_finals = True
-            self._allocate()
 
     def gather(self, index: Tensor) -> Transitions:
         """The transitions at `index` [...], with all columns."""
@@ -426,8 +403,6 @@ class Storage:
         for name, values in self._stores().items():
             values[:held] = tensors[name].to(self.device)
         at = self.size + 1 + tensors["final"].flatten().nonzero()[:, 0].to(self.device)
-        if len(at):
-            self._give_finals_room()
         for name, data in self._data.items():
             data[at] = tensors[f"last.{name}"].to(self.device)
         valid = tensors["valid"].cpu()
