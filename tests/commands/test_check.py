@@ -206,7 +206,7 @@ def test_the_exit_code_tells_of_failures(capsys):
     shown = capsys.readouterr()
     assert shown.err == "error: 1 check of checked_module:OldStep failed\n"
     assert run_program(run_command, ["check", "checked_module:Good", "length=3"]) == 1
-    assert "environment.kwargs: 'checked_module:Good' does not accept these arguments" in capsys.readouterr().out
+    assert "environment.kwargs: 'checked_module:Good' cannot be made with these arguments" in capsys.readouterr().out
 
 
 def test_words_are_keyword_arguments_or_settings_of_the_environment(capsys):

@@ -238,7 +238,7 @@ def test_numbers_are_read_as_people_write_them(text, value, tmp_path):
         ),
         (
             "environment={id: LunarLander-v3, kwargs: {gravity: 5}}",
-            "environment.kwargs: 'LunarLander-v3' does not accept these arguments",
+            "environment.kwargs: 'LunarLander-v3' cannot be made with these arguments",
         ),
         (
             "network={name: module, factory: 'helpers.support:probe_network', recurrent: lstm}",

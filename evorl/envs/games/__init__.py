@@ -10,6 +10,7 @@ from evorl.config import Environment
 from evorl.envs.games.game import Game
 from evorl.envs.games.open_spiel import OPENSPIEL, make_open_spiel
 from evorl.envs.games.pettingzoo import PETTINGZOO, has_agents, make_pettingzoo
+from evorl.envs.tensor.sources import is_tensor
 from evorl.system.plugins import import_from_here
 
 GAMES: Mapping[str, Callable[[Environment], Game]] = {PETTINGZOO: make_pettingzoo, OPENSPIEL: make_open_spiel}
@@ -22,6 +23,8 @@ def is_game(id: str) -> bool:
     module, _, name = id.rpartition(":")
     if not module or module in GAMES:
         return bool(module)
+    if is_tensor(id):  # Importing gymnax starts JAX, before it is told to share the GPU.
+        return False
     try:
         factory = getattr(import_from_here(module), name, None)
     except ImportError:
