@@ -63,7 +63,8 @@ class ObservationStatistics:
         if not self._parts:
             return
         self._seen.append({name: transition.observation[name].clone() for name in self._parts})
-        self._valid.append(transition.valid.clone())
+        device = next(iter(self._seen[-1].values())).device
+        self._valid.append(transition.valid.to(device, copy=True))
         if len(self._seen) == EVERY:
             self.merge_waiting()
 
@@ -101,4 +102,4 @@ class ObservationStatistics:
         check_tensors(tensors, {**expected, VALID: (tuple(valid.shape), torch.bool)}, WHERE)
         seen = {name: tensors[f"{SEEN}{name}"].to(device) for name in self._parts}
         self._seen = [{name: values[step] for name, values in seen.items()} for step in range(len(valid))]
-        self._valid = list(valid)
+        self._valid = list(valid.to(device))

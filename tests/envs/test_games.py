@@ -11,6 +11,7 @@ from helpers.support import config, play, trained
 from evorl.config import Environment
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
+from evorl.envs.games import is_game
 from evorl.envs.games.players import FunctionPlayers, MoveRequest, RandomPlayers
 from evorl.envs.games.vector import RESULT
 from evorl.envs.vector import make_vector
@@ -204,6 +205,12 @@ def test_episodes_that_end_before_the_learners_first_turn_are_nobodys():
     _, reward, terminated, _, info = made.step(np.array([0]))
     assert terminated.all()
     assert reward.tolist() == [1], "the other's"
+
+
+def test_no_simulator_is_imported_to_see_that_it_is_no_game(monkeypatch):
+    """Importing gymnax starts JAX, which must be told before to leave room on the GPU."""
+    monkeypatch.setattr("evorl.envs.games.import_from_here", pytest.fail)
+    assert not any(map(is_game, ("gymnax:CartPole-v1", "brax:ant", "playground:CartpoleBalance", "tensor:mine:make")))
 
 
 def test_an_evaluation_counts_games_that_end_before_its_first_turn():

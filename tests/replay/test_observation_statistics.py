@@ -1,5 +1,6 @@
 """Statistics of what a replay is given, by which agents normalise observations. Axes: P agents, E environments."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -114,3 +115,20 @@ def test_a_run_normalises_by_all_its_transitions(shared, in_directory):
         assert counts == [row["global_steps"]] * 2
     else:
         assert all(150 < count < row["global_steps"] for count in counts)
+
+
+def test_waiting_observations_stay_with_their_flags_on_the_device_that_they_are_loaded_to():
+    def made():
+        buffer = ObservationStatistics({"observation": vector(D)}, lambda numbers: numbers[None], Stopwatch())
+        buffer.begin(SimpleNamespace(agents=[None] * P))
+        return buffer
+
+    before, after, meta = made(), made(), torch.device("meta")
+    for transition in steps_of(0, 3):
+        before.add(transition)
+    after.load_state_dict(before.state_dict(), meta)
+    (transition,) = steps_of(1, 1)
+    shown = {name: values.to(meta) for name, values in transition.observation.items()}
+    after.add(replace(transition, observation=shown))
+    assert {values.device for values in after.state_dict().values()} == {meta}
+    assert {len(values) for values in after.state_dict().values()} == {4}
