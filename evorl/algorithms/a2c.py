@@ -72,7 +72,9 @@ class A2C(Algorithm):
         hidden = {name: parts - self.policy_parts.keys() for name in (head.name for head in heads if head.computed)}
         hidden["value"] = parts - self.critic_parts.keys()
         if any(hidden.values()) and self.settings.critic == "shared":
-            raise UserError("network.critic_parts: with algorithm.critic=shared both read the same; use separate")
+            raise UserError(
+                "network.policy_parts, network.critic_parts: with algorithm.critic=shared both read the same; use separate"
+            )
         return {name: names for name, names in hidden.items() if names}
 
     def _distribution(self) -> Distribution:

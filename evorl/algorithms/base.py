@@ -162,10 +162,7 @@ class Algorithm(ABC):
         network = NETWORKS[settings.name](settings, parts, heads, normalized, noise)
         network.kernel = usable_kernel(self.config.run.kernel)
         if unread:
-            if not isinstance(network, StandardNetwork):
-                raise UserError(
-                    "network.critic_parts: a module reads all parts; leave it out, or use network.name=standard"
-                )
+            assert isinstance(network, StandardNetwork), "a module reads one part"
             network.hide(unread)
         return NetworkSpec(network, initial_architecture(settings, parts, branches), target)
 

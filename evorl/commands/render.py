@@ -84,10 +84,13 @@ def plot(parsed: argparse.Namespace) -> None:
     from evorl.report.data import load_several
     from evorl.report.picture import check_output, draw
 
-    output = parsed.output or (parsed.runs[0] / "plot.png" if len(parsed.runs) == 1 else Path("plot.png"))
+    if parsed.output is not None:
+        check_output(parsed.output)
+    runs = load_several(parsed.runs)
+    output = parsed.output or (parsed.runs[0] / "plot.png" if len(runs) == 1 else Path("plot.png"))
     check_output(output)
     replaced = " (replaces the one before)" if output.exists() else ""
-    draw(load_several(parsed.runs), output, parsed.hyperparameter)
+    draw(runs, output, parsed.hyperparameter)
     print(f"{output}{replaced}")
 
 

@@ -114,7 +114,9 @@ def _alone(model: type[BaseModel], problem: ErrorDetails) -> str:
         return f"{path}: {shown(value)} is out of range; it must be {_range_at(model, location)}"
     if kind == "missing":
         return f"{path}: this key is required"
-    if kind in ("model_type", "dict_type"):
+    if kind == "dict_type":
+        return f"{path}: {shown(value)} does not fit: it must be a mapping, such as {{name: ...}}"
+    if kind == "model_type":
         section = _section_at(model, location)
         keys = ": " + ", ".join(_names(section)) if section is not None and section is not model else ""
         return f"{path}: {shown(value)} does not fit: this is a section, with keys of its own{keys}"

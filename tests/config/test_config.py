@@ -101,6 +101,10 @@ evolution: {selection: {size: 0}}
         ("algoritm.learning_rat=1e-3", "algoritm: unknown key; did you mean 'algorithm'?"),
         ("checkpoint.zzz=1", "checkpoint.zzz: unknown key; known here: "),
         ("population=8", "population: 8 does not fit: this is a section, with keys of its own: size, islands, "),
+        (
+            "evolution.hyperparameters=[1]",
+            "evolution.hyperparameters: [1] does not fit: it must be a mapping, such as {",
+        ),
     ],
 )
 def test_an_unknown_key_names_the_nearest(word, message):
