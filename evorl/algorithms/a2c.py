@@ -73,7 +73,8 @@ class A2C(Algorithm):
         hidden["value"] = parts - self.critic_parts.keys()
         if any(hidden.values()) and self.settings.critic == "shared":
             raise UserError(
-                "network.policy_parts, network.critic_parts: with algorithm.critic=shared both read the same; use separate"
+                "network.policy_parts, network.critic_parts: with algorithm.critic=shared both read the same; use "
+                "separate"
             )
         return {name: names for name, names in hidden.items() if names}
 

@@ -84,8 +84,7 @@ def plot(parsed: argparse.Namespace) -> None:
     from evorl.report.data import load_several
     from evorl.report.picture import check_output, draw
 
-    if parsed.output is not None:
-        check_output(parsed.output)
+    require("plot", "a plot")
     runs = load_several(parsed.runs)
     output = parsed.output or (parsed.runs[0] / "plot.png" if len(runs) == 1 else Path("plot.png"))
     check_output(output)

@@ -15,7 +15,6 @@ from evorl.report.data import Drawn, born_by
 from evorl.report.figures import BEST, GROUPS, LOOKS, PLAIN, STEPS, Look, look, spans_a_decade, value_of
 from evorl.report.statistics import POINTS, Group, cut_off, extent, groups, points
 from evorl.runs.reading.lineage import Stage
-from evorl.system.extras import require
 from evorl.system.files import check_folder, replacing
 from evorl.tracking.tracker import thinned
 from evorl.types.outcomes import UserError
@@ -25,8 +24,7 @@ THIN, THICK = 1.0, 2.2
 
 
 def check_output(path: Path) -> None:
-    """Raise UserError unless matplotlib is installed and the file can be written in a supported format."""
-    require("plot", "a plot")
+    """Raise UserError unless the file can be written in a supported format."""
     if path.suffix not in FORMATS:
         raise UserError(f"{path}: a plot is written as one of {', '.join(FORMATS)}")
     check_folder(path)
