@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 import yaml
 
-from evorl.actors.collectors import MESSAGE_TYPES, Acting, Message, messages_in, note_counts
+from evorl.actors.collectors import COLLECTORS, Acting, Message, messages_in, note_counts
 from evorl.actors.memory import Board, SharedMemory
 from evorl.algorithms import make_algorithm
 from evorl.config import validate
@@ -166,8 +166,8 @@ class Actor(Closeable):
         policy = Policy(
             described.agents, self._algorithm, generator, lambda size: flat[:size], planned_for=self._learner_device
         )
-        message_type = MESSAGE_TYPES[config.algorithm.actor_messages]
-        self._messages = messages_in(self._memory, message_type.layout(policy, config), self._mine)
+        collector = COLLECTORS[config.algorithm.actor_messages]
+        self._messages = messages_in(self._memory, collector.layout(policy, config), self._mine)
         self._environments.begin(seed("environments"), policy.agents, described.carries_over)
         self._acting = Acting(
             config,
@@ -179,6 +179,6 @@ class Actor(Closeable):
             self._generation,
             version,
         )
-        self._collector = message_type.collector(self._acting)
+        self._collector = collector(self._acting)
         # Later generations use the seeds of a first attempt, as they would after a resume.
         self._attempt = 0

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evorl.actors.collectors import MESSAGE_TYPES, Message, message_size, messages_in
+from evorl.actors.collectors import COLLECTORS, Message, message_size, messages_in
 from evorl.actors.memory import Board, Description, SharedMemory
 from evorl.actors.supervisor import COUNT_KEY, Supervisor
 from evorl.algorithms import Algorithm
@@ -135,7 +135,7 @@ class Actors(Closeable):
             "copies": placement.copies,
             "learner_device": placement.ranks.device.type,
         }
-        self._message_type = MESSAGE_TYPES[config.algorithm.actor_messages]
+        self._collector = COLLECTORS[config.algorithm.actor_messages]
         with file_errors(COUNT_KEY), contextlib.ExitStack() as opened:
             self._board = Board(self._settings.count)
             opened.callback(self._board.close)
@@ -161,7 +161,7 @@ class Actors(Closeable):
         Raises UserError if actors need too much memory or too many open files.
         """
         count, queue = self._settings.count, self._settings.queue
-        make, first = self._message_type.layout(policy, self._config), not self._generation
+        make, first = self._collector.layout(policy, self._config), not self._generation
         size = message_size(make)
         if first:
             rollouts = f"actors.queue: {count * queue} rollouts of {size / 2**20:.1f} MiB"
@@ -194,7 +194,7 @@ class Actors(Closeable):
             self.counters.discarded()
             self._supervisor.hand_out(arrival.actor, arrival.number)
         message = self._messages[arrival.number]
-        staleness = int(message.behind[0]) if self._message_type.shared else policy.version - arrival.version
+        staleness = int(message.behind[0]) if self._collector.shared else policy.version - arrival.version
         self.counters.received(arrival.actor, message.counts.numpy(), staleness, self._supervisor.waiting)
         return message
 
@@ -212,12 +212,12 @@ class Actors(Closeable):
         if lockstep and self._supervisor.busy:
             return
         # Before the first update the version stays 0, but acting states and observation statistics change.
-        if (policy.version != self._published or not policy.version) and not self._message_type.shared:
+        if (policy.version != self._published or not policy.version) and not self._collector.shared:
             self._published = policy.version
             self._board.publish(*self._published_of(policy), policy.version)
         if lockstep:
             # Actors that share parameters take turns: their updates would otherwise come in no fixed order.
-            together = min(self._left, 1 if self._message_type.shared else self._settings.count)
+            together = min(self._left, 1 if self._collector.shared else self._settings.count)
             for _ in range(together):
                 self._supervisor.hand_out(self._turn, self._turn * self._settings.queue)
                 self._turn = (self._turn + 1) % self._settings.count
@@ -225,7 +225,7 @@ class Actors(Closeable):
 
     def end(self, learner: Learner) -> None:
         """End the generation. With shared parameters, load the ones that the actors have updated into the learner."""
-        if not self._message_type.shared:
+        if not self._collector.shared:
             return
         flat, states = self._board.empty()
         self._board.fetch(flat, states, self._generation)
@@ -238,7 +238,7 @@ class Actors(Closeable):
         With shared parameters, the learner's full state is included: Adam's moments and step counts.
         """
         states = list(policy.acting_states().values())
-        if not self._message_type.shared:
+        if not self._collector.shared:
             return policy.flat.detach(), states
         learner = Learner(policy)
         flat = torch.empty(state_size(learner))

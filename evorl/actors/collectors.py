@@ -1,4 +1,4 @@
-"""Messages in shared memory and the collectors that fill them, a pair for each value of `actor_messages`.
+"""Collectors, one for each value of `actor_messages`, and the messages in shared memory that they fill.
 
 Axes: T steps of a rollout, P agents, E environments.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from evorl.actors.memory import PAGE, Arena, Board, SharedMemory
 from evorl.algorithms.functional import n_step_return
 from evorl.config import AnyConfig
 from evorl.envs import Environments
-from evorl.envs.spaces import ObservationSpec, ObservationSpecs
+from evorl.envs.spaces import ObservationSpec
 from evorl.population import Learner, Policy
 from evorl.population.learner import compute_gradients, read_state, split_states, write_state
 from evorl.population.stack_learner import AGREED, COMMON
@@ -51,6 +52,29 @@ class Acting:
 class RolloutCollector:
     """Records rollouts of T steps, with rewards clipped if that is configured."""
 
+    shared: ClassVar[bool] = False
+    """True if the board holds the learner's full state, which actors update and publish themselves."""
+
+    @classmethod
+    def layout(cls, policy: Policy, config: AnyConfig) -> Callable[[Empty], RolloutMemory]:
+        """The factory of messages for rollouts of these agents, with what is `kept` of each policy output."""
+        num_envs, parts = config.environment.num_envs, policy.algorithm.interface.with_mask()
+        output = _output(policy, parts, num_envs)
+        flag: Field = (), torch.bool
+        fields: dict[str, Field] = {
+            name: (tuple(value.shape[2:]), value.dtype) for name, value in cls.kept(output).items()
+        }
+        fields |= {"reward": ((), torch.float32), "terminated": flag, "truncated": flag, "started": flag}
+        state = output.state.shape[2:] if output.state.numel() else (0, 0)
+        steps = config.algorithm.rollout_steps
+        layout = RolloutLayout(steps, len(policy.agents), num_envs, parts, fields, (state[0], state[1]))
+        return lambda empty: RolloutMemory(layout, empty)
+
+    @staticmethod
+    def kept(output: PolicyOutput) -> Tensors:
+        """The columns [P, E, ...] of a message that are from the policy's output."""
+        return output.extras
+
     def __init__(self, acting: Acting) -> None:
         policy, environments, config = acting.policy, acting.environments, acting.config
         self._policy = policy
@@ -72,6 +96,10 @@ class RolloutCollector:
 
 class TransitionCollector(RolloutCollector):
     """Records rollouts with their initial priorities, which are errors under the actor's own parameters."""
+
+    @staticmethod
+    def kept(output: PolicyOutput) -> Tensors:
+        return {"action": output.action, ERROR: torch.zeros(output.action.shape[:2])}
 
     def __init__(self, acting: Acting) -> None:
         super().__init__(acting)
@@ -105,10 +133,23 @@ class TransitionCollector(RolloutCollector):
 class GradientCollector:
     """Computes the gradient of rollouts with the parameters that collected them."""
 
+    shared: ClassVar[bool] = False
+
+    @classmethod
+    def layout(cls, policy: Policy, config: AnyConfig) -> Callable[[Empty], GradientMemory]:
+        """The factory of messages for gradients of these agents, with moments of observations unless actors merge them."""
+        agents, algorithm = len(policy.agents), policy.algorithm
+        sizes = {
+            name: sum(stack.networks[name].parameters.flat.numel() for stack in policy.stacks) + len(AGREED) * agents
+            for name in algorithm.networks
+        }
+        normalized = {} if cls.shared else algorithm.normalized_parts
+        return lambda empty: GradientMemory(sizes, (*COMMON, *algorithm.metrics), normalized, agents, empty)
+
     def __init__(self, acting: Acting) -> None:
         policy, config = acting.policy, acting.config
         self._rollouts = RolloutCollector(acting)
-        self._memory = rollout_message(policy, config)(lambda shape, dtype: torch.empty(shape, dtype=dtype))
+        self._memory = RolloutCollector.layout(policy, config)(lambda shape, dtype: torch.empty(shape, dtype=dtype))
         self._learner = Learner(policy)
         self._normalized = policy.algorithm.normalized_parts
         self._together: int = config.algorithm.grad_sync_steps
@@ -142,6 +183,8 @@ class GradientCollector:
 class UpdateCollector(GradientCollector):
     """Applies its own gradients to parameters that all actors share, one actor at a time."""
 
+    shared: ClassVar[bool] = True
+
     def __init__(self, acting: Acting) -> None:
         super().__init__(acting)
         self._acting = acting
@@ -169,54 +212,6 @@ class UpdateCollector(GradientCollector):
             acting.board.publish(acting.flat, list(acting.states), acting.version)
 
 
-def gradient_message(policy: Policy, config: AnyConfig) -> Callable[[Empty], GradientMemory]:
-    """The factory of messages for gradients of these agents, with the moments of observations that they normalise."""
-    return _gradients(policy, policy.algorithm.normalized_parts)
-
-
-def update_message(policy: Policy, config: AnyConfig) -> Callable[[Empty], GradientMemory]:
-    """The factory of messages for gradients that the actor has applied, as it has merged the moments."""
-    return _gradients(policy, {})
-
-
-def _gradients(policy: Policy, normalized: ObservationSpecs) -> Callable[[Empty], GradientMemory]:
-    agents, algorithm = len(policy.agents), policy.algorithm
-    sizes = {
-        name: sum(stack.networks[name].parameters.flat.numel() for stack in policy.stacks) + len(AGREED) * agents
-        for name in algorithm.networks
-    }
-    return lambda empty: GradientMemory(sizes, (*COMMON, *algorithm.metrics), normalized, agents, empty)
-
-
-def rollout_message(policy: Policy, config: AnyConfig) -> Callable[[Empty], RolloutMemory]:
-    """The factory of messages for rollouts of these agents, with the extras of each policy output."""
-    return _rollout(policy, config, lambda output: output.extras)
-
-
-def transition_message(policy: Policy, config: AnyConfig) -> Callable[[Empty], RolloutMemory]:
-    """The factory of messages for rollouts of these agents, with actions and errors for priorities."""
-    return _rollout(
-        policy, config, lambda output: {"action": output.action, ERROR: torch.zeros(output.action.shape[:2])}
-    )
-
-
-def _rollout(
-    policy: Policy, config: AnyConfig, kept: Callable[[PolicyOutput], Tensors]
-) -> Callable[[Empty], RolloutMemory]:
-    """The factory of rollout messages; `kept` selects what is stored of each policy output."""
-    algorithm = policy.algorithm
-    num_envs, parts = config.environment.num_envs, algorithm.interface.with_mask()
-    output = _output(policy, parts, num_envs)
-    shown = kept(output)
-    flag: Field = (), torch.bool
-    fields: dict[str, Field] = {name: (tuple(value.shape[2:]), value.dtype) for name, value in shown.items()}
-    fields |= {"reward": ((), torch.float32), "terminated": flag, "truncated": flag, "started": flag}
-    state = output.state.shape[2:] if output.state.numel() else (0, 0)
-    steps = config.algorithm.rollout_steps
-    layout = RolloutLayout(steps, len(policy.agents), num_envs, parts, fields, (state[0], state[1]))
-    return lambda empty: RolloutMemory(layout, empty)
-
-
 def _output(policy: Policy, parts: Mapping[str, ObservationSpec], num_envs: int) -> PolicyOutput:
     """The policy's output for a dummy observation, to infer shapes; the generator's state is unchanged."""
     shape, device = (len(policy.agents), num_envs), policy.generator.device
@@ -229,24 +224,13 @@ def _output(policy: Policy, parts: Mapping[str, ObservationSpec], num_envs: int)
     return output
 
 
-@dataclass(frozen=True)
-class MessageType:
-    """A type of message: `layout` returns the factory of its messages, and `collector` fills them.
-
-    If parameters are `shared`, the board holds the learner's full state and actors publish to it themselves.
-    """
-
-    layout: Callable[[Policy, AnyConfig], Callable[[Empty], Message]]
-    collector: type[RolloutCollector | GradientCollector]
-    shared: bool = False
-
-
-MESSAGE_TYPES: Mapping[str, MessageType] = {
-    "gradients": MessageType(gradient_message, GradientCollector),
-    "rollouts": MessageType(rollout_message, RolloutCollector),
-    "transitions": MessageType(transition_message, TransitionCollector),
-    "updates": MessageType(update_message, UpdateCollector, shared=True),
+COLLECTORS: Mapping[str, type[RolloutCollector | GradientCollector]] = {
+    "gradients": GradientCollector,
+    "rollouts": RolloutCollector,
+    "transitions": TransitionCollector,
+    "updates": UpdateCollector,
 }
+"""Collectors by `actor_messages`."""
 
 
 def note_counts(message: Message, environments: Environments) -> None:

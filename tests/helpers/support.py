@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from evorl.actors.collectors import MESSAGE_TYPES, Acting, note_counts
+from evorl.actors.collectors import COLLECTORS, Acting, note_counts
 from evorl.algorithms import make_algorithm
 from evorl.config import override, read_yaml, validate
 from evorl.config.algorithms import SETTINGS
@@ -251,9 +251,9 @@ def play_as_actor(learner, experience, environments, steps):
     """The same for algorithms that learn from actors, of which this process is one."""
     policy, config = learner.policy, learner.policy.algorithm.config
     # Where actors update what they share they first compute gradients.
-    kind = MESSAGE_TYPES[config.algorithm.actor_messages.replace("updates", "gradients")]
+    kind = COLLECTORS[config.algorithm.actor_messages.replace("updates", "gradients")]
     message = kind.layout(policy, config)(lambda shape, dtype: torch.empty(shape, dtype=dtype))
-    collector = kind.collector(Acting(config, environments, None, policy, policy.flat, None, 0, 0))
+    collector = kind(Acting(config, environments, None, policy, policy.flat, None, 0, 0))
     experience.begin(policy, 0)
     for _ in range(steps // config.algorithm.sent_steps):
         collector.collect(message, lambda: None)

@@ -7,7 +7,7 @@ from helpers.prioritised import SETTINGS as PRIORITIES
 from helpers.prioritised import sampler_of
 from helpers.support import algorithm, config, kept, population, replay_experience, replay_of, vector
 
-from evorl.actors.collectors import Acting, TransitionCollector, transition_message
+from evorl.actors.collectors import Acting, TransitionCollector
 from evorl.algorithms import make_algorithm
 from evorl.algorithms.apex import exploration_rates, noise_scales
 from evorl.config.off_policy import EpsilonLadder, NoiseLadder
@@ -33,7 +33,7 @@ def collecting():
     generator = torch_generator(0, generation=1, rank=0, purpose="test")
     policy = Policy(initial_population(settings, chosen), chosen, generator)
     environments.begin(3, policy.agents, False)
-    message = transition_message(policy, settings)(lambda shape, dtype: torch.empty(shape, dtype=dtype))
+    message = TransitionCollector.layout(policy, settings)(lambda shape, dtype: torch.empty(shape, dtype=dtype))
     acting = Acting(settings, environments, None, policy, policy.flat, None, 1, 0)
     return TransitionCollector(acting), message, policy
 
