@@ -137,7 +137,7 @@ class GradientCollector:
 
     @classmethod
     def layout(cls, policy: Policy, config: AnyConfig) -> Callable[[Empty], GradientMemory]:
-        """The factory of messages for gradients of these agents, with moments of observations unless actors merge them."""
+        """The factory of messages for gradients, with moments of observations if the learner merges these."""
         agents, algorithm = len(policy.agents), policy.algorithm
         sizes = {
             name: sum(stack.networks[name].parameters.flat.numel() for stack in policy.stacks) + len(AGREED) * agents

@@ -29,7 +29,7 @@ def moments_of(parts: ObservationSpecs, observation: Mapping[str, Tensor], valid
     moments = {}
     for name, part in parts.items():
         values = as_numbers(observation[name], part)
-        moments[name] = Moments.of_tensors(values.reshape(*valid.shape, -1), valid.to(values.device))
+        moments[name] = Moments.of(values.reshape(*valid.shape, -1), valid.to(values.device))
     return moments
 
 

@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evorl.system.devices import is_host
 from evorl.system.formats import check_tensors, load_like
 from evorl.system.stopwatch import Stopwatch
 from evorl.types.agents import Agent, RewardStats
@@ -35,19 +34,12 @@ class Moments(NamedTuple):
     variance: Array
 
     @classmethod
-    def of(cls, samples: Array, weight: Array) -> Moments:
-        """Moments of samples [P, N, D], with weight [P, N] 1 to include a sample and 0 to exclude it."""
-        count = weight.sum(1)
-        shares = (weight / np.maximum(count, 1)[:, None])[..., None]
-        mean = (samples * shares).sum(1)
-        return cls(count, mean, ((samples - mean[:, None]) ** 2 * shares).sum(1))
+    def of(cls, samples: Tensor, weight: Tensor) -> Moments:
+        """Moments of samples [P, N, D], with weight [P, N] 1 to include a sample and 0 to exclude it.
 
-    @classmethod
-    def of_tensors(cls, samples: Tensor, weight: Tensor) -> Moments:
-        """The same of tensors, computed where they are, so that only the moments leave a GPU."""
+        They are computed where the samples are, so that only the moments leave a GPU.
+        """
         samples, weight = samples.double(), weight.double()
-        if is_host(samples.device):
-            return cls.of(samples.numpy(), weight.numpy())
         count = weight.sum(1)
         shares = (weight / count.clamp(min=1)[:, None])[..., None]
         mean = (samples * shares).sum(1)
@@ -168,7 +160,7 @@ class RolloutStatistics:
         """Moments of samples [T, P, E, D] over the `valid` [T, P, E] steps of all ranks."""
         values, weight = (x.transpose(0, 1).flatten(1, 2) for x in (samples, valid))
         with self._stopwatch("communication"):
-            return Moments.of_tensors(values, weight).over_ranks(self._gather)
+            return Moments.of(values, weight).over_ranks(self._gather)
 
     def scaled(self, reward: Tensor, ended: Tensor, valid: Tensor, discount: Tensor) -> Tensor:
         """Rewards [T, P, E] divided by the running standard deviation of their discounted sums.

@@ -169,7 +169,9 @@ def test_each_agent_takes_over_the_statistics_of_what_it_saw_itself(overhead, mo
     place = np.arange(1, 5)[:, None, None]
     samples = [rng.normal(3.0 * place, place, (4, count, 5)) for count in (40, 7)]
     for some in samples:
-        together.policy.update_observation_stats("observation", Moments.of(some, np.ones(some.shape[:2])))
+        together.policy.update_observation_stats(
+            "observation", Moments.of(torch.from_numpy(some), torch.ones(some.shape[:2]))
+        )
     whole = np.concatenate(samples, 1)
     for index, member in enumerate(together.to_agents()):
         kept = member.tensors["policy"]["buffers"]

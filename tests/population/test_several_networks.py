@@ -143,7 +143,7 @@ def test_only_networks_that_normalise_a_part_take_its_statistics():
     algorithm = support.algorithm("algorithm={name: sac, normalize_observations: true}", actions=ACTIONS)
     learner = population([agent(dqn=algorithm)], algorithm)
     samples = np.random.default_rng(0).normal(3.0, 2.0, (1, 50, 5))
-    learner.policy.update_observation_stats("observation", Moments.of(samples, np.ones((1, 50))))
+    learner.policy.update_observation_stats("observation", Moments.of(torch.from_numpy(samples), torch.ones(1, 50)))
     buffers = {name: roles["buffers"] for name, roles in learner.to_agents()[0].tensors.items()}
     assert {name: len(values) for name, values in buffers.items()} == {"temperature": 0, "critics": 3, "actor": 3}
     for name in ("actor", "critics"):

@@ -65,6 +65,10 @@ def samples(seed=0, offset=0.0, number=30):
     return rng.normal(size=(P, number, 2)) + offset, (rng.random((P, number)) < 0.6).astype(float)
 
 
+def moments_of(values, weight):
+    return Moments.of(torch.from_numpy(values), torch.from_numpy(weight))
+
+
 def nothing():
     return Moments(np.zeros(P), np.zeros((P, 2)), np.zeros((P, 2)))
 
@@ -76,9 +80,9 @@ def close(one, other):
 
 def test_moments_are_those_of_the_samples_that_count():
     values, weight = samples()
-    moments = Moments.of(values, weight)
+    moments = moments_of(values, weight)
     values[weight == 0] = 1e9
-    close(Moments.of(values, weight), moments)
+    close(moments_of(values, weight), moments)
     for p in range(P):
         counted = values[p, weight[p] > 0]
         close(moments.part(slice(p, p + 1)), ([len(counted)], [counted.mean(0)], [counted.var(0)]))
@@ -89,18 +93,18 @@ def test_moments_of_parts_merge_in_any_order(sizes):
     values, weight = samples()
     edges = np.cumsum([0, *sizes])
     parts = [slice(*pair) for pair in pairwise(edges)]
-    whole = Moments.of(values, weight)
+    whole = moments_of(values, weight)
     for order in (parts, parts[::-1]):
         merged = nothing()
         for part in order:
-            merged = merged.merged(Moments.of(values[:, part], weight[:, part]))
+            merged = merged.merged(moments_of(values[:, part], weight[:, part]))
         close(merged, whole)
 
 
 def test_an_agent_that_has_seen_nothing_adds_nothing():
     values, weight = samples()
     weight[1] = 0
-    moments = Moments.of(values, weight)
+    moments = moments_of(values, weight)
     assert (moments.number[1], *moments.mean[1], *moments.variance[1]) == (0, 0, 0, 0, 0)
     with np.errstate(all="raise"):
         close(moments.merged(nothing()), moments)
@@ -113,7 +117,7 @@ def test_merging_keeps_small_variances_of_large_values():
     everything, merged = np.ones(values.shape[:2]), nothing()
     for start in range(0, 1000, 10):
         part = slice(start, start + 10)
-        merged = merged.merged(Moments.of(values[:, part], everything[:, part]))
+        merged = merged.merged(moments_of(values[:, part], everything[:, part]))
     np.testing.assert_allclose(merged.variance, values.var(1), rtol=1e-6)
 
 
