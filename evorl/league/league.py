@@ -21,7 +21,7 @@ from evorl.distributed import Placement
 from evorl.envs import SteppedEnvironments
 from evorl.league.matches import Arena, Fixture
 from evorl.league.players import Players, match_policy
-from evorl.league.rating import Pool, Standings, expected, opponent_probabilities, ratings, rows
+from evorl.league.rating import Standings, expected, opponent_probabilities, ratings, rows
 from evorl.population import Policy
 from evorl.seeding import numpy_generator, torch_generator
 from evorl.system.formats import decode_agents, encode_agents
@@ -174,7 +174,7 @@ class League:
         for index in range(*placement.local.indices(len(agents))):
             # By the agent's index in the whole population, so that its opponents do not depend on the rank it is on.
             rng = numpy_generator(self._config.seed, generation=generation, rank=index, purpose="matchmaking")
-            chances = opponent_probabilities(Pool(result[index], index, len(agents)), self.settings.matchmaking)
+            chances = opponent_probabilities(self.settings.matchmaking, result[index], index, len(agents))
             everyones = rng.choice(len(chances), size=(placement.copies, num_envs), p=chances)
             drawn.append(everyones[copy])
         return np.concatenate(drawn).astype(np.intp)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,33 +115,21 @@ def expected(points: Floats, games: Floats) -> Floats:
     return np.asarray((points + 0.5) / (games + 1))
 
 
-class Pool(NamedTuple):
-    """The possible opponents of an agent: the population, in which it is agent `place`, then the archive.
-
-    `result` [C] is the agent's expected result against each.
-    """
-
-    result: Floats
-    place: int
-    population: int
-
-
-def _pfsp(pool: Pool) -> Floats:
-    """Prioritised fictitious self-play (Vinyals et al. 2019): opponents by the square of the expected loss."""
-    loss = 1 - pool.result
-    return np.asarray((loss / loss.max()) ** 2.0)
-
-
-MATCHMAKING: Mapping[str, Callable[[Pool], NDArray[Any]]] = {
-    "pfsp": _pfsp,
-    "uniform": lambda pool: np.ones_like(pool.result),
-    "latest": lambda pool: np.arange(len(pool.result)) == pool.place,
-    "population": lambda pool: np.arange(len(pool.result)) < pool.population,
+MATCHMAKING: Mapping[str, Callable[[Floats, int, int], NDArray[Any]]] = {
+    # Prioritised fictitious self-play (Vinyals et al. 2019): by the square of the expected loss.
+    "pfsp": lambda result, place, population: (1 - result) ** 2,
+    "uniform": lambda result, place, population: np.ones_like(result),
+    "latest": lambda result, place, population: np.arange(len(result)) == place,
+    "population": lambda result, place, population: np.arange(len(result)) < population,
 }
 """The weight [C] of each possible opponent. `latest` is self-play: a copy of the agent as the generation began."""
 
 
-def opponent_probabilities(pool: Pool, matchmaking: str) -> Floats:
-    """The probability [C] with which each candidate is the opponent of an environment."""
-    weights = MATCHMAKING[matchmaking](pool)
+def opponent_probabilities(matchmaking: str, result: Floats, place: int, population: int) -> Floats:
+    """The probability [C] with which each candidate is the opponent of an environment.
+
+    Candidates are the `population`, in which the agent has this `place`, then the archive; `result` [C] is its expected
+    result against each.
+    """
+    weights = MATCHMAKING[matchmaking](result, place, population)
     return np.asarray(weights / weights.sum())

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from evorl.league.rating import ELO, Pool, expected, opponent_probabilities, ratings
+from evorl.league.rating import ELO, expected, opponent_probabilities, ratings
 
 
 def sigmoid(x):
@@ -74,8 +74,7 @@ RESULT = np.array([0.5, 0.9, 0.1, 0.5])
     ],
 )
 def test_opponents_are_drawn_by_these_probabilities(matchmaking, chances):
-    pool = Pool(RESULT, place=1, population=2)
-    np.testing.assert_allclose(opponent_probabilities(pool, matchmaking), chances, atol=1e-12)
+    np.testing.assert_allclose(opponent_probabilities(matchmaking, RESULT, 1, population=2), chances, atol=1e-12)
 
 
 def test_expected_results_shrink_to_a_draw():
@@ -89,8 +88,8 @@ def test_self_play_circles_in_rock_paper_scissors_and_pfsp_comes_near_the_mixtur
     past = [0]
     for _ in range(300):
         own = past[-1]
-        pool = Pool(np.array([beats[own, other] for other in past]), place=len(past) - 1, population=len(past))
-        chances = opponent_probabilities(pool, iterated)
+        result = np.array([beats[own, other] for other in past])
+        chances = opponent_probabilities(iterated, result, len(past) - 1, population=len(past))
         faced = np.bincount(past, chances, minlength=3)
         past.append(int(np.argmax(beats @ faced)))
     if iterated == "latest":
