@@ -12,30 +12,34 @@ Axes: P agents, E environments of each agent; N = P * E copies. Environment e of
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
 from torch import Tensor
 
 from evorl.config import Environment
 from evorl.config.errors import nearest, shown
-from evorl.envs.continuation import Continuation
+from evorl.envs.continuation import Continuation, PlainEpisodes, Vector, continuation, is_plain
 from evorl.envs.episodes import Collected, Episodes
-from evorl.envs.faults.recovery import FINAL, RecoveringVector
+from evorl.envs.faults.closing import close_vector
+from evorl.envs.faults.restarting import FAILURES, FAULT, PLACE, Start, called
 from evorl.envs.games.players import Opponents
 from evorl.envs.games.vector import GameVector
 from evorl.envs.generation import longest_episode
 from evorl.envs.reading import ActionMasks, Copies, ObservationReader, action_reader, check_finite, refuse_late_masks
 from evorl.envs.spaces import MASK, EnvSpec
 from evorl.envs.stepped import COUNTED, SEEN, WHERE, SteppedEnvironments, layout
-from evorl.envs.vector import serving_action, stacked_frames
+from evorl.envs.vector import make_vector, serving_action, stacked_frames
+from evorl.seeding import seed_global_generators
 from evorl.system.formats import check_tensors, part_of, with_prefix
 from evorl.types.batches import Transition
-from evorl.types.outcomes import UserError
+from evorl.types.outcomes import EvorlWarning, UserError
 from evorl.types.tensors import Flags, Tensors
 
 
@@ -129,12 +133,17 @@ class Resets:
 
 
 Parts = dict[str, NDArray[Any]]
+FINAL = "final_info"
+"""Info key under which a same-step autoreset stores the info of episodes that ended in this step."""
 ORIGINS = "origins"
 """The name of the start states in the saved state of running episodes."""
 
 
 class Environments(SteppedEnvironments):
-    """Copies of an environment of Gymnasium, or of a game; no transition crosses an episode boundary."""
+    """Copies of an environment of Gymnasium, or of a game; no transition crosses an episode boundary.
+
+    Each copy may raise `max_restarts` times in a run.
+    """
 
     def __init__(
         self,
@@ -159,8 +168,16 @@ class Environments(SteppedEnvironments):
         # In whole games the native environment must not report a lost life as a termination.
         training_settings = settings.model_copy(update={"life_loss_ends": False}) if whole_games else settings
         self._copies = Copies(settings.id, copies, num_envs)
+        self._id, self._max_restarts = settings.id, settings.max_restarts
+        self._stepping = f"a step of {settings.id}"
+        self._failures = np.zeros(copies, dtype=np.int64)
+        """The errors [N] of each copy in this run."""
+        self._reported_places: set[str] = set()
+        self._vector: Vector = make_vector(training_settings, copies)
+        self._frames = stacked_frames(settings)
         # Evaluation episodes are never resumed by another process.
-        self._vector = RecoveringVector(training_settings, self._copies, continued=continued and not whole_games)
+        is_resumed = continued and not whole_games
+        self._continuation = continuation(self._vector, copies, self._frames > 0) if is_resumed else None
         try:
             self._prepare(settings, whole_games)
         except BaseException:
@@ -169,7 +186,7 @@ class Environments(SteppedEnvironments):
 
     def _prepare(self, settings: Environment, whole_games: bool) -> None:
         """Reset all copies once and determine the interface. Raises UserError for unsupported environments."""
-        vector, copies = self._vector.env, self.agents * self.num_envs
+        vector, copies = self._vector, self.agents * self.num_envs
         if isinstance(vector, GameVector):
             vector.whole_games = whole_games
         self._resets = Resets(settings, vector, copies, whole_games=whole_games)
@@ -177,9 +194,8 @@ class Environments(SteppedEnvironments):
         self._read_actions = action_reader(vector.single_action_space, self.num_envs)
         self._episodes = Episodes(self.agents, self.num_envs, resets=int(not self._resets.in_step))
         self._begin_counting()
-        self._id = settings.id
         self._may_be_endless = longest_episode(settings) is None
-        _, info = self._vector.reset(0)
+        _, info = self._reset_vector(0)
         self._info = info
         # Only the info of a reset reveals whether the environment masks actions.
         self._masks: ActionMasks | None = None
@@ -187,31 +203,74 @@ class Environments(SteppedEnvironments):
             self._masks = ActionMasks(vector.single_action_space, self._copies)
             self._masks.read(info)
         self._observations = ObservationReader(
-            settings, vector.single_observation_space, self._copies.source, stacked_frames(settings)
+            settings, vector.single_observation_space, self._copies.source, self._frames
         )
         parts, masked = self._observations.parts, self._masks is not None
         spaces = vector.single_action_space, vector.single_observation_space
         self.interface = EnvSpec(settings.id, parts, spaces[0], masked, spaces[1])
 
     def set_opponents(self, opponents: Opponents) -> None:
-        assert isinstance(self._vector.env, GameVector)
-        self._vector.env.opponents = opponents
+        assert isinstance(self._vector, GameVector)
+        self._vector.opponents = opponents
 
     def play_both_seats(self) -> None:
-        assert isinstance(self._vector.env, GameVector)
-        self._vector.env.play_both_seats()
+        assert isinstance(self._vector, GameVector)
+        self._vector.play_both_seats()
 
     def _begin_counting(self) -> None:
         self._steps = np.zeros(self.agents)
 
     def reset(self, seed: int | Sequence[int]) -> None:
         self._copies.steps[:] = 0
-        observation, info = self._vector.reset(seed if isinstance(seed, int) else list(seed) * self.agents)
+        observation, info = self._reset_vector(seed if isinstance(seed, int) else list(seed) * self.agents)
         self._resets.restart(info)
         self._episodes.restart()
         self.observation = self._tensors(self._read(observation, info))
         self._started = torch.ones(self.agents, self.num_envs, dtype=torch.bool)
         self._has_begun = True
+
+    def _reset_vector(self, seed: int | Sequence[int]) -> Start:
+        """Reset all copies, copy i with `seed` + i or with seeds [N], and this process's global generators."""
+        if isinstance(seed, int):
+            seeds = list(range(seed % 2**31, seed % 2**31 + self._copies.count))
+        else:
+            seeds = [number % 2**31 for number in seed]
+        argument: Any = seeds[0]  # Most native implementations accept only a single seed.
+        if isinstance(self._vector, SyncVectorEnv | AsyncVectorEnv | GameVector):
+            argument = seeds
+        elif self._frames:
+            argument = np.array(seeds)
+        seed_global_generators(seeds[0])
+        observation, info = called(f"a reset of {self._id}", partial(self._vector.reset, seed=argument))
+        # A reset may give an environment attributes that cannot be saved.
+        if isinstance(self._continuation, PlainEpisodes) and not is_plain(self._vector):
+            self._continuation = None
+        if self._continuation is not None:
+            self._continuation.reset(seeds)
+        self._faulty(info)
+        return observation, info
+
+    def _faulty(self, info: dict[str, Any]) -> Flags | None:
+        """The copies [N] that raised in a step or reset, reported once per place in the user's code; None without any.
+
+        Such a copy gives a first observation, no reward and no episode's end. Raises UserError if one raised too often.
+        """
+        if FAULT not in info:
+            return None
+        faulty = np.asarray(info[f"_{FAULT}"], dtype=bool)
+        self._failures += np.where(faulty, info[FAILURES], 0)
+        beyond = faulty & (self._failures > self._max_restarts)
+        copies = np.flatnonzero(beyond if beyond.any() else faulty)
+        what, where = f"{self._copies.names(copies)} raised {info[FAULT][copies[0]]}", str(info[PLACE][copies[0]])
+        if beyond.any():
+            raise UserError(
+                f"environment.max_restarts: {what}{where}; after {self._max_restarts} restarts, the maximum for each "
+                "copy"
+            )
+        once = "" if where in self._reported_places else where
+        self._reported_places.add(where)
+        warnings.warn(f"{what}{once}; restarted; an episode that had not ended is dropped", EvorlWarning, stacklevel=3)
+        return faulty
 
     def step(self, action: Tensor) -> Transition:
         """Step all environments with actions [P, E, ...]. Raises ValueError for an action outside the space."""
@@ -219,7 +278,9 @@ class Environments(SteppedEnvironments):
         chosen = action.numpy(force=True)
         actions = self._read_actions(chosen.reshape(-1, *chosen.shape[2:]))
         self._resets.serve(actions)
-        observation, gained, terminated, truncated, info = self._vector.step(actions)
+        if self._continuation is not None and self._continuation.journal is not None:
+            self._continuation.journal.add(actions)
+        observation, gained, terminated, truncated, info = called(self._stepping, self._vector.step, actions)
         self._info = info
         if self._masks is None:
             refuse_late_masks(info, self._id)
@@ -231,12 +292,13 @@ class Environments(SteppedEnvironments):
                 f"{self._copies.count} copies gives [{self._copies.count}]"
             )
         check_finite(self._copies.source, reward, "as its reward")
-        ends = self._resets.step(terminated, truncated, self._vector.faulty(info), info, self._copies.steps)
+        ends = self._resets.step(terminated, truncated, self._faulty(info), info, self._copies.steps)
         last = self._last(ends.ended, info)
         dropped = None if ends.dropped is None else self._host(ends.dropped)
         self._episodes.step(self._host(gained), self._host(ends.over), dropped)
         self._copies.steps[ends.started] = 0
-        observation, info = self._vector.begin(ends.started) or (observation, info)
+        if self._continuation is not None and np.count_nonzero(ends.started):
+            observation, info = self._continuation.begin(self._vector, ends.started) or (observation, info)
         parts = self._read(observation, info, self._resets.resetting)
         seen = self._tensors(parts)
         transition = Transition(
@@ -277,16 +339,15 @@ class Environments(SteppedEnvironments):
 
     @property
     def can_continue(self) -> bool:
-        return self._vector.continuation is not None
+        return self._continuation is not None
 
     def state_dict(self) -> Tensors:
-        continuation = self._vector.continuation
-        if continuation is None or not self._has_begun:
+        if self._continuation is None or not self._has_begun:
             return {}
         starts = {
-            "kind": continuation.kind,
-            "origins": continuation.origins(self._vector.env),
-            "failures": self._vector.failures.tolist(),
+            "kind": self._continuation.kind,
+            "origins": self._continuation.origins(self._vector),
+            "failures": self._failures.tolist(),
         }
         arrays = {
             ORIGINS: np.frombuffer(json.dumps(starts).encode(), dtype=np.uint8),
@@ -295,27 +356,27 @@ class Environments(SteppedEnvironments):
             "made": self._steps,
             "steps": self._copies.steps,
         }
-        if continuation.journal is not None:
-            arrays |= continuation.journal.state_dict()
+        if self._continuation.journal is not None:
+            arrays |= self._continuation.journal.state_dict()
         tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
         return tensors | with_prefix(COUNTED, self._episodes.state_dict()) | with_prefix(SEEN, dict(self.observation))
 
     def load_state_dict(self, state: Tensors, seed: int) -> str:
-        continuation, starts = self._vector.continuation, _starts(state)
+        starts = _starts(state)
         self.reset(seed)
-        if continuation is None or starts["kind"] != continuation.kind:
+        if self._continuation is None or starts["kind"] != self._continuation.kind:
             return "any environment"
         saved = {name: value for name, value in state.items() if name != ORIGINS}
         here = {name: value for name, value in self.state_dict().items() if name != ORIGINS}
         check_tensors(saved, {name: layout(name, value, saved) for name, value in here.items()}, WHERE)
         arrays = {name: value.numpy() for name, value in saved.items()}
         self._episodes.load_state_dict(part_of(COUNTED, saved))
-        if continuation.journal is not None:
-            continuation.journal.load_state_dict(arrays)
+        if self._continuation.journal is not None:
+            self._continuation.journal.load_state_dict(arrays)
         self._copies.steps = arrays["steps"].copy()
         parts = {name: arrays[f"{SEEN}{name}"] for name in self.observation}
         parts = {name: array.reshape(-1, *array.shape[2:]) for name, array in parts.items()}
-        failed = self._play(continuation, starts, parts)
+        failed = self._play(self._continuation, starts, parts)
         if failed.any():
             names = self._copies.names(np.flatnonzero(failed))
             self.reset(seed)
@@ -330,8 +391,8 @@ class Environments(SteppedEnvironments):
         """Replay the running episodes; return a mask [N] of copies whose observation differs from `parts` [N, ...]."""
         copies = self.agents * self.num_envs
         try:
-            replayed = continuation.play(self._vector.env, starts["origins"])
-            self._vector.failures = np.array(starts["failures"], dtype=np.int64).reshape(copies)
+            replayed = continuation.play(self._vector, starts["origins"])
+            self._failures = np.array(starts["failures"], dtype=np.int64).reshape(copies)
         except UserError:
             raise
         except Exception:  # Environments and corrupt files may raise anything.
@@ -343,7 +404,7 @@ class Environments(SteppedEnvironments):
         return failed
 
     def close(self) -> None:
-        self._vector.close()
+        close_vector(self._vector, self._id)
 
     def _last(self, ended: NDArray[np.bool_], info: dict[str, Any]) -> dict[int, Parts]:
         """The final observations of the copies that were reset within the step."""

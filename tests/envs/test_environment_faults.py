@@ -150,8 +150,8 @@ def test_a_worker_that_does_not_answer_is_killed_in_time(tmp_path, monkeypatch, 
     monkeypatch.setattr("evorl.envs.faults.closing.END_WITHIN", 0.3)
     kwargs = {"file": str(tmp_path / "log"), "how": "wait", "at": 1}
     made = environments("async", name="helpers.faults:Recorded-v0", **kwargs)
-    processes = made._vector.env.processes
-    for pipe in made._vector.env.parent_pipes:
+    processes = made._vector.processes
+    for pipe in made._vector.parent_pipes:
         pipe.send(("step", 0))
     made.close()
     assert [process.exitcode for process in processes] == [-9] * 4
@@ -182,7 +182,7 @@ def broken(self, *action, **options):
 @pytest.mark.parametrize("method", ["step", "reset"])
 def test_where_all_copies_fail_at_once_the_run_ends_by_name(name, method, monkeypatch):
     made = environments("auto", 2, name)
-    monkeypatch.setattr(type(made._vector.env), method, broken)
+    monkeypatch.setattr(type(made._vector), method, broken)
     message = rf"^environment.id: a {method} of {name} raised OSError: out of order \(\S*:\d+ in broken: raise OSError"
     with pytest.raises(UserError, match=message):
         made.step(ACT) if method == "step" else made.reset(4)
@@ -220,7 +220,7 @@ def test_all_failures_of_a_copy_count(restarts, failing_resets):
 
 def test_a_process_that_dies_ends_the_run_and_leaves_no_other():
     made = environments("async", how="die", seeds=[5])
-    processes = made._vector.env.processes
+    processes = made._vector.processes
     with made:
         silently(made, 5)
         with pytest.raises(UserError, match=r"a step of .* raised (EOFError|ConnectionResetError|BrokenPipeError)"):

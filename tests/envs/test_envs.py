@@ -246,7 +246,7 @@ def test_a_mask_must_leave_something_of_every_choice(mask):
 def test_transitions_outlive_the_arrays_of_the_vector_environment(name):
     """Native environments may write each step into the arrays of the last one."""
     environments = Environments(Environment(id=name), P, E)
-    vector = environments._vector.env
+    vector = environments._vector
     stepped = vector.step
 
     def spoiled(actions):

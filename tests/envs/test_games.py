@@ -251,7 +251,7 @@ def test_both_random_seats_of_a_game_are_seeded():
 
 def test_transitions_of_environments_are_the_learners_and_end_with_its_last_view():
     with Environments(Environment(id=f"{HERE}ThreeMoves"), 1, 2) as environments:
-        environments._vector.env.opponents = Scripted(lambda seen: 0 if seen[0] < 2 else 1)
+        environments._vector.opponents = Scripted(lambda seen: 0 if seen[0] < 2 else 1)
         environments.reset(0)
         assert environments.interface.masked
         assert environments.interface.parts["observation"].shape == (4,)
@@ -328,7 +328,7 @@ def moves_on(seen):
 
 def test_a_game_that_raises_ends_the_run():
     with Environments(Environment(id=f"{HERE}Lame", max_restarts=2), 1, 3) as environments:
-        environments._vector.env.opponents = Scripted(moves_on)
+        environments._vector.opponents = Scripted(moves_on)
         environments.reset(0)
         # In the middle copy the other seat makes the third move.
         with pytest.raises(UserError, match=r"^environment.id: a step of .*Lame raised RuntimeError: a leg is broken"):

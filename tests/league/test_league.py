@@ -153,13 +153,13 @@ def test_all_opponents_of_a_step_act_in_one_call_and_are_frozen(monkeypatch):
     with Environments(here._config.environment, 3, 8) as environments:
         here.set_opponents(environments, agents, 1)
         environments.reset(0)
-        before = environments._vector.env.opponents.policy.flat.clone()
+        before = environments._vector.opponents.policy.flat.clone()
         calls.clear()
         for _ in range(10):
             environments.step(environments.observation["action_mask"].int().argmax(-1))
         # The second call of a step is of those who begin a new episode against the learner.
         assert 10 <= len(calls) <= 20
-        assert torch.equal(environments._vector.env.opponents.policy.flat, before)
+        assert torch.equal(environments._vector.opponents.policy.flat, before)
 
 
 @pytest.mark.parametrize("copy", [0, 1])

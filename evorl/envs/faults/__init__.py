@@ -2,6 +2,5 @@
 
 - `checks`: what the calls of an environment must return;
 - `restarting`: one copy of a `sync` or `async` environment that raises, and calls of all copies at once;
-- `recovery`: the count of all faults, and what running episodes are resumed from;
 - `closing`: environments that raise or hang when they are closed.
 """
