@@ -16,13 +16,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from evorl.config import Environment
 from evorl.envs.episodes import Collected, Episodes
 from evorl.envs.faults.restarting import called
-from evorl.envs.spaces import EnvSpec, choices, mapped, to_zero
+from evorl.envs.spaces import EnvSpec
 from evorl.envs.stepped import COUNTED, SEEN, WHERE, SteppedEnvironments, layout
 from evorl.envs.tensor.observations import TensorReader, action_converter
 from evorl.envs.tensor.simulator import Step
@@ -82,15 +81,6 @@ class TensorEnvironments(SteppedEnvironments):
         """Of pictures of the simulator."""
         return self._shared.simulator.frames_per_second
 
-    @property
-    def shown(self) -> Any:
-        """The current observations as the simulator gave them, as arrays [N, ...], for agents outside of training."""
-        return mapped(lambda tensor: tensor[: self._copies].numpy(force=True), self._given)
-
-    def counted_from_zero(self, action: NDArray[Any]) -> NDArray[Any]:
-        """Actions [N, ...] of the action space as agents in training choose them."""
-        return to_zero(action, self.interface.action) if choices(self.interface.action) else action
-
     def reset(self, seed: int | Sequence[int]) -> None:
         simulator = self._shared.used_by(self, anew=True)
         if isinstance(seed, int):
@@ -98,9 +88,7 @@ class TensorEnvironments(SteppedEnvironments):
         else:
             seeds = [number % SEEDS for number in seed] * self.agents
         surplus = seeds[-1:] * (simulator.copies - self._copies)
-        observation = called(f"a reset of {self._id}", simulator.reset, [*seeds, *surplus])
-        self._given = observation
-        self.observation = self._parts(observation)
+        self.observation = self._parts(called(f"a reset of {self._id}", simulator.reset, [*seeds, *surplus]))
         self._episodes.restart()
         self._resetting, self._started, self._has_begun = self._nowhere, self._everywhere, True
 
@@ -116,7 +104,6 @@ class TensorEnvironments(SteppedEnvironments):
         terminated, truncated = self._mine(step.terminated), self._mine(step.truncated)
         ended = terminated | truncated
         truncated = truncated & ~terminated
-        self._given = step.observation
         seen = self._parts(step.observation)
         valid = self._everywhere if simulator.in_step else ~self._resetting
         # Of any other shape, it reports something else than a number of each copy.

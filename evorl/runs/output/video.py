@@ -23,6 +23,7 @@ from evorl.envs.faults.restarting import FAULT, PLACE
 from evorl.envs.tensor import TensorEnvironments, is_tensor
 from evorl.envs.tensor.sources import device_of
 from evorl.envs.vector import for_evaluation, make_vector, stacked_frames
+from evorl.population import Policy
 from evorl.runs.reading.loaded import LoadedAgent, load
 from evorl.seeding import numpy_generator
 from evorl.system.extras import require
@@ -99,18 +100,21 @@ def _simulated(
 ) -> Generator[tuple[Image | None, float | None, float]]:
     """The same in one copy of a simulator."""
     with TensorEnvironments(settings, 1, 1, device_of(settings)) as environments:
+        # Never sampled from: the agent acts without exploration.
+        policy = Policy([agent.agent], agent.algorithm, torch.Generator(environments.device))
         rate = float(environments.frames_per_second)
         for seed in seeds:
             environments.reset([seed])
-            state, total, steps, ended = None, 0.0, 0, False
+            state, total, steps, ended = policy.initial_state(1), 0.0, 0, False
             yield _picture(settings.id, environments.picture), None, rate
             while not ended:
-                action, state = agent.predict(environments.shown, state)
-                step = environments.step(torch.from_numpy(environments.counted_from_zero(action))[None])
+                output, state = policy.act(environments.observation, environments.started, state, deterministic=True)
+                step = environments.step(output.action)
                 total, steps = total + float(step.reward), steps + 1
                 ended = bool(step.terminated | step.truncated) or steps == most
                 # A reset within the step has replaced the last picture.
                 yield None if ended else _picture(settings.id, environments.picture), total if ended else None, rate
+            environments.check()
 
 
 def _refuse_fault(info: Mapping[str, Any], id: str) -> None:
