@@ -17,8 +17,8 @@ from evorl.envs.faults.closing import close_in_time
 from evorl.envs.games import make_game
 from evorl.envs.games.game import Game, result_of
 from evorl.envs.games.pettingzoo import MODES, TEXT
-from evorl.envs.games.players import MoveRequest, Opponents, is_allowed, reseed
-from evorl.envs.spaces import EnvSpec, batched
+from evorl.envs.games.players import Opponents, game_move, is_allowed, move_request, reseed
+from evorl.envs.spaces import EnvSpec
 from evorl.runs.agents.opponents import agent_opponent
 from evorl.runs.launch import use_threads
 from evorl.seeding import derive_seed
@@ -70,17 +70,15 @@ def play_game(game: Game, interface: EnvSpec, agent: Opponents, person: int, see
     while game.acting:
         moves: dict[int, Any] = {}
         if 1 - person in game.acting:
-            turn, size = game.seen[1 - person], interface.mask_size
-            mask = np.ones((1, size), dtype=bool) if turn.mask is None else turn.mask[None]
-            seen = batched(interface.observation, [turn.observation])
-            moves[1 - person] = agent(MoveRequest(seen, mask if size else None, np.zeros(1, np.intp), first))[0]
+            spaces, turns = (interface.observation, space), [game.seen[1 - person]]
+            moves[1 - person] = agent(move_request(spaces, interface.masked, turns, np.zeros(1, np.intp), first))[0]
             first = np.array([False])
         if person in game.acting:
             show()
             moves[person] = ask(space, game.seen[person].mask)
         if 1 - person in moves:  # In a simultaneous game the person must choose before seeing this.
             print("the agent plays", *(f"{number:g}" for number in np.reshape(moves[1 - person], -1)))
-        game.step({seat: int(move) if isinstance(space, gym.spaces.Discrete) else move for seat, move in moves.items()})
+        game.step({seat: game_move(space, move) for seat, move in moves.items()})
     if person in game.seen:
         show()
     return result_of(game.totals[person], game.totals[1 - person])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,8 +13,8 @@ from evorl.envs.faults.closing import close_in_time
 from evorl.envs.faults.restarting import called
 from evorl.envs.games import make_game
 from evorl.envs.games.game import Game, result_of
-from evorl.envs.games.players import MoveRequest
-from evorl.envs.spaces import EnvSpec, batched, choices
+from evorl.envs.games.players import game_move, move_request
+from evorl.envs.spaces import EnvSpec
 from evorl.league.players import SeatPlayers
 from evorl.system.closing import Closeable
 from evorl.system.signals import raise_if_signalled
@@ -89,16 +88,12 @@ class Arena(Closeable):
         asking = [(number, seat) for number in running for seat in self._games[number].acting]
         turns = [self._games[number].seen[seat] for number, seat in asking]
         seats = np.array([2 * number + seat for number, seat in asking], dtype=np.intp)
-        size, space = sum(choices(self._interface.action)), self._interface.action
-        masks = [np.ones(size, dtype=bool) if turn.mask is None else turn.mask for turn in turns]
-        observation = batched(self._interface.observation, [turn.observation for turn in turns])
-        actions = players(
-            MoveRequest(observation, np.stack(masks) if self._interface.masked else None, seats, ~moved[seats])
-        )
+        spaces = self._interface.observation, self._interface.action
+        actions = players(move_request(spaces, self._interface.masked, turns, seats, ~moved[seats]))
         moved[seats] = True
         self._steps += len(seats)
         chosen: dict[int, dict[int, Any]] = {}
         for (number, seat), action in zip(asking, actions, strict=True):
-            chosen.setdefault(number, {})[seat] = int(action) if isinstance(space, gym.spaces.Discrete) else action
+            chosen.setdefault(number, {})[seat] = game_move(self._interface.action, action)
         for number, moves in chosen.items():
             self._games[number].step(moves)

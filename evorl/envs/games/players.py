@@ -14,7 +14,8 @@ from gymnasium.vector.utils import batch_space, iterate
 from numpy.typing import NDArray
 
 from evorl.config.fields import BENCHMARK
-from evorl.envs.spaces import choices, finite_bounds, from_zero, to_zero
+from evorl.envs.games.game import Spaces, Turn
+from evorl.envs.spaces import batched, choices, finite_bounds, from_zero, to_zero
 from evorl.system.plugins import described, imported
 from evorl.types.outcomes import UserError
 from evorl.types.tensors import Flags
@@ -31,6 +32,21 @@ class MoveRequest(NamedTuple):
     mask: Flags | None
     copies: NDArray[np.intp]
     first: Flags
+
+
+def move_request(
+    spaces: Spaces, masked: bool, turns: Sequence[Turn], copies: NDArray[np.intp], first: Flags
+) -> MoveRequest:
+    """A request for moves in these turns [N']; one that is over, or has no mask where others do, allows every move."""
+    size = sum(choices(spaces[1]))
+    masks = [np.ones(size, dtype=bool) if turn.over or turn.mask is None else turn.mask for turn in turns]
+    observation = batched(spaces[0], [turn.observation for turn in turns])
+    return MoveRequest(observation, np.stack(masks) if masked else None, copies, first)
+
+
+def game_move(space: gym.Space[Any], action: Any) -> Any:
+    """A chosen action as games take it."""
+    return int(action) if isinstance(space, gym.spaces.Discrete) else action
 
 
 Opponents = Callable[[MoveRequest], NDArray[Any]]

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
@@ -28,8 +27,8 @@ from evorl.envs.faults.checks import check_observation
 from evorl.envs.faults.closing import close_in_time
 from evorl.envs.games import make_game
 from evorl.envs.games.game import Game, Turn, result_of
-from evorl.envs.games.players import MoveRequest, Opponents, RandomPlayers, reseed
-from evorl.envs.spaces import MASK, batched, choices
+from evorl.envs.games.players import MoveRequest, Opponents, RandomPlayers, game_move, move_request, reseed
+from evorl.envs.spaces import MASK, choices
 from evorl.types.outcomes import UserError
 from evorl.types.tensors import Flags
 
@@ -121,9 +120,9 @@ class GameVector(VectorEnv[Any, Any, Any]):
         replies = dict(zip(both, self._ask(both), strict=True))
         for copy in range(self.num_envs):
             seat = int(self.seats[copy])
-            moves = {seat: self._move(actions[copy])}
+            moves = {seat: game_move(self.single_action_space, actions[copy])}
             if copy in replies:
-                moves[1 - seat] = self._move(replies[copy])
+                moves[1 - seat] = game_move(self.single_action_space, replies[copy])
             self._has_moved[0, copy] = True
             if seat in self.games[copy].acting:
                 self.games[copy].step(moves)
@@ -140,7 +139,7 @@ class GameVector(VectorEnv[Any, Any, Any]):
         for copy in range(self.num_envs):
             mover = int(self.seats[copy])
             game = self.games[copy]
-            game.step({mover: self._move(actions[copy])})
+            game.step({mover: game_move(self.single_action_space, actions[copy])})
             if game.acting not in ((), (1 - mover,)):
                 raise self._unfit("seats that move in turn")
             other = game.seen.get(1 - mover)
@@ -168,9 +167,6 @@ class GameVector(VectorEnv[Any, Any, Any]):
 
     def _turn(self, copy: int) -> Turn:
         return self.games[copy].seen[int(self.seats[copy])]
-
-    def _move(self, action: Any) -> Any:
-        return int(action) if isinstance(self.single_action_space, gym.spaces.Discrete) else action
 
     def _begin(self, copy: int, seed: int | None = None) -> None:
         """Begin an episode, with the learner in the other seat."""
@@ -204,7 +200,7 @@ class GameVector(VectorEnv[Any, Any, Any]):
                 copy for copy in waiting if self.seats[copy] not in self.games[copy].acting and not self._is_over(copy)
             ]
             for copy, reply in zip(waiting, self._ask(waiting), strict=True):
-                self.games[copy].step({1 - int(self.seats[copy]): self._move(reply)})
+                self.games[copy].step({1 - int(self.seats[copy]): game_move(self.single_action_space, reply)})
 
     def _is_over(self, copy: int) -> bool:
         game, seat = self.games[copy], int(self.seats[copy])
@@ -230,28 +226,25 @@ class GameVector(VectorEnv[Any, Any, Any]):
         chosen = np.array(copies, dtype=np.intp)
         first = ~self._has_moved[1, chosen]
         self._has_moved[1, chosen] = True
-        observation = batched(self.single_observation_space, [turn.observation for turn in turns])
-        return self.opponents(MoveRequest(observation, self._masks(turns), chosen, first))
+        return self.opponents(self._request(turns, chosen, first))
 
-    def _masks(self, turns: Sequence[Turn]) -> Flags | None:
-        """The masks of turns [N', A]; None if the game has none. Raises UserError if only some turns have one."""
-        # A turn that is over has no legal action, and the one that it is given is ignored.
-        given = [np.ones_like(turn.mask) if turn.over and turn.mask is not None else turn.mask for turn in turns]
-        masks = [mask for mask in given if mask is not None]
-        if len(masks) != len(turns) * self._is_masked:
-            first = "one" if self._is_masked else "none"
+    def _request(self, turns: Sequence[Turn], copies: NDArray[np.intp], first: Flags) -> MoveRequest:
+        """A request for moves in these turns. Raises UserError if only some turns of the game have a mask."""
+        if any((turn.mask is None) == self._is_masked for turn in turns):
+            given = "one" if self._is_masked else "none"
             raise UserError(
-                f"environment.id: {self._id} gives an action mask in some turns, but {first} in its first; it must "
+                f"environment.id: {self._id} gives an action mask in some turns, but {given} in its first; it must "
                 "give one in each, or in none"
             )
-        return np.stack(masks) if masks else None
+        spaces = self.single_observation_space, self.single_action_space
+        return move_request(spaces, self._is_masked, turns, copies, first)
 
     def _shown(self) -> tuple[Any, dict[str, Any]]:
         """The learner's observations [N, ...], and the info with its masks."""
         turns = [self._turn(copy) for copy in range(self.num_envs)]
-        masks = self._masks(turns)
-        info = {} if masks is None else {MASK: masks, f"_{MASK}": np.ones(self.num_envs, dtype=bool)}
-        return batched(self.single_observation_space, [turn.observation for turn in turns]), info
+        shown = self._request(turns, np.arange(self.num_envs), ~self._has_moved[0])
+        info = {} if shown.mask is None else {MASK: shown.mask, f"_{MASK}": np.ones(self.num_envs, dtype=bool)}
+        return shown.observation, info
 
     def _last(self, ended: Flags) -> dict[str, Any]:
         """The info entries of the episodes that `ended` [N] in this step."""
