@@ -127,10 +127,8 @@ class RestartingEnv(gym.Wrapper[Any, Any, Any, Any]):
         return {"seed": self._seed, "generator": self._generator, "now": now}, self._last
 
     @episode.setter
-    def episode(self, again: tuple[Mapping[str, Any], Sequence[Any]] | None) -> None:
-        """Replay an episode, if given, from its origin and actions; if that fails, the last observation is None."""
-        if again is None:
-            return
+    def episode(self, again: tuple[Mapping[str, Any], Sequence[Any]]) -> None:
+        """Replay an episode from its origin and actions; if that fails, the last observation is None."""
         origin, actions = again
         self._seed, self._generator, self._last = origin["seed"], origin["generator"], None
         try:

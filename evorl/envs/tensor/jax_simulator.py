@@ -18,11 +18,10 @@ import torch.utils.dlpack
 from torch import Tensor
 
 from evorl.envs.spaces import mapped
+from evorl.envs.stepped import WHERE
 from evorl.envs.tensor.simulator import Simulator, Step
 from evorl.system.formats import check_tensors
 from evorl.types.tensors import Tensors
-
-WHERE = "the running episodes"
 
 
 class Task(ABC):
