@@ -28,13 +28,13 @@ from evorl.config.errors import nearest, shown
 from evorl.envs.continuation import Continuation, PlainEpisodes, Vector, continuation, is_plain
 from evorl.envs.episodes import Collected, Episodes
 from evorl.envs.faults.closing import close_vector
-from evorl.envs.faults.restarting import FAILURES, FAULT, PLACE, Start, called
+from evorl.envs.faults.restarting import FAILURES, FAULT, SOURCE_LINES, Start, call_or_user_error
 from evorl.envs.games.players import Opponents
 from evorl.envs.games.vector import GameVector
 from evorl.envs.generation import longest_episode
-from evorl.envs.reading import ActionMasks, Copies, ObservationReader, action_reader, check_finite, refuse_late_masks
+from evorl.envs.reading import ActionMasks, CopyNames, ObservationReader, action_reader, check_finite, refuse_late_masks
 from evorl.envs.spaces import MASK, EnvSpec
-from evorl.envs.stepped import COUNTED, SEEN, WHERE, SteppedEnvironments, layout
+from evorl.envs.stepped import COUNTED, OBSERVATION_PREFIX, WHERE, SteppedEnvironments, layout
 from evorl.envs.vector import make_vector, serving_action, stacked_frames
 from evorl.seeding import seed_global_generators
 from evorl.system.formats import check_tensors, part_of, with_prefix
@@ -46,16 +46,16 @@ from evorl.types.tensors import Flags, Tensors
 class Ends(NamedTuple):
     """Episode boundaries of one step of all copies [N].
 
-    `valid` marks real transitions, `ended` terminated or truncated ones, `over` the end of the environment's own
-    episode (not a lost life), `dropped` episodes cut off by an error (None if there are none), and `started` that the
-    observation after the step is the first of an episode.
+    `valid` marks real transitions, `ended` terminated or truncated ones, `game_over` the end of the environment's
+    own episode (not a lost life), `dropped` episodes cut off by an error (None if there are none), and `started` that
+    the observation after the step is the first of an episode.
     """
 
     terminated: Flags
     truncated: Flags
     ended: Flags
     valid: Flags
-    over: Flags
+    game_over: Flags
     dropped: Flags | None
     started: Flags
 
@@ -117,19 +117,19 @@ class Resets:
         # If the error occurred in the reset after an episode's end, the step before it is still a transition.
         dropped = None if faulty is None else faulty & ~ended
         idle = self.resetting | self._serving if self._lives else self.resetting
-        over = ended
+        game_over = ended
         if self._lives:
             # The game goes on until the last life is lost; ALE does not report that it is truncated as a life is lost.
-            over = truncated | ended & ((info["lives"] == 0) | (steps >= self._most_steps))
+            game_over = truncated | ended & ((info["lives"] == 0) | (steps >= self._most_steps))
         if self.serving_action is not None:
-            self._serving = (info["lives"] < self._lives_left) & ~over
+            self._serving = (info["lives"] < self._lives_left) & ~game_over
             self._lives_left = np.array(info["lives"])
-        started = over if self.in_step else self.resetting
+        started = game_over if self.in_step else self.resetting
         if not self.in_step:
-            self.resetting = over
+            self.resetting = game_over
         if dropped is not None:
             idle, started = idle | dropped, started | dropped
-        return Ends(terminated, truncated, ended, ~idle, over, dropped, started)
+        return Ends(terminated, truncated, ended, ~idle, game_over, dropped, started)
 
 
 Parts = dict[str, NDArray[Any]]
@@ -167,7 +167,7 @@ class Environments(SteppedEnvironments):
         copies = agents * num_envs
         # In whole games the native environment must not report a lost life as a termination.
         training_settings = settings.model_copy(update={"life_loss_ends": False}) if whole_games else settings
-        self._copies = Copies(settings.id, copies, num_envs)
+        self._copies = CopyNames(settings.id, copies, num_envs)
         self._id, self._max_restarts = settings.id, settings.max_restarts
         self._stepping = f"a step of {settings.id}"
         self._failures = np.zeros(copies, dtype=np.int64)
@@ -241,7 +241,7 @@ class Environments(SteppedEnvironments):
         elif self._frames:
             argument = np.array(seeds)
         seed_global_generators(seeds[0])
-        observation, info = called(f"a reset of {self._id}", partial(self._vector.reset, seed=argument))
+        observation, info = call_or_user_error(f"a reset of {self._id}", partial(self._vector.reset, seed=argument))
         # A reset may give an environment attributes that cannot be saved.
         if isinstance(self._continuation, PlainEpisodes) and not is_plain(self._vector):
             self._continuation = None
@@ -261,7 +261,8 @@ class Environments(SteppedEnvironments):
         self._failures += np.where(faulty, info[FAILURES], 0)
         beyond = faulty & (self._failures > self._max_restarts)
         copies = np.flatnonzero(beyond if beyond.any() else faulty)
-        what, where = f"{self._copies.names(copies)} raised {info[FAULT][copies[0]]}", str(info[PLACE][copies[0]])
+        what = f"{self._copies.names(copies)} raised {info[FAULT][copies[0]]}"
+        where = str(info[SOURCE_LINES][copies[0]])
         if beyond.any():
             raise UserError(
                 f"environment.max_restarts: {what}{where}; after {self._max_restarts} restarts, the maximum for each "
@@ -280,7 +281,8 @@ class Environments(SteppedEnvironments):
         self._resets.serve(actions)
         if self._continuation is not None and self._continuation.journal is not None:
             self._continuation.journal.add(actions)
-        observation, gained, terminated, truncated, info = called(self._stepping, self._vector.step, actions)
+        result = call_or_user_error(self._stepping, self._vector.step, actions)
+        observation, gained, terminated, truncated, info = result
         self._info = info
         if self._masks is None:
             refuse_late_masks(info, self._id)
@@ -295,7 +297,7 @@ class Environments(SteppedEnvironments):
         ends = self._resets.step(terminated, truncated, self._faulty(info), info, self._copies.steps)
         last = self._last(ends.ended, info)
         dropped = None if ends.dropped is None else self._host(ends.dropped)
-        self._episodes.step(self._host(gained), self._host(ends.over), dropped)
+        self._episodes.step(self._host(gained), self._host(ends.game_over), dropped)
         self._copies.steps[ends.started] = 0
         if self._continuation is not None and np.count_nonzero(ends.started):
             observation, info = self._continuation.begin(self._vector, ends.started) or (observation, info)
@@ -359,7 +361,8 @@ class Environments(SteppedEnvironments):
         if self._continuation.journal is not None:
             arrays |= self._continuation.journal.state_dict()
         tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
-        return tensors | with_prefix(COUNTED, self._episodes.state_dict()) | with_prefix(SEEN, dict(self.observation))
+        tensors |= with_prefix(COUNTED, self._episodes.state_dict())
+        return tensors | with_prefix(OBSERVATION_PREFIX, dict(self.observation))
 
     def load_state_dict(self, state: Tensors, seed: int) -> str:
         starts = _starts(state)
@@ -374,7 +377,7 @@ class Environments(SteppedEnvironments):
         if self._continuation.journal is not None:
             self._continuation.journal.load_state_dict(arrays)
         self._copies.steps = arrays["steps"].copy()
-        parts = {name: arrays[f"{SEEN}{name}"] for name in self.observation}
+        parts = {name: arrays[f"{OBSERVATION_PREFIX}{name}"] for name in self.observation}
         parts = {name: array.reshape(-1, *array.shape[2:]) for name, array in parts.items()}
         failed = self._play(self._continuation, starts, parts)
         if failed.any():

@@ -24,10 +24,11 @@ Steps in which an environment only resets are not counted, so such a remainder i
 class GenerationPlan:
     """Vector steps of a rank in a generation, and the steps of the longest episode (None if unbounded).
 
-    One vector step counts as `counted` steps of each agent; the number of steps is a multiple of `period`.
-    `carries_over` means that episodes continue across generations. With several `actors`, each takes a share of the
-    steps; if they are `free`, the shares are not known in advance. `continued` means that another process can resume
-    running episodes in the midst; `can_carry_over` that they may continue across generations.
+    One vector step is `agent_steps_per_vector_step` steps of each agent, over all ranks that hold it; the number of
+    vector steps is a multiple of `period`. `carries_over` means that episodes continue across generations. With several
+    `actors`, each takes a share of the steps; if they are `free`, the shares are not known in advance. `continued`
+    means that another process can resume running episodes in the midst; `can_carry_over` that they may continue across
+    generations.
     """
 
     steps: int
@@ -35,29 +36,29 @@ class GenerationPlan:
     carries_over: bool
     actors: int = 1
     free: bool = False
-    counted: int = 1
+    agent_steps_per_vector_step: int = 1
     period: int = 1
     continued: bool = True
     can_carry_over: bool = True
 
     @property
-    def of_each(self) -> int:
+    def steps_of_each_environment(self) -> int:
         """The steps of each environment in a generation."""
         return self.steps // self.actors
 
     def within(self, left: int) -> GenerationPlan:
         """The length for the `left` steps of each agent, rounded up to whole periods."""
-        pieces = -(-left // (self.counted * self.period))
+        pieces = -(-left // (self.agent_steps_per_vector_step * self.period))
         return replace(self, steps=min(self.steps, max(1, pieces) * self.period))
 
     def is_spent(self, left: int) -> bool:
         """True if the `left` steps of each agent are too few for another generation."""
-        return left <= MIN_SHARE * self.steps * self.counted
+        return left <= MIN_SHARE * self.steps * self.agent_steps_per_vector_step
 
     def sentence(self) -> str:
         """A message on what happens to episodes at a generation's end, and whether resuming is bit-exact."""
         bound = "have no known limit" if self.longest is None else f"may take {self.longest:,}"
-        numbers = f"a generation has {self.of_each:,} steps of each environment, and episodes {bound}"
+        numbers = f"a generation has {self.steps_of_each_environment:,} steps of each environment, and episodes {bound}"
         begins = "Episodes continue across generations" if self.carries_over else "Each generation begins new episodes"
         if self.free:
             return f"Actors run freely, so resuming will not be bit-exact. {begins} ({numbers})."
@@ -69,19 +70,19 @@ class GenerationPlan:
     def shortfall(self, evaluated: int | None) -> str | None:
         """A warning if states within `evaluated` steps are evaluated but never trained on, else None."""
         bounds = [bound for bound in (self.longest, evaluated) if bound is not None]
-        if self.carries_over or self.longest is None or self.of_each >= min(bounds):
+        if self.carries_over or self.longest is None or self.steps_of_each_environment >= min(bounds):
             return None
         advice = ", or set carry_over to true" if self.can_carry_over else ""
         return (
-            f"environment.carry_over: each generation begins new episodes after {self.of_each:,} steps of each "
-            f"environment, but evaluation plays up to {min(bounds):,}: later states are never trained on; raise "
-            f"evolution.steps{advice}"
+            f"environment.carry_over: each generation begins new episodes after {self.steps_of_each_environment:,} "
+            f"steps of each environment, but evaluation plays up to {min(bounds):,}: later states are never trained "
+            f"on; raise evolution.steps{advice}"
         )
 
 
 def steps_of_generation(config: AnyConfig, copies: int, period: int) -> int:
-    """Steps of all environments of a rank, over its actors: `evolution.steps` of an agent on `copies` ranks, rounded up
-    to whole rollouts of `period` steps."""
+    """Vector steps of a rank in a generation, over its actors: `evolution.steps` of an agent on `copies` ranks, rounded
+    up to whole rollouts of `period` steps."""
     return -(-config.evolution.steps // (config.environment.num_envs * copies * period)) * period
 
 
@@ -91,7 +92,7 @@ def generation_plan(config: AnyConfig, copies: int, period: int) -> GenerationPl
     steps = steps_of_generation(config, copies, period)
     longest, actors = longest_episode(environment), config.actors
     count = 1 if actors is None else actors.count
-    free, counted = actors is not None and not actors.lockstep, environment.num_envs * copies
+    free, agent_steps = actors is not None and not actors.lockstep, environment.num_envs * copies
     can_carry_over = not is_tensor(environment.id) or simulator_of(environment).can_save
     # A resumed run does not replay episodes of actors, and those in lockstep are to repeat it exactly.
     if (
@@ -104,7 +105,7 @@ def generation_plan(config: AnyConfig, copies: int, period: int) -> GenerationPl
         carries_over = longest is None or steps // count < EPISODES_IN_A_GENERATION * longest
     else:
         carries_over = environment.carry_over
-    return GenerationPlan(steps, longest, carries_over, count, free, counted, period, can_carry_over=can_carry_over)
+    return GenerationPlan(steps, longest, carries_over, count, free, agent_steps, period, can_carry_over=can_carry_over)
 
 
 def longest_episode(settings: Environment) -> int | None:

@@ -19,7 +19,7 @@ from evorl.types.batches import Transition
 from evorl.types.outcomes import EvorlWarning
 from evorl.types.tensors import Observation, Tensors
 
-SEEN, COUNTED = "observation.", "episodes."
+OBSERVATION_PREFIX, COUNTED = "observation.", "episodes."
 """Prefixes of tensors in the state of running episodes."""
 WHERE = "the running episodes"
 

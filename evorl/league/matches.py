@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from evorl.config import Environment
 from evorl.envs.faults.closing import close_in_time
-from evorl.envs.faults.restarting import called
+from evorl.envs.faults.restarting import call_or_user_error
 from evorl.envs.games import make_game
 from evorl.envs.games.game import Game, result_of
 from evorl.envs.games.players import game_move, move_request
@@ -53,7 +53,7 @@ class Arena(Closeable):
 
         Raises UserError if a game raises.
         """
-        results: NDArray[np.float64] = called(f"a match of {self._settings.id}", self._play, fill, fixtures)
+        results: NDArray[np.float64] = call_or_user_error(f"a match of {self._settings.id}", self._play, fill, fixtures)
         return results
 
     def _play(self, fill: Callable[[int], SeatPlayers], fixtures: Sequence[Fixture]) -> NDArray[np.float64]:

@@ -46,7 +46,7 @@ def test_the_longest_episode_is_what_the_registration_allows(settings, longest):
 def test_episodes_begin_anew_only_where_a_generation_is_twice_as_long(steps, copies, period, asked, expected):
     settings = "environment.id=LunarLander-v3", "environment.num_envs=8", f"environment.carry_over={asked}"
     assert generation_plan(config(*settings, f"evolution.steps={steps}"), copies, period) == replace(
-        expected, counted=8 * copies, period=period
+        expected, agent_steps_per_vector_step=8 * copies, period=period
     )
 
 
@@ -54,7 +54,7 @@ def test_episodes_begin_anew_only_where_a_generation_is_twice_as_long(steps, cop
     ("left", "steps"), [(99_999, 1280), (40_960, 1280), (40_959, 1280), (16_385, 768), (16_384, 512), (1, 256)]
 )
 def test_the_last_generation_has_whole_rollouts_of_what_is_left(left, steps):
-    whole = GenerationPlan(1280, 1000, True, counted=32, period=256)
+    whole = GenerationPlan(1280, 1000, True, agent_steps_per_vector_step=32, period=256)
     assert whole.within(left) == replace(whole, steps=steps)
 
 
@@ -66,14 +66,16 @@ def test_actors_share_the_steps_of_a_generation(lockstep, carries_over):
         f"actors={{count: 4, lockstep: {lockstep}}}", "evolution.steps=48_000",
     )  # fmt: skip
     plan = generation_plan(config(*settings), copies=1, period=20)
-    assert plan == GenerationPlan(6000, 1000, carries_over, actors=4, free=carries_over, counted=8, period=20)
-    assert plan.of_each == 1500
+    assert plan == GenerationPlan(
+        6000, 1000, carries_over, actors=4, free=carries_over, agent_steps_per_vector_step=8, period=20
+    )
+    assert plan.steps_of_each_environment == 1500
     assert "a generation has 1,500 steps of each environment" in plan.sentence()
     assert "after 750 steps" in GenerationPlan(3000, 1000, False, actors=4).shortfall(None)
 
 
 def test_less_than_a_tenth_of_a_generation_is_left():
-    whole = GenerationPlan(1280, 1000, True, counted=32, period=256)
+    whole = GenerationPlan(1280, 1000, True, agent_steps_per_vector_step=32, period=256)
     assert whole.is_spent(4096)
     assert whole.is_spent(-5)
     assert not whole.is_spent(4097)
@@ -81,7 +83,9 @@ def test_less_than_a_tenth_of_a_generation_is_left():
 
 def test_without_a_known_limit_episodes_run_on():
     settings = "environment.id=helpers.probes:Counter-v0", "environment.carry_over=auto", "evolution.steps=1000000"
-    assert generation_plan(config(*settings), 1, 1) == GenerationPlan(500_000, None, True, counted=2)
+    assert generation_plan(config(*settings), 1, 1) == GenerationPlan(
+        500_000, None, True, agent_steps_per_vector_step=2
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from robustness.comparison import differences
 from robustness.systems import CASES
 
 from evorl.commands.train import ranks_of
-from evorl.envs.environments import SEEN
+from evorl.envs.stepped import OBSERVATION_PREFIX
 from evorl.runs import run
 from evorl.runs.program import run_program
 from evorl.runs.storage import checkpoint
@@ -211,7 +211,7 @@ def test_interim_checkpoint_that_lacks_a_part_of_its_state_is_not_used(stopped_r
 def test_interim_checkpoint_whose_episodes_cannot_be_replayed_is_not_used(stopped_run, whole_run, monkeypatch):
     place = stopped_run(CASE, 30)
     name = "environments-rank-000.safetensors"
-    names = [key for key in decode_tensors((place / name).read_bytes(), "it") if key.startswith(SEEN)]
+    names = [key for key in decode_tensors((place / name).read_bytes(), "it") if key.startswith(OBSERVATION_PREFIX)]
     rewritten(place, name, with_tensors(lambda tensors: tensors[names[0]].add_(1)))
     with pytest.warns(EvorlWarning, match="cannot be replayed in .*starts over"):
         assert play("b", monkeypatch=monkeypatch) == 0

@@ -20,7 +20,7 @@ from evorl.types.outcomes import UserError
 
 Start = tuple[Any, dict[str, Any]]
 """The first observation of an episode, or of N of them, and the info of the reset."""
-FAULT, PLACE, FAILURES = "evorl.fault", "evorl.place", "evorl.failures"
+FAULT, SOURCE_LINES, FAILURES = "evorl.fault", "evorl.place", "evorl.failures"
 """Info keys of a step or reset in which an environment raised: the last error, the user's source lines that led to it,
 and the number of errors."""
 PASSED_ON = (UserError, KeyboardInterrupt, SystemExit)
@@ -28,7 +28,7 @@ PASSED_ON = (UserError, KeyboardInterrupt, SystemExit)
 that is no Exception, as of a panic in Rust."""
 
 
-def called(what: str, call: Callable[..., Any], *arguments: Any) -> Any:
+def call_or_user_error(what: str, call: Callable[..., Any], *arguments: Any) -> Any:
     """Call something of all copies at once, `what` being "a step of CartPole-v1".
 
     Raises UserError if that raises: only a copy that raises by itself is restarted.
@@ -156,7 +156,7 @@ class RestartingEnv(gym.Wrapper[Any, Any, Any, Any]):
             except BaseException as another:
                 error, failures = another, failures + 1
         observation, info = (self._placeholder(), {}) if start is None else start
-        return observation, {**info, FAULT: without_place(error), PLACE: place(error), FAILURES: failures}
+        return observation, {**info, FAULT: without_place(error), SOURCE_LINES: place(error), FAILURES: failures}
 
     def _begin_anew(self) -> Start:
         self.close()

@@ -34,8 +34,8 @@ ENTRIES = ("parallel_env", "raw_env", "env")
 move that halve its speed; masked moves are legal."""
 MODES, TEXT = "render_modes", "ansi"
 """The key of a game's metadata that names the ways in which it can be shown, and the one that is text."""
-SEEN = ("observation", "reward", "termination", "truncation", "info")
-ALL_SEEN = ("observations", "rewards", "terminations", "truncations", "infos")
+LAST_FIELDS = ("observation", "reward", "termination", "truncation", "info")
+STEP_FIELDS = ("observations", "rewards", "terminations", "truncations", "infos")
 """The values that PettingZoo's `last` and parallel `step` return."""
 
 
@@ -132,7 +132,7 @@ class TurnBased(_Seats):
                 self.acting = ()
                 return
             name = self.env.agent_selection
-            seat = self._note(name, *self._unpacked("last", self.env.last(), SEEN))
+            seat = self._note(name, *self._unpacked("last", self.env.last(), LAST_FIELDS))
             if not self.seen[seat].over:
                 self.acting = (seat,)
                 return
@@ -156,7 +156,8 @@ class Simultaneous(_Seats):
 
     def step(self, actions: Mapping[int, Any]) -> None:
         by_name = {self.names[seat]: action for seat, action in actions.items()}
-        observations, rewards, terminated, truncated, infos = self._unpacked("step", self.env.step(by_name), ALL_SEEN)
+        result = self._unpacked("step", self.env.step(by_name), STEP_FIELDS)
+        observations, rewards, terminated, truncated, infos = result
         for name in by_name:
             self._note(name, observations[name], rewards[name], terminated[name], truncated[name], infos.get(name, {}))
         self._settle()

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from evorl.config import Environment
 from evorl.envs.episodes import Collected, Episodes
-from evorl.envs.faults.restarting import called
+from evorl.envs.faults.restarting import call_or_user_error
 from evorl.envs.spaces import EnvSpec
-from evorl.envs.stepped import COUNTED, SEEN, WHERE, SteppedEnvironments, layout
+from evorl.envs.stepped import COUNTED, OBSERVATION_PREFIX, WHERE, SteppedEnvironments, layout
 from evorl.envs.tensor.observations import TensorReader, action_converter
 from evorl.envs.tensor.simulator import Step
 from evorl.envs.tensor.sources import shared_simulator
@@ -61,7 +61,7 @@ class TensorEnvironments(SteppedEnvironments):
     def _begin_counting(self) -> None:
         shape, device = (self.agents, self.num_envs), self.device
         self._steps = torch.zeros(self.agents, dtype=torch.int64, device=device)
-        self._cut = torch.zeros((), dtype=torch.int64, device=device)
+        self._cut_without_last = torch.zeros((), dtype=torch.int64, device=device)
         """Episodes that were truncated without a last observation."""
         self._nowhere = torch.zeros(shape, dtype=torch.bool, device=device)
         self._everywhere = torch.ones(shape, dtype=torch.bool, device=device)
@@ -88,7 +88,8 @@ class TensorEnvironments(SteppedEnvironments):
         else:
             seeds = [number % SEEDS for number in seed] * self.agents
         surplus = seeds[-1:] * (simulator.copies - self._copies)
-        self.observation = self._parts(called(f"a reset of {self._id}", simulator.reset, [*seeds, *surplus]))
+        observation = call_or_user_error(f"a reset of {self._id}", simulator.reset, [*seeds, *surplus])
+        self.observation = self._parts(observation)
         self._episodes.restart()
         self._resetting, self._started, self._has_begun = self._nowhere, self._everywhere, True
 
@@ -98,7 +99,7 @@ class TensorEnvironments(SteppedEnvironments):
         if simulator.copies > self._copies:
             idle = actions[-1:].expand(simulator.copies - self._copies, *actions.shape[1:])
             actions = torch.cat((actions, idle))
-        step: Step = called(f"a step of {self._id}", simulator.step, actions)
+        step: Step = call_or_user_error(f"a step of {self._id}", simulator.step, actions)
         reward = self._mine(step.reward).float()
         self._reader.note("a reward", reward)
         terminated, truncated = self._mine(step.terminated), self._mine(step.truncated)
@@ -134,7 +135,7 @@ class TensorEnvironments(SteppedEnvironments):
         """The result of the action in every environment."""
         if step.last is not None:
             return self._parts(step.last)
-        self._cut += truncated.sum()
+        self._cut_without_last += truncated.sum()
         return {
             name: torch.where(truncated.view(*truncated.shape, *[1] * (value.dim() - 2)), self.observation[name], value)
             for name, value in seen.items()
@@ -165,8 +166,8 @@ class TensorEnvironments(SteppedEnvironments):
     def pop_collected(self) -> Collected:
         raise_if_signalled()
         self.check()
-        if int(self._cut):
-            self._cut.zero_()
+        if int(self._cut_without_last):
+            self._cut_without_last.zero_()
             warnings.warn(
                 f"environment.id: {self._id} gives no final observations, so targets of truncated steps bootstrap from "
                 "the observation before the step; give them as info['final_obs'] where an episode ends",
@@ -190,7 +191,8 @@ class TensorEnvironments(SteppedEnvironments):
     def _counted(self) -> Tensors:
         """The part of the state outside the simulator: episodes, observations and flags."""
         more = {"started": self._started, "resetting": self._resetting, "steps": self._steps}
-        return with_prefix(COUNTED, self._episodes.state_dict()) | with_prefix(SEEN, dict(self.observation)) | more
+        seen = with_prefix(OBSERVATION_PREFIX, dict(self.observation))
+        return with_prefix(COUNTED, self._episodes.state_dict()) | seen | more
 
     def load_state_dict(self, state: Tensors, seed: int) -> str:
         self.reset(seed)
@@ -202,7 +204,7 @@ class TensorEnvironments(SteppedEnvironments):
         self._shared.simulator.load_state_dict(part_of(SIMULATOR, state))
         counted = {name: value.to(self.device) for name, value in counted.items()}
         self._episodes.load_state_dict(part_of(COUNTED, counted))
-        self.observation = part_of(SEEN, counted)
+        self.observation = part_of(OBSERVATION_PREFIX, counted)
         self._started, self._resetting, self._steps = (counted[name] for name in ("started", "resetting", "steps"))
         return ""
 

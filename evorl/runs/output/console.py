@@ -100,7 +100,7 @@ def details(config: AnyConfig, placement: Placement, interface: EnvSpec, length:
     return [
         f"observations: {short(interface.observation)}; actions: {short(interface.action)}"
         + (", with action masks" if interface.masked else ""),
-        f"each generation: {length.steps * length.counted:,} steps of each agent",
+        f"each generation: {length.steps * length.agent_steps_per_vector_step:,} steps of each agent",
         *([f"fitness: {_sum(config.evolution.fitness)}"] if config.evolution.fitness != {RETURN: 1.0} else []),
         *(["fitness: the mean return of training episodes"] if config.evaluation.fitness == "training" else []),
         length.sentence(),

@@ -138,11 +138,12 @@ class Logger:
         """Log a finished generation with the `fitness` of its agents; return the Stop of a callback, or None."""
         # Only steps that reset an environment are not counted. If no episode ended there are none, so a lower count
         # means that the generation was cut short.
-        if not counts.ended_episodes.any() and counts.steps.mean() >= self._length.steps * self._length.counted:
+        planned = self._length.steps * self._length.agent_steps_per_vector_step
+        if not counts.ended_episodes.any() and counts.steps.mean() >= planned:
             self._warn_once(
                 "episodes",
-                f"no episode ended in generation {progress.generation}, which had {self._length.of_each:,} steps of "
-                "each environment, so train_return is empty",
+                f"no episode ended in generation {progress.generation}, which had "
+                f"{self._length.steps_of_each_environment:,} steps of each environment, so train_return is empty",
             )
         if warning := self._config.algorithm.warning(counts.metrics, counts.train_return):
             self._warn_once("metrics", f"{warning} (generation {progress.generation})")

@@ -19,7 +19,7 @@ from evorl.config import Environment
 from evorl.envs.continuation import Vector
 from evorl.envs.environments import Resets
 from evorl.envs.faults.closing import close_vector
-from evorl.envs.faults.restarting import FAULT, PLACE
+from evorl.envs.faults.restarting import FAULT, SOURCE_LINES
 from evorl.envs.tensor import TensorEnvironments, is_tensor
 from evorl.envs.tensor.sources import device_of
 from evorl.envs.vector import for_evaluation, make_vector, stacked_frames
@@ -89,7 +89,7 @@ def play(
                 _refuse_fault(info, settings.id)
                 total, steps = total + float(reward[0]), steps + 1
                 ends = resets.step(terminated, truncated, None, info, np.array([steps]))
-                ended = bool(ends.over[0]) or steps == most
+                ended = bool(ends.game_over[0]) or steps == most
                 yield sees(vector, observation), total if ended else None, rate
     finally:
         close_vector(vector, settings.id)
@@ -120,7 +120,7 @@ def _simulated(
 def _refuse_fault(info: Mapping[str, Any], id: str) -> None:
     """Raise UserError if the environment has raised: it would begin new episodes for ever."""
     if FAULT in info:
-        raise UserError(f"environment.id: {id} raised {info[FAULT][0]}{info[PLACE][0]}")
+        raise UserError(f"environment.id: {id} raised {info[FAULT][0]}{info[SOURCE_LINES][0]}")
 
 
 def write_video(path: Path, images: Iterator[tuple[Image, float]]) -> int:
