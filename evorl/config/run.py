@@ -93,7 +93,8 @@ class Evaluation(Section):
     are evaluated. Not in games."""
     episodes: Size = 10
     """Episodes that make an agent's fitness, over all ranks; the same ones for all agents of a generation, but for the
-    moves that a run's agent samples in games, and for a simulator of your own, which takes one seed for all copies."""
+    moves that a run's agent samples in games, and for a simulator of your own or an environment that is registered with
+    a `vector_entry_point` alone, which take one seed for all copies."""
     environment: Annotated[EvaluationEnvironment | None, BeforeValidator(_with_id)] = None
     """The environment of evaluation episodes, also of videos and `evorl evaluate`, where it is not that of training.
     An id alone is short for a section with it. Not in games."""
