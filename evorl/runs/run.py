@@ -391,10 +391,7 @@ class Run:
         self.progress.pairs = []
         if self.config.population.control and self._whole_plan.is_spent(self._steps_left - int(counts.steps.mean())):
             self.progress.pairs = compare(self.config, trained, evaluator, self.generation)
-        elite.evaluation_steps += evaluator.pop_steps()
-        if self.league is not None:
-            elite.evaluation_steps += self.league.pop_steps()
-        return fitness
+        return replace(fitness, steps=evaluator.pop_steps() + (self.league.pop_steps() if self.league else 0))
 
     def _rate(self, trained: list[Agent]) -> Fitness | None:
         """Play the matches of a game's league and let its archive grow; the ratings, if they are the fitness."""
@@ -431,7 +428,7 @@ class Run:
         progress.shortened_by = self.config.training.max_steps if shortened else None
         progress.agent_steps += counted
         progress.global_steps += int(counts.steps.sum())
-        progress.evaluation_steps += progress.elite.evaluation_steps
+        progress.evaluation_steps += fitness.steps
         progress.wall_clock_seconds = self._wall_clock_seconds()
         spent = progress.agent_steps / self.config.training.max_steps
         evolution, size = self.config.evolution, self.config.population.size

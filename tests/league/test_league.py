@@ -112,9 +112,6 @@ class Level:
     def remeasure(self, agents, generation, purpose, first, episodes):
         return np.full((len(agents), episodes), 0.5)
 
-    def pop_steps(self):
-        return 0
-
 
 def test_the_elite_goes_by_ratings_of_the_same_matches():
     settings, _, agents = made(size=2)

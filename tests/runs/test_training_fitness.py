@@ -85,9 +85,6 @@ class Duels:
         self.asked.append((purpose, [each.id for each in agents]))
         return np.array([[self.means[each.id]] * episodes for each in agents])
 
-    def pop_steps(self):
-        return 0
-
 
 def duel(evaluator, *returns, target=None, elite=9):
     """Agents 0, 1, ... with these training returns challenge agent 9."""

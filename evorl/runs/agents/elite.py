@@ -152,9 +152,6 @@ class Elite:
     def __post_init__(self) -> None:
         self.payload: bytes = b""
         """The agent, encoded as a file of one agent; empty before there is one."""
-        self.evaluation_steps: int = 0
-        """The environment steps of the last generation's evaluation episodes, including the challenge, and the moves of
-        both seats in its matches."""
 
     @property
     def score(self) -> Score | None:
@@ -330,7 +327,7 @@ class Elite:
             # Store the measured mean: the mean over the episodes that selected it is biased upwards. Later episodes do
             # not change it, since the file would change with it in each generation.
             self.payload = encode_agents([replace(best, fitness=self.score.mean)])
-        self.evaluation_steps, self.repeats = evaluator.pop_steps(), evaluator.repeats
+        self.repeats = evaluator.repeats
         return solved
 
     def _test(

@@ -39,6 +39,9 @@ class Fitness:
     """The means [P] of the possible fitness terms by name; empty if training gave it."""
     elite: float | None = None
     """The elite's rating, or NaN without an elite, where fitness is a rating; None elsewhere."""
+    steps: int = 0
+    """The steps of all agents in evaluation episodes, those of the elite's challenge and of comparisons included, and
+    the moves of both seats in matches."""
 
     @classmethod
     def of_ratings(cls, rated: Rated) -> Self:

@@ -118,7 +118,7 @@ def generation_row(
         "metrics": {name: _list(values) for name, values in counts.metrics.items()},
         "updates": _list(counts.updates),
         "state": [agent.state.metrics() for agent in agents],
-        "evaluation_steps": elite.evaluation_steps,
+        "evaluation_steps": measured.steps,
         **({} if config.evolution.fitness == {RETURN: 1.0} else {"terms": terms}),
     }
 
