@@ -143,7 +143,7 @@ def checkpoint_of(run: Path, wanted: int | None, begun: AnyConfig, config: AnyCo
     Returns the generation, and its files of agents and progress by name. With another `evolution.burn_in`, that decides
     anew when selection begins. Raises UserError if there is no checkpoint, or if a branch would end at once.
     """
-    checkpoints, where, damaged = Checkpoints(run / CHECKPOINTS, keep=1), from_here(run), set[int]()
+    checkpoints, where, damaged = Checkpoints(run / CHECKPOINTS), from_here(run), set[int]()
     if wanted is not None and wanted not in checkpoints.generations():
         there = ", ".join(map(str, checkpoints.generations())) or "none"
         raise UserError(f"--generation: {where} has no checkpoint of generation {wanted}; there are: {there}")
@@ -248,13 +248,13 @@ def copy(run: Path, new: Path, config: AnyConfig, generation: int, files: Mappin
     It has these `files` in place of the checkpoint's; of those, one is in memory at a time. Raises UserError if the
     disk fails.
     """
-    source = Checkpoints(run / CHECKPOINTS, keep=1)
+    source = Checkpoints(run / CHECKPOINTS)
     with file_errors(new, "NEW: cannot write to "):
         make_directory(new.parent)
         with tempfile.TemporaryDirectory(prefix=f".{new.name}.", dir=new.parent) as folder:
             partial = Path(folder) / new.name
             make_subdirectory(partial)
-            directory = RunDirectory(partial, config.checkpoint.keep)
+            directory = RunDirectory(partial)
             for name in (METRICS, LINEAGE):
                 if (run / name).exists():
                     write_atomically(partial / name, read_lines(run / name))

@@ -158,7 +158,7 @@ def ranks_of(run: Path) -> int:
     """
     states = [read_object(run / LOCK)]
     for stem in ("generation", "interim"):
-        checkpoints = Checkpoints(run / CHECKPOINTS, keep=1, stem=stem)
+        checkpoints = Checkpoints(run / CHECKPOINTS, stem=stem)
         states += [read_object(checkpoints.path(number) / STATE) for number in checkpoints.generations()[-1:]]
     # Of the same generation, a checkpoint within the next one is the newer.
     return max(1, _number(max(reversed(states), key=lambda state: _number(state, "generation")), "ranks"))

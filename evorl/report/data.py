@@ -271,7 +271,7 @@ def load_several(paths: Sequence[Path]) -> list[Drawn]:
 
 def _standings(path: Path) -> Standings | None:
     """The league of the newest checkpoint; None without one, or without a checkpoint that can be read."""
-    checkpoints = Checkpoints(path / CHECKPOINTS, keep=1)
+    checkpoints = Checkpoints(path / CHECKPOINTS)
     newest = max(checkpoints.generations(), default=0)
     try:
         return progress_of(checkpoints.read(newest, STATE), str(path)).league if newest else None

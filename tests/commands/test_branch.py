@@ -80,7 +80,7 @@ def test_a_branch_of_two_ranks_ends_as_the_run_that_went_on(tmp_path, forked_lau
 
 
 def test_a_named_hyperparameter_is_set_in_every_agent_also_where_evolution_changed_it(run, branch, capsys):
-    checkpoints = Checkpoints(run / "checkpoints", keep=1)
+    checkpoints = Checkpoints(run / "checkpoints")
     files = {name: checkpoints.read(2, name) for name in checkpoints.files(2)}
     evolved = saved_agents(run, 2)
     evolved[1].hyperparameters["gamma"] = 0.9
@@ -117,7 +117,7 @@ def with_a_mutant(run):
     """
 
     def put(parent_id=None, before=None):
-        checkpoints = Checkpoints(run / "checkpoints", keep=1)
+        checkpoints = Checkpoints(run / "checkpoints")
         files = {name: checkpoints.read(2, name) for name in checkpoints.files(2)}
         evolved = saved_agents(run, 2)[:3]
         if before is not None:
@@ -299,7 +299,7 @@ def test_a_branch_has_as_many_ranks_as_trained_its_generation(run, branch, monke
     begun = []
     monkeypatch.setattr("os.execv", lambda path, command: begun.append(command))
     monkeypatch.setattr("evorl.commands.train.usable_cores", lambda: 2)
-    checkpoints = Checkpoints(run / "checkpoints", keep=1)
+    checkpoints = Checkpoints(run / "checkpoints")
     files = {name: checkpoints.read(3, name) for name in checkpoints.files(3)}
     files[STATE] = json_bytes(json.loads(files[STATE]) | {"ranks": 2})
     checkpoints.complete(3, {name: checkpoints.write(3, name, payload) for name, payload in files.items()})

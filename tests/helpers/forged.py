@@ -33,7 +33,7 @@ DESCRIBED = {
 
 def forge(run, payloads, listed=()):
     """Put files into the checkpoint of generation 3; its manifest agrees with them, and lists others too."""
-    checkpoints = Checkpoints(run / "checkpoints", keep=9)
+    checkpoints = Checkpoints(run / "checkpoints")
     payloads = {name: checkpoints.read(3, name) for name in checkpoints.files(3)} | payloads
     files = {name: checkpoints.write(3, name, payload) for name, payload in payloads.items()}
     checkpoints.complete(3, files | dict(listed))

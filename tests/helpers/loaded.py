@@ -38,7 +38,7 @@ def fresh_run(path, file, *overrides):
             value += 0.1 * torch.randn(value.shape, generator=generator)
     path.mkdir(parents=True)
     (path / "config.yaml").write_text(config.to_yaml())
-    directory = RunDirectory(path, keep=1)
+    directory = RunDirectory(path)
     directory.write_elite(encode_agents([agent]))
     directory.write(INTERFACE, interface_to_json(environments.interface))
     environments.close()

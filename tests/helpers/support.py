@@ -497,7 +497,7 @@ def steps_until(run, generation):
 
 def saved_agents(run, generation=None, file=AGENTS):
     """The agents in a checkpoint of a run, the newest unless told."""
-    checkpoints = Checkpoints(run / "checkpoints", keep=1)
+    checkpoints = Checkpoints(run / "checkpoints")
     return checkpoints.agents(generation or checkpoints.generations()[-1], file)
 
 

@@ -72,7 +72,7 @@ def test_verify_names_the_damaged_file(kind, trained_run, tmp_path):
         checkpoint = newest(run)
         damage(checkpoint / name, kind)
         with pytest.raises(UserError, match=f"{checkpoint / name}: "):
-            Checkpoints(checkpoint.parent, keep=2).verify(int(checkpoint.name[-6:]))
+            Checkpoints(checkpoint.parent).verify(int(checkpoint.name[-6:]))
 
 
 def test_verify_notices_the_checkpoint_of_another_generation(trained_run, tmp_path):
@@ -81,7 +81,7 @@ def test_verify_notices_the_checkpoint_of_another_generation(trained_run, tmp_pa
     shutil.rmtree(checkpoint)
     shutil.copytree(older, checkpoint)
     with pytest.raises(UserError, match=r"manifest\.json: "):
-        Checkpoints(run / "checkpoints", keep=2).verify(int(checkpoint.name[-6:]))
+        Checkpoints(run / "checkpoints").verify(int(checkpoint.name[-6:]))
 
 
 @pytest.mark.parametrize("name", ["agents.safetensors", "manifest.json"])

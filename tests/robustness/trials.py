@@ -94,7 +94,7 @@ class Trial:
     @property
     def complete(self) -> int:
         """Return the last generation that has a checkpoint."""
-        return max(Checkpoints(self.run / "checkpoints", keep=1).generations(), default=0)
+        return max(Checkpoints(self.run / "checkpoints").generations(), default=0)
 
     def until(self, holds: Callable[[], bool]) -> bool:
         """Wait until something holds; return whether it does before the launch ends. Raises TimeoutError."""

@@ -183,7 +183,7 @@ def test_a_problem_of_another_rank_names_the_rank(tmp_path, monkeypatch):
         def broadcast_bytes(self, payload, what):
             return payload
 
-    directory = RunDirectory(tmp_path, keep=1)
+    directory = RunDirectory(tmp_path)
     monkeypatch.setattr("evorl.runs.storage.checkpoint_files.Checkpoints.write", full_disk)
     problem = directory.write_checkpoint(SecondRank(), directory.checkpoints, 1, {"state": b""})
     assert problem == "rank 1: some/file: No space left on device"
@@ -306,7 +306,7 @@ def check_ended_in_order(run, number, error):
     summary = json.loads((run / "summary.json").read_text())
     assert summary["ended"] == number.name
     assert summary["generations"] >= 2
-    kept = Checkpoints(run / "checkpoints", 2)
+    kept = Checkpoints(run / "checkpoints")
     kept.verify(kept.generations()[-1])
 
 

@@ -49,13 +49,13 @@ def test_a_rank_that_does_not_see_the_directory_of_the_main_process_is_an_error(
 def test_a_run_whose_directory_is_made_anew_leaves_that_of_the_other_run_alone(tmp_path):
     path = tmp_path / "a"
     path.mkdir()
-    run = RunDirectory(path, keep=1, lock=Lock(path, 0))
+    run = RunDirectory(path, lock=Lock(path, 0))
     run.flush()
     shutil.rmtree(path)
     with pytest.raises(RunFailed, match=r"\.lock is missing"):
         run.flush()
     path.mkdir()
-    theirs = RunDirectory(path, keep=1, lock=Lock(path, 0))
+    theirs = RunDirectory(path, lock=Lock(path, 0))
     partial = theirs.checkpoints._gathering(1)
     for write in (run.flush, lambda: run.write_checkpoint(ranks_of_main(), run.checkpoints, 50, {"state.json": b"{}"})):
         with pytest.raises(RunFailed, match=r"a: the directory .* \(\.lock is that of another run\)"):

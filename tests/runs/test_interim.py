@@ -155,7 +155,7 @@ def test_damaged_interim_checkpoint_is_set_aside(whole_run, stopped_run, monkeyp
 
 def rewritten(place, name, change):
     """Write an interim checkpoint again with one file changed, and a manifest that says so."""
-    checkpoints = Checkpoints(place.parent, keep=1, stem="interim")
+    checkpoints = Checkpoints(place.parent, stem="interim")
     number = int(place.name[-6:])
     payload = change((place / name).read_bytes())
     files = dict(checkpoints.files(number)) | {name: entry(payload)}
@@ -242,7 +242,7 @@ def test_a_signal_after_the_evaluation_lets_the_generation_be_saved(monkeypatch)
     main = demo()
     arguments = [*CASES[CASE], "run.name=b"]
     assert run_program(lambda given: main(given, [told]), arguments) == 128 + signal.SIGUSR1
-    assert Checkpoints(Path("runs/b/checkpoints"), keep=1).generations() == [1]
+    assert Checkpoints(Path("runs/b/checkpoints")).generations() == [1]
     assert json.loads(Path("runs/b/summary.json").read_bytes())["ended"] == "SIGUSR1"
 
 

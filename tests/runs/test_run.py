@@ -349,12 +349,12 @@ def test_lines_count_the_steps_of_evaluations(in_directory):
 
 
 def test_checkpoints_appear_whole_and_old_ones_are_pruned(tmp_path):
-    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints = Checkpoints(tmp_path)
     for generation in (1, 2, 3, 4, 5):
         entry = checkpoints.write(generation, "state.json", b"payload")
         assert generation not in checkpoints.generations()
         checkpoints.complete(generation, {"state.json": entry})
-        checkpoints.prune(best=2)
+        checkpoints.prune(keep=2, best=2)
     assert checkpoints.generations() == [2, 4, 5]
     assert checkpoints.read(5, "state.json") == b"payload"
     shutil.copytree(checkpoints.path(4), tmp_path / "generation-000009")
@@ -364,7 +364,7 @@ def test_checkpoints_appear_whole_and_old_ones_are_pruned(tmp_path):
 
 def test_resume_prunes_old_checkpoints(in_directory):
     assert train("run.name=a", "checkpoint.keep=9") == 0
-    checkpoints = Checkpoints(in_directory / "runs" / "a" / "checkpoints", keep=9)
+    checkpoints = Checkpoints(in_directory / "runs" / "a" / "checkpoints")
     there = checkpoints.generations()
     assert train("run.name=a", "run.resume=auto", "checkpoint.keep=1") == 0
     left = checkpoints.generations()

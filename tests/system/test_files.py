@@ -54,7 +54,7 @@ def test_a_file_is_synced_before_its_name_and_its_directory_after(tmp_path, disk
 
 
 def test_a_checkpoint_is_synced_before_its_name_and_its_directory_after(tmp_path, disk_calls):
-    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints = Checkpoints(tmp_path)
     checkpoints.complete(1, {"state.json": checkpoints.write(1, "state.json", b"{}")})
     at = disk_calls.index("rename generation-000001")
     assert {"rename state.json", "rename manifest.json"} <= {*disk_calls[:at]}

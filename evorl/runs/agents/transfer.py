@@ -77,7 +77,7 @@ def _trained(config: AnyConfig, algorithm: Algorithm, run: Path) -> list[Agent]:
 def _newest(run: Path) -> list[Agent]:
     """The agents of a run's newest checkpoint. Raises UserError if there is none, or if it is damaged or empty."""
     check_run(run)
-    checkpoints = Checkpoints(run / CHECKPOINTS, keep=1)
+    checkpoints = Checkpoints(run / CHECKPOINTS)
     generations = checkpoints.generations()
     agents = checkpoints.agents(generations[-1], AGENTS) if generations else []
     if not agents:

@@ -200,7 +200,7 @@ def _saved(run: Path, agent: int | None, generation: int | None) -> Agent:
     for name, number in (("agent", agent), ("generation", generation)):
         if number is not None and (isinstance(number, bool) or not isinstance(number, int | np.integer)):
             raise UserError(f"{name}: {shown(number)} is not a whole number")
-    checkpoints = Checkpoints(run / CHECKPOINTS, keep=1)
+    checkpoints = Checkpoints(run / CHECKPOINTS)
     generations = checkpoints.generations()
     if generation is not None and generation not in generations:
         listed = ", ".join(map(str, generations)) or "none"

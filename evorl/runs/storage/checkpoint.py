@@ -110,7 +110,7 @@ class CheckpointManager:
             return problem
         self.warn_once.reset("checkpoint")
         if self._ranks.is_main:
-            self._prune(self.directory.checkpoints, progress.elite.generation)
+            self._prune(self.directory.checkpoints, self.config.checkpoint.keep, progress.elite.generation)
             # One that remains is ignored, since a later generation is resumed.
             with contextlib.suppress(OSError, UserError):
                 self.directory.interim.clear()
@@ -147,7 +147,7 @@ class CheckpointManager:
         within.note_setup(self.config, self.placement)
         problem = self._write(self.directory.interim, self._number, within, agents, states)
         if not problem and ranks.is_main:
-            self._prune(self.directory.interim)
+            self._prune(self.directory.interim, keep=1)
         return problem
 
     def _write(
@@ -172,11 +172,11 @@ class CheckpointManager:
         total, limit = sum(map(int, replies)) / 1e6, self.config.checkpoint.max_replay_mb
         return f"the replay takes {total:.0f} MB, more than checkpoint.max_replay_mb {limit:g}" if total > limit else ""
 
-    def _prune(self, checkpoints: Checkpoints, best: int | None = None) -> None:
-        """Remove older checkpoints, except that of generation `best`; warn if that fails."""
+    def _prune(self, checkpoints: Checkpoints, keep: int, best: int | None = None) -> None:
+        """Remove all but the newest `keep` checkpoints and that of generation `best`; warn if that fails."""
         try:
             with file_errors(checkpoints.directory, "old checkpoints could not be removed: "):
-                checkpoints.prune(best)
+                checkpoints.prune(keep, best)
         except UserError as error:
             self.warn_once("prune", str(error))
 
@@ -290,7 +290,7 @@ class CheckpointManager:
 
         self._ranks.from_main(cut_back, "the run directory")
         if self._ranks.is_main:
-            self._prune(self.directory.checkpoints, progress.elite.generation)
+            self._prune(self.directory.checkpoints, self.config.checkpoint.keep, progress.elite.generation)
 
     def _damage(self, checkpoints: Checkpoints, number: int) -> str:
         """The reason why the run cannot resume from a checkpoint, the same on all ranks, or ""."""

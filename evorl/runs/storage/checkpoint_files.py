@@ -45,9 +45,8 @@ class Checkpoints:
     `manifest.json` in each lists the size and SHA-256 of every file, and a SHA-256 of itself.
     """
 
-    def __init__(self, directory: Path, keep: int, stem: str = "generation") -> None:
+    def __init__(self, directory: Path, stem: str = "generation") -> None:
         self.directory = directory
-        self._keep = keep
         self._stem = stem
         self._name = re.compile(f"{stem}-{NUMBER}")
 
@@ -67,9 +66,9 @@ class Checkpoints:
         partial.rename(final)
         sync_directory(self.directory)
 
-    def prune(self, best: int | None) -> None:
-        """Remove all but the newest checkpoints and that of generation `best`. Raises OSError."""
-        for old in self.generations()[: -self._keep]:
+    def prune(self, keep: int, best: int | None = None) -> None:
+        """Remove all but the newest `keep` checkpoints and that of generation `best`. Raises OSError."""
+        for old in self.generations()[:-keep]:
             if old != best:
                 self._remove(old)
 

@@ -150,10 +150,10 @@ class RunDirectory:
     Every rank writes its own files of a checkpoint; only the main process writes, moves and removes anything else.
     """
 
-    def __init__(self, path: Path, keep: int, lock: Lock | None = None) -> None:
+    def __init__(self, path: Path, lock: Lock | None = None) -> None:
         self.path = path
-        self.checkpoints = Checkpoints(path / CHECKPOINTS, keep)
-        self.interim = Checkpoints(path / CHECKPOINTS, keep=1, stem="interim")
+        self.checkpoints = Checkpoints(path / CHECKPOINTS)
+        self.interim = Checkpoints(path / CHECKPOINTS, stem="interim")
         self.metrics = JsonLines(path / METRICS)
         self.lineage = JsonLines(path / LINEAGE)
         self._lock = lock
@@ -166,7 +166,7 @@ class RunDirectory:
             path = _directory(config, launch)
             make_directory(path)
             lock = Lock(path, LOCK_PATIENCE)
-        run = cls(path, config.checkpoint.keep, lock)
+        run = cls(path, lock)
         try:
             with file_errors(path, CANNOT_WRITE):
                 run._take_over(config, has_used(launch, path))
@@ -202,7 +202,7 @@ class RunDirectory:
             for directory in claimed:
                 directory.release()
             raise
-        return claimed[0] if claimed else cls(path, config.checkpoint.keep)
+        return claimed[0] if claimed else cls(path)
 
     def release(self) -> None:
         if self._lock is not None:
