@@ -549,13 +549,9 @@ def summary_of(progress: Progress, config: AnyConfig, ranks: int, ended: str, be
 
     `progress` is that of the last recorded generation. `ended` is one word from `end_of`, `because` the reason or "".
     """
-    score = progress.elite.score
     return {
         "solved": None if config.training.target_fitness is None or config.population.control else progress.solved,
-        "elite_fitness": score.mean if score else None,
-        "elite_std": score.std if score else None,
-        "elite_episodes": score.episodes if score else 0,
-        "elite_lower_bound": progress.elite.lower_bound,
+        **progress.elite.facts(),
         "episodes_repeat": bool(progress.elite.repeats),
         "generations": progress.generation,
         "global_steps": progress.global_steps,

@@ -158,6 +158,16 @@ class Elite:
         """The score over its measurement episodes; None if there is no elite yet."""
         return Score.of(self.returns) if self.returns else None
 
+    def facts(self) -> dict[str, float | None]:
+        """Its score and the lower bound on its mean, as a line of metrics and the summary have them."""
+        score = self.score
+        return {
+            "elite_fitness": score.mean if score else None,
+            "elite_std": score.std if score else None,
+            "elite_episodes": score.episodes if score else 0,
+            "elite_lower_bound": self.lower_bound,
+        }
+
     def has_reached(self, config: AnyConfig) -> bool:
         """True if the target is reached: by the mean's lower bound, or by the mean where no fresh episodes are played.
 

@@ -94,10 +94,7 @@ def generation_row(
     terms = {name: _list(values) for name, values in measured.terms.items()}
     return {
         **progress,
-        "elite_fitness": elite.score.mean if elite.score else None,
-        "elite_std": elite.score.std if elite.score else None,
-        "elite_episodes": elite.score.episodes if elite.score else 0,
-        "elite_lower_bound": elite.lower_bound,
+        **elite.facts(),
         "elite_generation": elite.generation,
         **best_and_mean(fitness),
         **({EVOLVED: best_and_mean(fitness[:founders]), CONTROL: best_and_mean(fitness[founders:])} if twins else {}),
