@@ -22,7 +22,7 @@ from evorl.envs.vector import for_evaluation
 from evorl.population import Policy, check_agents
 from evorl.population.evaluation import MAX_COPIES, EpisodeResults, evaluate, reported_keys
 from evorl.runs.agents.elite import Score
-from evorl.runs.agents.opponents import Task, benchmark_of, opponent_of
+from evorl.runs.agents.opponents import benchmark_of, opponent_of
 from evorl.runs.launch import check, use_threads
 from evorl.runs.reading.hub import local_run
 from evorl.runs.reading.trust import refuse_code
@@ -107,8 +107,8 @@ def _played(
         for_evaluation(config.evaluation_environment), 1, width, device, whole_games=True
     ) as environments:
         if is_game(config.environment.id):
-            task = Task(config.environment, environments.interface)
-            benchmark = opponent_of(benchmark_of(config), BENCHMARK, task, allow_code)
+            interface = environments.interface
+            benchmark = opponent_of(benchmark_of(config), BENCHMARK, config.environment, interface, allow_code)
             environments.set_opponents(benchmark.seat(environments.num_envs))
         algorithm = make_algorithm(config, environments.interface)
         check_agents([agent], algorithm, str(run / "elite"))

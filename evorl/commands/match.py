@@ -16,7 +16,7 @@ from evorl.envs.vector import for_evaluation
 from evorl.league.matches import Arena, Fixture
 from evorl.league.players import SeatPlayers, Sides
 from evorl.report.statistics import score_of
-from evorl.runs.agents.opponents import Task, agent_opponent, opponent_of
+from evorl.runs.agents.opponents import agent_opponent, opponent_of
 from evorl.runs.launch import use_threads
 from evorl.runs.reading.loaded import LoadedAgent, load
 from evorl.runs.reading.trust import refuse_code
@@ -50,7 +50,7 @@ def match_of(run: Path, opponent: str, games: int, seed: int, allow_code: bool) 
     settings, interface = loaded.config.environment, loaded.algorithm.interface
     sides = [
         agent_opponent(loaded, str(run)),
-        opponent_of(opponent, "opponent", Task(settings, interface), allow_code),
+        opponent_of(opponent, "opponent", settings, interface, allow_code),
     ]
     use_threads(loaded.config, interface.parts, ranks=1)
 

@@ -38,7 +38,7 @@ from evorl.networks import ACTIVATIONS, CELLS, NETWORKS
 from evorl.population import check_memory
 from evorl.population.evaluation import MAX_COPIES
 from evorl.runs.agents.comparison import FEWEST_PAIRS
-from evorl.runs.agents.opponents import Task, benchmark_of, is_run, opponent_of
+from evorl.runs.agents.opponents import benchmark_of, is_run, opponent_of
 from evorl.runs.configuration import read_config
 from evorl.runs.program import Parser
 from evorl.runs.reading.hub import is_on_hub
@@ -296,7 +296,7 @@ def _try_environment(config: AnyConfig, trains: bool, ranks: int) -> None:
             _check_ranges(config, algorithm)
             check_memory(config, algorithm)
             if config.league is not None:
-                opponent_of(benchmark_of(config), BENCHMARK, Task(config.environment, one.interface))
+                opponent_of(benchmark_of(config), BENCHMARK, config.environment, one.interface)
                 if config.league.learn_from == "both":
                     one.play_both_seats()
         one.try_step()

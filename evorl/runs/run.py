@@ -32,7 +32,7 @@ from evorl.population.evaluation import Evaluator
 from evorl.replay import Experience
 from evorl.runs.agents.comparison import compare, comparison_of, episodes_of
 from evorl.runs.agents.fitness import Fitness, generation_fitness
-from evorl.runs.agents.opponents import Opponent, Task, load_benchmark
+from evorl.runs.agents.opponents import Opponent, load_benchmark
 from evorl.runs.agents.transfer import first_agents
 from evorl.runs.launch import use_threads
 from evorl.runs.output.callbacks import Callback
@@ -133,8 +133,7 @@ class Run:
         self.league = League(config, placement, algorithm) if is_game(config.environment.id) else None
         self._benchmark = None
         if self.league is not None:
-            task = Task(config.environment, algorithm.interface)
-            self._benchmark = load_benchmark(config, self.ranks, task)
+            self._benchmark = load_benchmark(config, self.ranks, algorithm.interface)
         restored = self._checkpoints.restore()
         if restored is None:
             # The settings may be those of a branch, but this run begins anew.

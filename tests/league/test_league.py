@@ -27,7 +27,7 @@ from evorl.population.evaluation import Evaluator
 from evorl.report.data import load
 from evorl.runs.agents.elite import Elite
 from evorl.runs.agents.fitness import Fitness
-from evorl.runs.agents.opponents import Task, opponent_of
+from evorl.runs.agents.opponents import opponent_of
 from evorl.runs.launch import check
 from evorl.seeding import torch_generator
 from evorl.system.formats import decode_agents
@@ -338,7 +338,7 @@ def test_the_score_of_the_elite_is_against_the_benchmark(benchmark, score):
     settings, algorithm, agents = made(f"league.benchmark={benchmark}", size=1)
     placement = Placement(Ranks(), "replicated", 1)
     with Evaluator(settings, placement, algorithm) as evaluator:
-        evaluator.set_opponents(opponent_of(benchmark, BENCHMARK, Task(settings.environment, algorithm.interface)).seat)
+        evaluator.set_opponents(opponent_of(benchmark, BENCHMARK, settings.environment, algorithm.interface).seat)
         results = evaluator.remeasure(agents, 1, "measurement", 0, 200)
         assert set(results[0].tolist()) <= {0.0, 0.5, 1.0}
         firsts = [seed % 2 == 0 for seed in evaluator._seeds(1, "measurement", 0, 200)]

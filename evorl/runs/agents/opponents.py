@@ -29,13 +29,6 @@ from evorl.types.outcomes import UserError
 FORMS = "random, package.module:player, or the directory of a run"
 
 
-class Task(NamedTuple):
-    """The game to play: the environment settings and the interface of the agent that the opponent plays against."""
-
-    settings: Environment
-    interface: EnvSpec
-
-
 class Opponent(NamedTuple):
     """An opponent: `seat(n)` makes its players for n seats; `agent` is the id of its agent, or None without one."""
 
@@ -57,13 +50,12 @@ def is_run(name: str) -> bool:
     return name != RANDOM and not is_function(name)
 
 
-def opponent_of(name: str, key: str, task: Task, allow_code: bool = False) -> Opponent:
+def opponent_of(name: str, key: str, settings: Environment, interface: EnvSpec, allow_code: bool = False) -> Opponent:
     """Return the opponent that `key`, an argument or a setting, names. Raises UserError.
 
-    Code of somebody else's run is refused unless `allow_code`; a function `module:name` is imported, since the user
-    named it.
+    `settings` are those of the game's environment, `interface` is that of the agent that it plays against. Code of
+    somebody else's run is refused unless `allow_code`; a function `module:name` is imported, since the user named it.
     """
-    interface = task.interface
     if name == RANDOM:
         return Opponent(name, lambda seats: RandomPlayers(interface.action))
     if not is_run(name):
@@ -72,7 +64,7 @@ def opponent_of(name: str, key: str, task: Task, allow_code: bool = False) -> Op
     if not os.path.isdir(name):  # noqa: PTH112 (`Path.is_dir` raises for a name that is too long.)
         raise UserError(f"{key}: there is no {shown(name)} to play against; name {FORMS}")
     loaded = load(name, allow_code=allow_code)
-    check_same_game(loaded, task, name)
+    check_same_game(loaded, settings, interface, name)
     return agent_opponent(loaded, name)
 
 
@@ -89,13 +81,13 @@ def agent_opponent(loaded: LoadedAgent, name: str, *, deterministic: bool = Fals
     return Opponent(name, seat, loaded.agent.id, digest(encode_agents([loaded.agent])))
 
 
-def check_same_game(loaded: LoadedAgent, task: Task, name: str) -> None:
-    """Raise UserError unless a run's agent plays the same game as the task."""
-    here, there = task.settings, loaded.config.environment
+def check_same_game(loaded: LoadedAgent, here: Environment, interface: EnvSpec, name: str) -> None:
+    """Raise UserError unless a run's agent plays the game of the settings `here`."""
+    there = loaded.config.environment
     if there.id != here.id:
         raise UserError(f"{name}: plays {there.id}, but the game is {here.id}")
     spaces = loaded.observation_space, loaded.action_space
-    if there.kwargs != here.kwargs or spaces != (task.interface.observation, task.interface.action):
+    if there.kwargs != here.kwargs or spaces != (interface.observation, interface.action):
         raise UserError(f"{name}: plays {there.id} with other environment.kwargs or spaces")
 
 
@@ -103,11 +95,11 @@ def benchmark_of(config: AnyConfig) -> str:
     return RANDOM if config.league is None else config.league.benchmark
 
 
-def load_benchmark(config: AnyConfig, ranks: Ranks, task: Task) -> Opponent:
+def load_benchmark(config: AnyConfig, ranks: Ranks, interface: EnvSpec) -> Opponent:
     """Load the benchmark on all ranks (collective). Raises UserError on all of them, also if their agents differ."""
     name, what = benchmark_of(config), "the league's benchmark"
     with ranks.together(what):
-        opponent = opponent_of(name, BENCHMARK, task)
+        opponent = opponent_of(name, BENCHMARK, config.environment, interface)
     if ranks.differing(opponent.digest, what):
         raise UserError(
             f"{BENCHMARK}: the best agent of {name} differs between processes; wait until that run has ended",
