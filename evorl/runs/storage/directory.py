@@ -119,11 +119,10 @@ FREE_IN_A_BRANCH = (
 FIXED_IN_A_BRANCH = (
     "evolution.fitness",
     "evolution.initial",
-    "evolution.hyperparameters.environment.",
     "algorithm.exploration.noise",
     "algorithm.exploration.start",
 )
-"""Exceptions: the elite's score is a fitness, and agents have their environments' settings and are past the start."""
+"""Exceptions: the elite's score is a fitness, and agents are past the start."""
 BUILT_IN = ("algorithm.", "network.", "population.from", "evolution.initial")
 """Settings, or prefixes of settings, by which agents are made: those of a run do not go on with others."""
 NOT_SET = "not set"
