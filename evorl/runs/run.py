@@ -52,6 +52,10 @@ from evorl.system.stopwatch import Stopwatch
 from evorl.types.agents import Agent
 from evorl.types.outcomes import FINISHED, STOPPED, EvorlWarning, RunFailed, UserError
 
+GOES_ON = "a resumed run goes on"
+NOT_SAVED = "there is no checkpoint yet, and a resumed run starts over"
+"""Where a resumed run begins, in words: after or within a generation, or at the start."""
+
 
 class Run:
     """The collective parts of a training run outside the training loop: files, evolution, progress and termination.
@@ -75,12 +79,8 @@ class Run:
     """On the main process, once the run is entered."""
     _recorded: Progress
     """The progress at the last generation recorded."""
-    _saved_steps: int
-    """The environment steps of each agent at the newest checkpoint, also one within a generation."""
-    _steps_within: int
-    """The environment steps of each agent in the current generation, until `record` counts them."""
-    _within: str
-    """The position of the newest interim checkpoint of this generation, in words."""
+    _resumes: str
+    """Where the run goes on if it ends now and is resumed, in words."""
     _unsaved: str
     """The reason why the newest checkpoint was not saved, or ""."""
     _stopped: str
@@ -150,10 +150,15 @@ class Run:
             if self.progress.solved or not self._has_other_benchmark:
                 self.progress.solved = self.progress.is_solved(config)
         self._checkpoints.roll_back(self.progress)
-        self._within = self._unsaved = self._stopped = ""
+        self._unsaved = self._stopped = ""
         self._signals = contextlib.ExitStack()
         directory.begin(config, self.ranks, finished=self.finished)
         self.generation = self.progress.generation + 1
+        self._resumes = NOT_SAVED
+        if restored is not None:
+            self._resumes = f"{GOES_ON} after generation {self.progress.generation}"
+            if self.progress.position is not None:
+                self._resumes = f"{GOES_ON} within generation {self.generation}"
         measured_otherwise = self.progress.measured_otherwise(config)
         if self._benchmark is not None:
             if restored is not None and not self.finished and self._has_other_benchmark:
@@ -169,7 +174,6 @@ class Run:
         self._logger = None
         self.summary = {}
         self._training_seconds = 0.0
-        self._saved_steps, self._steps_within = self.progress.agent_steps, 0
         if measured_otherwise and not self.finished:
             self.progress.elite.forget_episodes()
         self._before = self.progress.wall_clock_seconds
@@ -217,7 +221,7 @@ class Run:
             self._pauses.close()
             self._let_go()
             raise
-        self._signals.enter_context(signals_deferred(self._lost))
+        self._signals.enter_context(signals_deferred(lambda: self._resumes))
         return self
 
     def _let_go(self) -> None:
@@ -240,8 +244,8 @@ class Run:
         because = self._unsaved or self._stopped if error is None else exchange_reasons(error, self.ranks)
         self.progress.wall_clock_seconds = self._wall_clock_seconds()
         told_to_end = number is not None or isinstance(error, KeyboardInterrupt)
-        if error is not None and told_to_end and self.ranks.is_main and (lost := self._lost()):
-            say(lost)
+        if error is not None and told_to_end and self.ranks.is_main:
+            say(self._resumes)
         ended = end_of(error, self._unsaved, self._stopped)
         self._recorded.wall_clock_seconds = self.progress.wall_clock_seconds
         self.summary = summary_of(self._recorded, self.config, self.ranks.size, ended, because)
@@ -286,11 +290,10 @@ class Run:
         steps_per_round = self.config.environment.num_envs * self.placement.copies
         if position is not None:
             done = self._checkpoints.resume(self.progress, parts)
-            self._steps_within = done * steps_per_round
-            self._note_saved(done)
+            self._resumes = f"{GOES_ON} {self._within(done)}"
             self.stopwatch.seconds.update(position.seconds)
             if self.ranks.is_main:
-                say(f"going on {self._within}")
+                say(f"going on {self._within(done)}")
         started = time.perf_counter() - (position.training_seconds if position else 0.0)
         if self._logger:
             self._logger.begin(self.generation, done * steps_per_round, self.generation_plan.steps * steps_per_round)
@@ -298,7 +301,6 @@ class Run:
             self._pauses.begin(done, self.generation_plan.steps)
         for step in range(done, self.generation_plan.steps, at_once):
             yield step
-            self._steps_within += steps_per_round * at_once
             if self._logger:
                 self._logger.advance(steps_per_round * at_once, recent)
             if parts:
@@ -332,22 +334,19 @@ class Run:
         agents = encode_agents(self.agents) if self.ranks.is_main else b""
         problem = self._checkpoints.save_within(self.progress, agents, parts, done, position)
         if problem:
-            what = f"generation {self.generation} could not be saved after {self._of_steps(done)}: {problem}"
+            what = f"the run could not be saved {self._within(done)}: {problem}"
             self._warn_once("interim", what if reason else f"{what}; training goes on")
         else:
             self._warn_once.reset("interim")
-            self._note_saved(done)
+            self._resumes = f"{GOES_ON} {self._within(done)}"
         if reason != SAVE:
             raise Interrupted(reason)
 
-    def _note_saved(self, done: int) -> None:
-        """Note that an interim checkpoint has the first `done` steps of this generation."""
-        self._saved_steps = self.progress.agent_steps + self._steps_within
-        self._within = f"within generation {self.generation} after {self._of_steps(done)}"
-
-    def _of_steps(self, done: int) -> str:
+    def _within(self, done: int) -> str:
+        """The place in this generation after `done` steps of this rank, in words."""
         steps_per_round = self.config.environment.num_envs * self.placement.copies
-        return f"{done * steps_per_round:,} of {self.generation_plan.steps * steps_per_round:,} steps of each agent"
+        steps, whole = done * steps_per_round, self.generation_plan.steps * steps_per_round
+        return f"within generation {self.generation} after {steps:,} of {whole:,} steps of each agent"
 
     def gather_agents(self, learner: Learner) -> list[Agent]:
         """All trained agents, on every rank. If replicas have drifted apart, every rank takes those of rank 0."""
@@ -418,10 +417,6 @@ class Run:
         """
         progress = self.progress
         counted = int(counts.steps.mean())
-        if self._within:
-            # An interim checkpoint counts resets as steps, which `agent_steps` does not: correct the saved count.
-            self._saved_steps += counted - self._steps_within
-        self._steps_within = 0
         progress.generation = self.generation
         shortened = self.generation_plan.steps < self._whole_plan.steps
         progress.shortened_by = self.config.training.max_steps if shortened else None
@@ -489,7 +484,9 @@ class Run:
         payload = encode_agents(evolved) if self.ranks.is_main else b""
         self._unsaved = self._checkpoints.save(self.progress, payload)
         if not self._unsaved:
-            self._saved_steps, self._within = self.progress.agent_steps, ""
+            self._resumes = f"{GOES_ON} after generation {self.generation}"
+        elif self._resumes == NOT_SAVED and self.generation > 1:
+            self._resumes = "no checkpoint could be written, so the run cannot be resumed"
         agents = self._checkpoints.reload(payload, self.generation)
         self.ranks.assert_identical(digest(encode_agents(agents)), "evolved agents")
         return agents
@@ -521,23 +518,6 @@ class Run:
             self._callbacks,
             self.progress,
         )
-
-    def _lost(self) -> str:
-        """Describe the steps that are lost if the run ends now, or where a resumed one goes on within a generation.
-
-        Empty if the run ends right after a checkpoint.
-        """
-        steps = self.progress.agent_steps + self._steps_within - self._saved_steps
-        if not steps:
-            return f"saved {self._within}" if self._within else ""
-        what = f"the last {steps:,} steps of each agent are not kept"
-        if self._within:
-            return f"{what}: a resumed run goes on {self._within}"
-        if not self._saved_steps and self.progress.generation > 1:
-            return f"{what}: no checkpoint could be written, so the run cannot be resumed"
-        if not self._saved_steps:
-            return f"{what}: there is no checkpoint yet, and a resumed run starts over"
-        return f"{what}: a resumed run trains them again from its last checkpoint"
 
     def _wall_clock_seconds(self) -> float:
         return self._before + time.perf_counter() - self._began

@@ -35,8 +35,8 @@ _noted: int | None = None
 """The first signal that this process has received."""
 _deferred = False
 """True while the handler must not raise."""
-_loss: Callable[[], str] = str
-"""Describes what a forced exit loses, or ""."""
+_resumes: Callable[[], str] = str
+"""Says where a run goes on that is resumed after a forced exit, or ""."""
 _activity = ""
 """The call of foreign code, or the wait for other ranks, in progress; named if the exit is forced."""
 
@@ -115,17 +115,17 @@ def raise_if_signalled() -> None:
 
 
 @contextmanager
-def signals_deferred(loss: Callable[[], str] | None = None) -> Iterator[None]:
+def signals_deferred(resumes: Callable[[], str] | None = None) -> Iterator[None]:
     """Within the block signals are only noted; the block calls `raise_if_signalled`, and so does its end.
 
-    `loss` describes in words what a forced exit of this process would lose.
+    `resumes` says in words where a run goes on that is resumed after a forced exit of this process.
     """
-    global _deferred, _loss
-    outer, _deferred, _loss = (_deferred, _loss), True, loss or _loss
+    global _deferred, _resumes
+    outer, _deferred, _resumes = (_deferred, _resumes), True, resumes or _resumes
     try:
         yield
     finally:
-        _deferred, _loss = outer
+        _deferred, _resumes = outer
     if not _deferred:
         raise_if_signalled()
 
@@ -190,12 +190,12 @@ def _watch(reader: socket.socket, signals: set[int]) -> None:
 
 
 def _stuck(number: int) -> str:
-    """The line of a forced exit: where the main thread hangs, and what is lost."""
+    """The line of a forced exit: where the main thread hangs, and where a resumed run goes on."""
     main = threading.main_thread().ident
     where = f"{_activity or 'the same call'}{place_in_thread(main) if main is not None else ''}"
     rank = f"rank {os.environ['RANK']}" if os.environ.get("WORLD_SIZE", "1") != "1" else "the process"
-    lost = f"; {lost}" if (lost := _loss()) else ""
+    resumes = f"; {resumes}" if (resumes := _resumes()) else ""
     return (
         f"error: {rank} is still in {where} {GRACE:g} s after {signal.Signals(number).name}, and is ended by "
-        f"force{lost}"
+        f"force{resumes}"
     )

@@ -121,7 +121,7 @@ from evorl.system import signals
 
 signals.GRACE = signals.HOLDS_LOCK = 0.5
 exec(compile(sys.argv[1], "simulator.py", "exec"))
-with signals.signal_handlers(), signals.signals_deferred(lambda: "9 steps are lost"):
+with signals.signal_handlers(), signals.signals_deferred(lambda: "a resumed run starts over"):
     signals.note_activity("a step of Sim-v0")
     step()
 """
@@ -133,7 +133,7 @@ with signals.signal_handlers(), signals.signals_deferred(lambda: "9 steps are lo
         (
             "while True: pass",
             128 + signal.SIGTERM,
-            "(simulator.py:3 in step) 0.5 s after SIGTERM, and is ended by force; 9 steps are lost\n",
+            "(simulator.py:3 in step) 0.5 s after SIGTERM, and is ended by force; a resumed run starts over\n",
         ),
         ("ctypes.PyDLL(None).sleep(100)", 1, 'File "simulator.py", line 3 in step'),
     ],

@@ -121,7 +121,7 @@ def test_run_stopped_within_generations_ends_as_undisturbed(case, stops, in_dire
     for step in stops:
         assert play("b", case, step, monkeypatch=monkeypatch) == 143
         told = capsys.readouterr().err
-        assert re.search(r"saved within generation \d+ after [\d,]+ of [\d,]+ steps of each agent\n", told)
+        assert re.search(r"goes on within generation \d+ after [\d,]+ of [\d,]+ steps of each agent\n", told)
         assert len(saved("b")) == 1
     assert play("b", case, monkeypatch=monkeypatch) == 0
     assert re.search(r"going on within generation \d+ after [\d,]+ of", capsys.readouterr().err)
@@ -228,9 +228,8 @@ def test_a_signal_in_a_call_that_swallows_every_exception_ends_the_run(step, cap
     environment = ("environment.id=helpers.faults:Swallows", f"environment.kwargs.step={step}")
     assert run_program(demo(), [*settings, *environment, "tracking.backends=[]"]) == 128 + signal.SIGTERM
     told = capsys.readouterr().err
-    saved = "saved within generation 1 after "
-    lost = " steps of each agent are not kept: there is no checkpoint yet, and a resumed run starts over\n"
-    assert (saved if step == 20 else lost) in told
+    saved = "a resumed run goes on within generation 1 after "
+    assert (saved if step == 20 else "there is no checkpoint yet, and a resumed run starts over\n") in told
     assert json.loads(Path("runs/a/summary.json").read_bytes())["ended"] == "SIGTERM"
 
 
@@ -255,7 +254,7 @@ given, deadline = Run._pause, time.monotonic() + 60
 
 def pause(self, *arguments):
     given(self, *arguments)
-    while self._within and signalled() is None and time.monotonic() < deadline:
+    while "within" in self._resumes and signalled() is None and time.monotonic() < deadline:
         time.sleep(0.005)
 
 Run._pause = pause
@@ -271,7 +270,7 @@ def test_two_ranks_stop_together_and_go_on(tmp_path, forked_launch):
     assert alone.returncode == 0, alone.stderr
     often, saved_first = "checkpoint.minutes=0.002", "runs/b/checkpoints/interim-*"
     stopped = forked_launch(tmp_path, *settings, often, configuration=None, first=HOLD, stop_at=saved_first)
-    assert "saved within generation" in stopped.stderr
+    assert "a resumed run goes on within generation" in stopped.stderr
     assert ranks_of(tmp_path / "runs" / "b") == 2
     last = forked_launch(tmp_path, *settings, "run.resume=auto", configuration=None)
     assert last.returncode == 0, last.stderr
