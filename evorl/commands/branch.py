@@ -20,7 +20,6 @@ from evorl.config.yaml import assignment
 from evorl.envs.generation import MIN_SHARE
 from evorl.runs.configuration import read_config
 from evorl.runs.launch import check
-from evorl.runs.reading.trust import refuse_code
 from evorl.runs.storage.checkpoint_files import AGENTS, ARCHIVE, ELITE, STATE, Checkpoints
 from evorl.runs.storage.directory import (
     CONFIG,
@@ -34,6 +33,7 @@ from evorl.runs.storage.directory import (
     way_to_change,
 )
 from evorl.runs.storage.progress import Progress, progress_of
+from evorl.runs.storage.trust import refuse_code
 from evorl.system.console import say
 from evorl.system.files import (
     CHECKPOINTS,

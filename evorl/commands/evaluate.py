@@ -22,11 +22,11 @@ from evorl.envs.vector import for_evaluation
 from evorl.population import Policy, check_agents
 from evorl.population.evaluation import MAX_COPIES, EpisodeResults, evaluate, reported_keys
 from evorl.runs.agents.elite import Score
-from evorl.runs.agents.opponents import benchmark_of, opponent_of
 from evorl.runs.launch import check, use_threads
 from evorl.runs.reading.hub import local_run
-from evorl.runs.reading.trust import refuse_code
+from evorl.runs.reading.opponents import benchmark_of, opponent_of
 from evorl.runs.storage.directory import load_elite
+from evorl.runs.storage.trust import refuse_code
 from evorl.seeding import numpy_generator, torch_generator
 from evorl.system.console import digits
 from evorl.types.agents import Agent

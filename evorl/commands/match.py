@@ -16,10 +16,10 @@ from evorl.envs.vector import for_evaluation
 from evorl.league.matches import Arena, Fixture
 from evorl.league.players import SeatPlayers, Sides
 from evorl.report.statistics import score_of
-from evorl.runs.agents.opponents import agent_opponent, opponent_of
 from evorl.runs.launch import use_threads
 from evorl.runs.reading.loaded import LoadedAgent, load
-from evorl.runs.reading.trust import refuse_code
+from evorl.runs.reading.opponents import agent_opponent, opponent_of
+from evorl.runs.storage.trust import refuse_code
 from evorl.seeding import derive_seed, numpy_generator
 from evorl.types.outcomes import UserError
 

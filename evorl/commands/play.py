@@ -19,8 +19,8 @@ from evorl.envs.games.game import Game, result_of
 from evorl.envs.games.pettingzoo import MODES, TEXT
 from evorl.envs.games.players import Opponents, game_move, is_allowed, move_request, reseed
 from evorl.envs.spaces import EnvSpec
-from evorl.runs.agents.opponents import agent_opponent
 from evorl.runs.launch import use_threads
+from evorl.runs.reading.opponents import agent_opponent
 from evorl.seeding import derive_seed
 from evorl.system.plugins import described
 from evorl.types.outcomes import UserError

@@ -31,7 +31,7 @@ def watch(parsed: argparse.Namespace) -> None:
     from evorl.envs.vector import for_evaluation, stacked_frames
     from evorl.runs.output.video import check_video, play, write_video
     from evorl.runs.reading.loaded import load
-    from evorl.runs.reading.trust import refuse_code
+    from evorl.runs.storage.trust import refuse_code
     from evorl.system.console import has_display
 
     if parsed.video is not None:

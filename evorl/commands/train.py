@@ -21,7 +21,6 @@ from evorl.config.fields import leaves
 from evorl.config.yaml import ACCELERATE, PACKAGE, VERBOSE, assignment, override
 from evorl.runs.configuration import program_for, read_config
 from evorl.runs.reading.read import read_run
-from evorl.runs.reading.trust import refuse_code
 from evorl.runs.storage.checkpoint_files import STATE, Checkpoints
 from evorl.runs.storage.directory import (
     CONFIG,
@@ -29,6 +28,7 @@ from evorl.runs.storage.directory import (
     check_same_run,
     plain_name,
 )
+from evorl.runs.storage.trust import refuse_code
 from evorl.system.console import aligned, digits, say
 from evorl.system.files import CHECKPOINTS, LOCK, read_object
 from evorl.system.processes import usable_cores

@@ -38,10 +38,10 @@ from evorl.networks import ACTIVATIONS, CELLS, NETWORKS
 from evorl.population import check_memory
 from evorl.population.evaluation import MAX_COPIES
 from evorl.runs.agents.comparison import FEWEST_PAIRS
-from evorl.runs.agents.opponents import benchmark_of, is_run, opponent_of
 from evorl.runs.configuration import read_config
 from evorl.runs.program import Parser
 from evorl.runs.reading.hub import is_on_hub
+from evorl.runs.reading.opponents import benchmark_of, is_run, opponent_of
 from evorl.runs.storage.directory import from_here
 from evorl.system.console import say
 from evorl.system.extras import EXTRAS, require

@@ -32,13 +32,13 @@ from evorl.population.evaluation import Evaluator
 from evorl.replay import Experience
 from evorl.runs.agents.comparison import compare, comparison_of, episodes_of
 from evorl.runs.agents.fitness import Fitness, generation_fitness
-from evorl.runs.agents.opponents import Opponent, load_benchmark
-from evorl.runs.agents.transfer import first_agents
 from evorl.runs.launch import use_threads
 from evorl.runs.output.callbacks import Callback
 from evorl.runs.output.console import details, header
 from evorl.runs.output.logger import EVALUATION, Logger
 from evorl.runs.output.metrics import Counts, RecentEpisodes
+from evorl.runs.reading.opponents import Opponent, load_benchmark
+from evorl.runs.reading.transfer import first_agents
 from evorl.runs.storage.checkpoint import CheckpointManager, Part
 from evorl.runs.storage.directory import RunDirectory, from_here
 from evorl.runs.storage.progress import Position, Progress

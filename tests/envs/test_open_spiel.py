@@ -12,7 +12,7 @@ from evorl.envs.games import is_game, make_game
 from evorl.envs.games.vector import RESULT
 from evorl.envs.vector import make_vector
 from evorl.runs.launch import check
-from evorl.runs.reading.trust import custom_code, refuse_code
+from evorl.runs.storage.trust import custom_code, refuse_code
 from evorl.types.outcomes import UserError
 
 spiel = pytest.importorskip("pyspiel")

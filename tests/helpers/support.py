@@ -40,8 +40,8 @@ from evorl.replay.samplers import UniformSampler
 from evorl.replay.storage import Storage
 from evorl.runs.configuration import read_config
 from evorl.runs.program import run_program
-from evorl.runs.reading.trust import note_trained
 from evorl.runs.storage.checkpoint_files import AGENTS, Checkpoints
+from evorl.runs.storage.trust import note_trained
 from evorl.runs.train import main_of
 from evorl.seeding import torch_generator
 from evorl.system.extras import EXTRAS

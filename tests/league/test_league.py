@@ -27,8 +27,8 @@ from evorl.population.evaluation import Evaluator
 from evorl.report.data import load
 from evorl.runs.agents.elite import Elite
 from evorl.runs.agents.fitness import Fitness
-from evorl.runs.agents.opponents import opponent_of
 from evorl.runs.launch import check
+from evorl.runs.reading.opponents import opponent_of
 from evorl.seeding import torch_generator
 from evorl.system.formats import decode_agents
 from evorl.types.outcomes import UserError

@@ -12,7 +12,7 @@ from helpers.support import algorithm, config, error_line, lines, saved_agents, 
 from evorl.commands.command import run_command
 from evorl.distributed import Ranks
 from evorl.population import Policy
-from evorl.runs.agents.transfer import first_agents
+from evorl.runs.reading.transfer import first_agents
 from evorl.runs.storage.directory import load_elite
 from evorl.types.outcomes import UserError
 

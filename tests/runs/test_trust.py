@@ -12,7 +12,7 @@ import evorl
 from evorl.commands.command import run_command
 from evorl.commands.train import resume_command
 from evorl.runs.program import run_program
-from evorl.runs.reading.trust import code_to_allow, is_trained, note_trained, refuse_code
+from evorl.runs.storage.trust import code_to_allow, is_trained, note_trained, refuse_code
 from evorl.types.outcomes import UserError
 
 WALK = """

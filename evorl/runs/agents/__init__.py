@@ -1,1 +1,1 @@
-"""The agents of a run: the first ones, their fitness, the elite, their evolution and opponents."""
+"""The agents of a run: their fitness, the best of them, and their comparison with twins."""

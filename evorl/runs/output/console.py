@@ -24,8 +24,8 @@ from evorl.population.evaluation import RANDOM
 from evorl.runs.agents.comparison import sentence
 from evorl.runs.agents.elite import ERROR, Score
 from evorl.runs.output.metrics import CONTROL, EVOLVED
-from evorl.runs.reading.trust import code_to_allow
 from evorl.runs.storage.directory import from_here
+from evorl.runs.storage.trust import code_to_allow
 from evorl.system.console import compact, digits, duration, say, speed
 from evorl.system.plugins import SCRIPT
 from evorl.tracking.trackers import announcements

@@ -1,1 +1,1 @@
-"""Runs that are read: their files, lineage and agents, also from the Hub, and whose code may run."""
+"""Runs that are read: their files, lineage and agents, also from the Hub, as opponents and as first agents."""

@@ -20,9 +20,9 @@ from evorl.envs.reading import ObservationReader, action_reader, flat_mask
 from evorl.envs.spaces import MASK, EnvSpec, allows_each_choice, choices, parts_of
 from evorl.population import Policy, check_agents
 from evorl.runs.reading.hub import local_run
-from evorl.runs.reading.trust import refuse_code
 from evorl.runs.storage.checkpoint_files import AGENTS, ELITE, Checkpoints
 from evorl.runs.storage.directory import INTERFACE, from_here, load_elite, saved_settings
+from evorl.runs.storage.trust import refuse_code
 from evorl.seeding import torch_generator
 from evorl.system.files import CHECKPOINTS, file_errors, read_json
 from evorl.types.agents import Agent

@@ -1,1 +1,1 @@
-"""The files of a run: its directory, its checkpoints with their restore, its progress and its lines."""
+"""The files of a run: directory, checkpoints and their restore, progress and lines, and whose code may run."""

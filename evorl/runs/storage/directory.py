@@ -20,9 +20,9 @@ from evorl.config import AnyConfig, read_yaml, validate
 from evorl.config.fields import leaves
 from evorl.config.run import LeagueSettings
 from evorl.config.yaml import parse_settings
-from evorl.runs.reading.trust import note_trained
 from evorl.runs.storage.checkpoint_files import Checkpoints
 from evorl.runs.storage.json_lines import JsonLines
+from evorl.runs.storage.trust import note_trained
 from evorl.system.files import (
     CHECKPOINTS,
     LOCK,

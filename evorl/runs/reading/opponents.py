@@ -20,7 +20,7 @@ from evorl.envs.spaces import EnvSpec
 from evorl.league.players import Players, match_policy
 from evorl.population.evaluation import RANDOM
 from evorl.runs.reading.loaded import LoadedAgent, load
-from evorl.runs.reading.trust import is_function
+from evorl.runs.storage.trust import is_function
 from evorl.seeding import torch_generator
 from evorl.system.files import digest
 from evorl.system.formats import encode_agents
