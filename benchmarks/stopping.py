@@ -72,7 +72,7 @@ class After:
     def generation(self, agents: Returns, replay: Returns | None, duel: Play, measure: Play, target: float) -> bool:
         elite = self._elite
         self._number += 1
-        elite.see(agents)
+        elite.note_worst(agents)
         best = agents[agents.mean(1).argmax()]
         won = elite.challenge(best, replay, duel, CONFIRMATION, self._number)
         seems_reached = bool((best if won or replay is None else replay).mean() >= target)
@@ -84,7 +84,7 @@ class After:
         return self._elite.score.mean if self._elite.score else math.nan
 
     def see(self, worst: float) -> None:
-        self._elite.see(np.array([worst]))
+        self._elite.note_worst(np.array([worst]))
 
 
 @dataclass

@@ -4,7 +4,7 @@
 
 All trials have the same number of environment steps, over all their agents, in five generations. A trial's value is the
 best fitness of a generation, averaged over the generations: the area under its learning curve. A run is stopped after a
-generation in which this is below the median of the earlier trials.
+generation if its best average so far is below the median of the earlier trials' averages at that generation.
 """
 
 import argparse

@@ -94,10 +94,8 @@ def use_threads(config: AnyConfig, parts: ObservationSpecs, ranks: int, device: 
     if another program occupies its core.
     """
     images = [math.prod(part.image_size) for part in parts.values() if part.kind == "image"]
-    network, kernel = (
-        config.network,
-        usable_kernel(config.run.kernel) if device is None or device.type == "cpu" else None,
-    )
+    network = config.network
+    kernel = usable_kernel(config.run.kernel) if device is None or device.type == "cpu" else None
     by_kernel = kernel is not None and not (images or network.recurrent or network.bf16 or network.name == "module")
     share = 1
     if by_kernel:

@@ -466,11 +466,11 @@ class Run:
         evolved: list[Agent] = []
         context = Context(self.config.evolution, self.algorithm.networks)
         # A twin's selection never begins: it only loses agents to faults.
-        selects = [island.selection_began is not None for island in progress.islands]
-        selects += [False] * (len(population.places) - population.islands)
-        for number, (place, begun) in enumerate(zip(population.places, selects, strict=True)):
+        begun = [island.selection_began is not None for island in progress.islands]
+        begun += [False] * (len(population.places) - population.islands)
+        for number, place in enumerate(population.places):
             rng = numpy_generator(seed, generation=generation, rank=number, purpose="evolution")
-            evolved += evolve(trained[place], context, progress.next_id, rng, generation, begun)
+            evolved += evolve(trained[place], context, progress.next_id, rng, generation, begun[number])
             progress.next_id = max(progress.next_id, 1 + max(agent.id for agent in evolved))
         return evolved
 

@@ -265,9 +265,9 @@ def test_an_unseen_return_of_nought_counts_where_no_agent_has_failed_yet():
 
 def test_the_worst_return_is_that_of_all_agents_and_not_of_faults():
     elite = Elite()
-    elite.see(np.array([[math.nan, 3.0], [math.inf, 4.0]]))
+    elite.note_worst(np.array([[math.nan, 3.0], [math.inf, 4.0]]))
     assert elite.worst == 3.0
-    elite.see(np.array([math.nan]))
+    elite.note_worst(np.array([math.nan]))
     elite.challenge(np.full(2, 9.0), None, None, 0, 1)
     elite.challenge(np.full(2, 9.0), np.array([-5.0, 30.0]), None, 0, 2)
     assert elite.worst == -5.0

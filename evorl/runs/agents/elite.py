@@ -189,7 +189,7 @@ class Elite:
         self.forget()
         self.worst = self.repeats = None
 
-    def see(self, returns: Returns) -> None:
+    def note_worst(self, returns: Returns) -> None:
         """Update `worst` from returns of any shape; non-finite entries stand for missing episodes."""
         finite = returns[np.isfinite(returns)]
         if finite.size:
@@ -290,7 +290,7 @@ class Elite:
         return capital >= -math.log(error)
 
     def _count(self, returns: Returns) -> None:
-        self.see(returns)
+        self.note_worst(returns)
         if len(self.returns) < MOST_EPISODES:
             self.returns += tuple(map(float, returns))
 
@@ -309,7 +309,7 @@ class Elite:
             agent.fitness = float(value) if np.isfinite(value) and agent.fault is None else None
         for population in config.population.places:
             note_ranks(agents[population], config.evolution)
-        self.see(fitness.seen)
+        self.note_worst(fitness.seen)
         leader = max(range(len(agents)), key=lambda index: by_fitness(agents[index]))
         best, episodes, confirms = agents[leader], config.evaluation.episodes, config.evaluation.confirmation_episodes
         elite = decode_agents(self.payload, "the elite") if self.payload else []
@@ -369,7 +369,7 @@ class Elite:
     def _play(self, evaluator: Evaluator, agents: Sequence[Agent], generation: int, purpose: Purpose) -> Play:
         def play(first: int, episodes: int) -> Returns:
             returns = evaluator.remeasure(agents, generation, purpose, first, episodes)
-            self.see(returns)
+            self.note_worst(returns)
             return returns
 
         return play

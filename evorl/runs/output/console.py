@@ -35,7 +35,7 @@ from evorl.types.outcomes import FINISHED, STOPPED
 Row = Mapping[str, Any]
 CONFIDENCE = f"{100 * (1 - ERROR):g} %"
 STEPS = "training.max_steps"
-MOST = 3
+MOST_MUTATIONS = 3
 """Mutations that a line lists; the rest are only counted."""
 APPLE = "Apple's GPU (device mps) is not used: evorl trains on CPUs and on GPUs of CUDA"
 
@@ -152,8 +152,8 @@ def generation_line(row: Row, born: Sequence[Row], config: AnyConfig) -> str:
     children = [agent for agent in born if agent["mutation"]["kind"] not in UNCHANGED]
     mutated = [f"#{agent['id']} {_change(agent, config)}" for agent in children]
     if mutated:
-        more = f" and {len(mutated) - MOST} more" if len(mutated) > MOST else ""
-        parts.append("mutated: " + ", ".join(mutated[:MOST]) + more)
+        more = f" and {len(mutated) - MOST_MUTATIONS} more" if len(mutated) > MOST_MUTATIONS else ""
+        parts.append("mutated: " + ", ".join(mutated[:MOST_MUTATIONS]) + more)
     if config.evolution.burn_in == "auto" and row["selection_began"] == number:
         correlation = row["rank_correlation"]
         trusted = correlation is not None and correlation >= TRUSTED_CORRELATION

@@ -19,8 +19,8 @@ from evorl.runs.output.callbacks import LOGGED, Callback, Stop, call_each
 from evorl.runs.output.console import closing_lines, generation_line, progress_line
 from evorl.runs.output.metrics import (
     Counts,
+    PointsWithin,
     RecentEpisodes,
-    Within,
     generation_row,
     island_of,
     record_of,
@@ -75,7 +75,7 @@ class Logger:
         newest = (row.get("id") for row in directory.lineage.newest(config.population.agents))
         self._last_id = max((id for id in newest if isinstance(id, int)), default=-1)
         self._trackers = Trackers(config, directory.path, _History(config, directory.metrics, warn_once))
-        self._within = Within(progress.global_steps)
+        self._within = PointsWithin(progress.global_steps)
         self._bar: tqdm[Any] = tqdm(
             total=config.training.max_steps,
             initial=progress.agent_steps,

@@ -223,7 +223,7 @@ INTERVAL = 10.0
 """Seconds between points within a generation."""
 
 
-class Within:
+class PointsWithin:
     """Tracker points within a generation, which may take minutes: at most every `INTERVAL` seconds, the speed and
     the means over this rank's recent episodes.
     """

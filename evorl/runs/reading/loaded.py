@@ -56,7 +56,7 @@ class LoadedAgent:
         self.algorithm = algorithm
         self.observation_space = interface.observation
         self.action_space = interface.action
-        self._masked = interface.mask_size
+        self._mask_size = interface.mask_size
         self.reader = reader
         self._read_actions = action_reader(interface.action, 1)
         generator = torch_generator(seed, generation=0, rank=0, purpose="prediction")
@@ -107,9 +107,9 @@ class LoadedAgent:
         for name, part in self.reader.parts.items():
             if name not in seen:  # Only critics read it.
                 seen[name] = torch.zeros(1, batch, *part.shape, dtype=part.dtype)
-        if action_mask is not None and not self._masked:
+        if action_mask is not None and not self._mask_size:
             raise UserError("action_mask: this agent was trained without masks; choose among its actions yourself")
-        if self._masked:
+        if self._mask_size:
             seen[MASK] = self._mask(action_mask, batch, single)
         started = np.zeros(batch, dtype=bool) if episode_start is None else np.asarray(episode_start, dtype=bool)
         fresh = self._policy.initial_state(batch)
@@ -141,13 +141,13 @@ class LoadedAgent:
         if given is None:
             raise UserError(
                 f"action_mask: this agent was trained with masks; call predict(observation, {MASK}=info['{MASK}']), or "
-                f"give {self._masked} ones where every action is allowed"
+                f"give {self._mask_size} ones where every action is allowed"
             )
         try:
             mask = flat_mask(given) if single else np.array(given)
         except ValueError as error:
             raise UserError(f"action_mask: {error}") from error
-        fitting = _fitting("action_mask", mask.astype(bool), batch, self._masked)
+        fitting = _fitting("action_mask", mask.astype(bool), batch, self._mask_size)
         if not allows_each_choice(fitting.numpy(), choices(self.action_space)).all():
             raise UserError("action_mask: forbids every action; at least one must be allowed")
         return fitting

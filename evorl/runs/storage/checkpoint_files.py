@@ -50,24 +50,24 @@ class Checkpoints:
         self._stem = stem
         self._name = re.compile(f"{stem}-{NUMBER}")
 
-    def write(self, generation: int, name: str, payload: bytes) -> dict[str, Any]:
+    def write(self, number: int, name: str, payload: bytes) -> dict[str, Any]:
         """Write a file into the partial checkpoint and return its manifest entry. Raises OSError."""
-        partial = self._gathering(generation)
+        partial = self._gathering(number)
         write_atomically(partial / name, payload)
         return entry(payload)
 
-    def complete(self, generation: int, files: Files) -> None:
+    def complete(self, number: int, files: Files) -> None:
         """Turn the partial checkpoint into a complete one. Raises OSError."""
         # The partial directory may not exist yet: a host whose replay is too large to be kept has written no file.
-        partial, final = self._gathering(generation), self.path(generation)
-        write_atomically(partial / MANIFEST, _manifest(generation, files))
+        partial, final = self._gathering(number), self.path(number)
+        write_atomically(partial / MANIFEST, _manifest(number, files))
         if final.exists():
-            self.set_aside(generation)
+            self.set_aside(number)
         partial.rename(final)
         sync_directory(self.directory)
 
     def prune(self, keep: int, best: int | None = None) -> None:
-        """Remove all but the newest `keep` checkpoints and that of generation `best`. Raises OSError."""
+        """Remove all but the newest `keep` checkpoints and checkpoint `best`. Raises OSError."""
         for old in self.generations()[:-keep]:
             if old != best:
                 self._remove(old)
@@ -77,11 +77,11 @@ class Checkpoints:
         for number in self.generations():
             self._remove(number)
 
-    def _remove(self, generation: int) -> None:
+    def _remove(self, number: int) -> None:
         # Rename before removing, so that a kill in between cannot leave half a checkpoint.
-        doomed = self.directory / f".partial-removed-{self._stem}-{generation:06d}"
+        doomed = self.directory / f".partial-removed-{self._stem}-{number:06d}"
         remove(doomed)
-        self.path(generation).rename(doomed)
+        self.path(number).rename(doomed)
         remove(doomed)
 
     def discard(self) -> None:
@@ -89,35 +89,34 @@ class Checkpoints:
         for path in self.directory.glob(".partial-*"):
             remove(path)  # Links too: otherwise the next checkpoint would be written to the link's target.
 
-    def set_aside(self, generation: int) -> None:
-        """Rename the checkpoint of `generation` and all newer ones to `damaged-generation-...`, without deleting
-        them."""
-        for number in self.generations():
-            if number >= generation:
-                aside = self.directory / f"damaged-{self.path(number).name}"
+    def set_aside(self, number: int) -> None:
+        """Rename checkpoint `number` and all newer ones to `damaged-generation-...`, without deleting them."""
+        for each in self.generations():
+            if each >= number:
+                aside = self.directory / f"damaged-{self.path(each).name}"
                 remove(aside)
-                self.path(number).rename(aside)
+                self.path(each).rename(aside)
 
-    def path(self, generation: int) -> Path:
-        return self.directory / f"{self._stem}-{generation:06d}"
+    def path(self, number: int) -> Path:
+        return self.directory / f"{self._stem}-{number:06d}"
 
     def generations(self) -> list[int]:
-        """The generations that have a checkpoint, oldest first. Raises UserError if they cannot be listed."""
+        """The numbers of the checkpoints, oldest first: generations or others. Raises UserError if they cannot be listed."""
         if not self.directory.is_dir():
             return []
         with file_errors(self.directory):
             matches = [self._name.fullmatch(path.name) for path in self.directory.iterdir()]
         return sorted(int(match[1]) for match in matches if match)
 
-    def files(self, generation: int) -> Files:
+    def files(self, number: int) -> Files:
         """The manifest's entries. Raises UserError if the manifest is damaged or lists an unknown file name."""
-        path = self.path(generation) / MANIFEST
-        refuse_links(self.directory, self.path(generation))
+        path = self.path(number) / MANIFEST
+        refuse_links(self.directory, self.path(number))
         try:
             with file_errors(path):
                 payload = read_bytes(path)
             files: Files = {str(name): dict(listed) for name, listed in json.loads(payload)["files"].items()}
-            is_whole = payload == _manifest(generation, files)
+            is_whole = payload == _manifest(number, files)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UserError(f"{path}: damaged; it is not what was written") from error
         if not is_whole:
@@ -127,25 +126,25 @@ class Checkpoints:
                 raise UserError(f"{path}: lists {name[:80]!r}, which no checkpoint has")
         return files
 
-    def verify(self, generation: int) -> Files:
+    def verify(self, number: int) -> Files:
         """Check every file against the manifest and return its entries. Raises UserError naming a file that differs."""
-        files = self.files(generation)
+        files = self.files(number)
         for name in files:
-            self._read(generation, name, files)
+            self._read(number, name, files)
         return files
 
-    def read(self, generation: int, name: str) -> bytes:
+    def read(self, number: int, name: str) -> bytes:
         """The contents of one file. Raises UserError if they differ from the manifest."""
-        return self._read(generation, name, self.files(generation))
+        return self._read(number, name, self.files(number))
 
-    def agents(self, generation: int, name: str) -> list[Agent]:
+    def agents(self, number: int, name: str) -> list[Agent]:
         """The agents in one file. Raises UserError like `read`, and if it is no file of agents."""
         from evorl.system.formats import decode_agents
 
-        return decode_agents(self.read(generation, name), str(self.path(generation) / name))
+        return decode_agents(self.read(number, name), str(self.path(number) / name))
 
-    def _read(self, generation: int, name: str, files: Files) -> bytes:
-        path = self.path(generation) / name
+    def _read(self, number: int, name: str, files: Files) -> bytes:
+        path = self.path(number) / name
         if name not in files:
             raise UserError(f"{path}: {MANIFEST} does not list it")
         with file_errors(path):
@@ -154,17 +153,17 @@ class Checkpoints:
             raise UserError(f"{path}: damaged; size or SHA-256 differ from {MANIFEST}")
         return payload
 
-    def _gathering(self, generation: int) -> Path:
+    def _gathering(self, number: int) -> Path:
         """Create and return the directory of the partial checkpoint. Raises OSError, also if the run's was removed."""
-        partial = self.directory / f".partial-{self._stem}-{generation:06d}"
+        partial = self.directory / f".partial-{self._stem}-{number:06d}"
         make_subdirectory(self.directory)
         make_subdirectory(partial)
         return partial
 
 
-def _manifest(generation: int, files: Files) -> bytes:
+def _manifest(number: int, files: Files) -> bytes:
     """A manifest; its own digest tells damage to the manifest from damage to a file that it lists."""
-    content = {"generation": generation, "files": files}
+    content = {"generation": number, "files": files}
     return json_bytes(content | {"sha256": digest(json_bytes(content))})
 
 

@@ -228,8 +228,8 @@ class RunDirectory:
     def begin(self, config: AnyConfig, ranks: Ranks, *, finished: bool) -> None:
         """Write the configuration with which training begins or goes on (collective). Raises UserError on all ranks.
 
-        A run that has `finished` and does not go on keeps its summary. If a start or a resume fails before this call,
-        an existing run is unchanged, and a new run's name stays free.
+        A run that has `finished` and does not go on keeps its summary. If a start fails before this call, the new run's
+        name stays free; if a resume does, `cut_back` may have rolled the histories back to the checkpoint already.
         """
 
         def write() -> bytes:

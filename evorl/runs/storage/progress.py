@@ -54,8 +54,8 @@ class Island:
 class Progress:
     """The progress of a run. `generation` is the last one recorded, 0 before the first.
 
-    The fields from `ranks` on describe the setup at the newest checkpoint; `replay` is True if that contains all parts
-    of the replay.
+    `ranks`, `placement`, `vectorization` and `made_with` describe the setup at the newest checkpoint; `replay` is True
+    if that contains all parts of the replay.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
