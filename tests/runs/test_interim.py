@@ -245,6 +245,18 @@ def test_a_signal_after_the_evaluation_lets_the_generation_be_saved(monkeypatch)
     assert json.loads(Path("runs/b/summary.json").read_bytes())["ended"] == "SIGUSR1"
 
 
+@pytest.mark.usefixtures("in_directory")
+def test_a_run_without_a_checkpoint_says_that_it_cannot_be_resumed(monkeypatch, capsys):
+    def told(generation):
+        if generation.number == 2:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    monkeypatch.setattr(checkpoint.CheckpointManager, "save", lambda *given: "the disk is full")
+    main = demo()
+    assert run_program(lambda given: main(given, [told]), [*CASES[CASE], "run.name=b"]) == 128 + signal.SIGUSR1
+    assert "no checkpoint could be written, so the run cannot be resumed\n" in capsys.readouterr().err
+
+
 HOLD = """
 import time
 from evorl.runs.run import Run

@@ -101,7 +101,7 @@ class Checkpoints:
         return self.directory / f"{self._stem}-{number:06d}"
 
     def generations(self) -> list[int]:
-        """The numbers of the checkpoints, oldest first: generations or others. Raises UserError if they cannot be listed."""
+        """The numbers of the checkpoints, oldest first. Raises UserError if they cannot be listed."""
         if not self.directory.is_dir():
             return []
         with file_errors(self.directory):
