@@ -10,8 +10,8 @@ PACKAGE = Path(__file__).parent.parent / "evorl"
 FLOORS = [
     {"seeding"},
     {"types"},
-    {"config"},
     {"system"},
+    {"config"},
     {"kernels"},
     {"distributed"},
     {"envs"},

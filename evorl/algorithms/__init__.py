@@ -14,8 +14,8 @@ from evorl.algorithms.impala import APPO, IMPALA
 from evorl.algorithms.ppo import PPO
 from evorl.algorithms.sac import SAC
 from evorl.config import AnyConfig
-from evorl.config.algorithms import installed
 from evorl.envs.spaces import EnvSpec
+from evorl.system.plugins import installed
 from evorl.types.outcomes import UserError
 
 ALGORITHMS: Mapping[str, type[Algorithm]] = {

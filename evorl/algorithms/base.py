@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from evorl.config import Config, check_name
-from evorl.config.errors import nearest
 from evorl.distributed import Placement
 from evorl.envs.spaces import EnvSpec, ObservationSpecs
 from evorl.kernels.library import usable_kernel
@@ -25,6 +24,7 @@ from evorl.replay import Experience
 from evorl.system.stopwatch import Stopwatch
 from evorl.types.agents import Agent, Branches, Head
 from evorl.types.batches import Batch, Loss, RecurrentInput
+from evorl.types.messages import nearest
 from evorl.types.outcomes import UserError
 from evorl.types.tensors import Observation, Tensors
 

@@ -24,7 +24,6 @@ from torch import Tensor
 
 from evorl.algorithms import ALGORITHMS, make_algorithm
 from evorl.config import AnyConfig, Environment, validate
-from evorl.config.errors import on_one_line
 from evorl.config.task import OF_ALGORITHM
 from evorl.config.yaml import assignment, configuration_file, override, read_yaml
 from evorl.envs import SteppedEnvironments, make_environments
@@ -45,6 +44,7 @@ from evorl.seeding import numpy_generator
 from evorl.system.console import aligned, compact
 from evorl.system.plugins import described
 from evorl.types.batches import Transition
+from evorl.types.messages import on_one_line
 from evorl.types.outcomes import RunFailed, UserError
 
 SEED = 123

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import evorl
 from evorl.system.streams import reader_has_gone
+from evorl.types.messages import shown
 
 HELP = ("-h", "--help")
 VERSION = ("-V", "--version")
@@ -153,8 +154,6 @@ def seed_or_word(text: str) -> int | str:
 def _within(text: str, least: int, most: int) -> int:
     value = int(text)
     if not least <= value <= most:
-        from evorl.config.errors import shown
-
         raise argparse.ArgumentTypeError(f"{shown(value)} is out of range; it must be {least} to {most}")
     return value
 

@@ -13,7 +13,6 @@ import numpy as np
 
 from evorl.algorithms import make_algorithm
 from evorl.config import AnyConfig, validate
-from evorl.config.errors import on_one_line
 from evorl.config.fields import BENCHMARK, RETURN, without
 from evorl.envs import make_environments
 from evorl.envs.games import is_game
@@ -30,6 +29,7 @@ from evorl.runs.storage.trust import refuse_code
 from evorl.seeding import numpy_generator, torch_generator
 from evorl.system.console import digits
 from evorl.types.agents import Agent
+from evorl.types.messages import on_one_line
 from evorl.types.outcomes import EvorlWarning
 
 PURPOSE = "evaluation of the elite"

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evorl.commands.command import file_and_assignments
-from evorl.config.errors import on_one_line
 from evorl.runs.reading.hub import is_on_hub
 from evorl.runs.reading.read import RunRecord, read_run
 from evorl.runs.storage.directory import CONFIG
 from evorl.system.console import aligned, digits
 from evorl.system.files import is_locked, size_of
+from evorl.types.messages import on_one_line
 from evorl.types.outcomes import UserError
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from evorl.config.errors import on_one_line
 from evorl.envs.games import is_game
 from evorl.envs.games.players import reseed
 from evorl.envs.vector import for_evaluation
@@ -21,6 +20,7 @@ from evorl.runs.reading.loaded import LoadedAgent, load
 from evorl.runs.reading.opponents import agent_opponent, opponent_of
 from evorl.runs.storage.trust import refuse_code
 from evorl.seeding import derive_seed, numpy_generator
+from evorl.types.messages import on_one_line
 from evorl.types.outcomes import UserError
 
 PURPOSE = "match"

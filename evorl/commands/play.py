@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evorl.commands.match import load_player
-from evorl.config.errors import on_one_line
 from evorl.envs.faults.closing import close_in_time
 from evorl.envs.games import make_game
 from evorl.envs.games.game import Game, result_of
@@ -23,6 +22,7 @@ from evorl.runs.launch import use_threads
 from evorl.runs.reading.opponents import agent_opponent
 from evorl.seeding import derive_seed
 from evorl.system.plugins import described
+from evorl.types.messages import on_one_line
 from evorl.types.outcomes import UserError
 from evorl.types.tensors import Flags
 

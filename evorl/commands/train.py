@@ -16,7 +16,6 @@ from typing import Any
 from evorl.commands.command import file_and_assignments
 from evorl.commands.inspect import state_of
 from evorl.config import AnyConfig, read_yaml, validate
-from evorl.config.errors import on_one_line
 from evorl.config.fields import leaves
 from evorl.config.yaml import ACCELERATE, PACKAGE, VERBOSE, assignment, override
 from evorl.runs.configuration import program_for, read_config
@@ -32,6 +31,7 @@ from evorl.runs.storage.trust import refuse_code
 from evorl.system.console import aligned, digits, say
 from evorl.system.files import CHECKPOINTS, LOCK, read_object
 from evorl.system.processes import usable_cores
+from evorl.types.messages import on_one_line
 from evorl.types.outcomes import RunFailed, UserError
 
 LOCAL_LAUNCHER = PACKAGE / "distributed" / "local_launch.py"

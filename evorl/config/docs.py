@@ -15,9 +15,10 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
-from evorl.config.errors import bounds_of, nearest, section_in
+from evorl.config.errors import bounds_of, section_in
 from evorl.config.fields import leaves
 from evorl.config.schema import AnyConfig, as_yaml
+from evorl.types.messages import nearest
 from evorl.types.outcomes import UserError
 
 WORDS: Mapping[Any, str] = {int: "whole number", float: "number", bool: "true or false", str: "text", Path: "path"}

@@ -12,6 +12,8 @@ from annotated_types import Ge, Gt, Interval, Le, Lt
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from evorl.types.messages import on_one_line, shown
+
 MAX_LETTERS = 450
 """Maximum characters of the message for one invalid setting."""
 KINDS: Mapping[str, str] = {
@@ -51,27 +53,6 @@ ELSEWHERE: Mapping[str, str] = {
     "wandb": "tracking.backends",
 }
 """Settings by their names in Stable-Baselines3, CleanRL and other libraries, or by the first guess."""
-
-
-def nearest(name: str, names: Mapping[str, Any] | Sequence[str]) -> str:
-    """Return the end of an error message: the one of `names` closest to `name`, or all of them."""
-    lowered = {known.lower(): known for known in names}
-    matches = difflib.get_close_matches(name.lower(), list(lowered), n=1, cutoff=0.5)
-    return f"; did you mean {lowered[matches[0]]!r}?" if matches else f"; known: {', '.join(sorted(names))}"
-
-
-def on_one_line(text: str, longest: int = 1_000) -> str:
-    """Make untrusted text safe for an error message: escape unprintable characters and limit its length."""
-    plain = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
-    return plain if len(plain) <= longest else plain[:longest] + "…"
-
-
-def shown(value: object) -> str:
-    """Return a value as quoted in an error message."""
-    try:
-        return on_one_line(repr(value), 80)
-    except (ValueError, RecursionError):
-        return f"this {type(value).__name__}"  # Python refuses to format numbers of more than 4300 digits.
 
 
 def explain(model: type[BaseModel], error: ValidationError) -> str:

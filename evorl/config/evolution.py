@@ -13,7 +13,6 @@ from pydantic import (
     model_validator,
 )
 
-from evorl.config.errors import shown
 from evorl.config.fields import (
     RETURN,
     Count,
@@ -29,6 +28,7 @@ from evorl.config.fields import (
     Weight,
     Width,
 )
+from evorl.types.messages import shown
 
 MOST_AGENTS = 1_000
 """The most agents of a run: all agents of a checkpoint share one header."""

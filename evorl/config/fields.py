@@ -23,7 +23,8 @@ from pydantic import (
     model_validator,
 )
 
-from evorl.config.errors import explain, shown
+from evorl.config.errors import explain
+from evorl.types.messages import shown
 from evorl.types.outcomes import UserError
 
 Count = Annotated[int, Field(ge=1, le=10**12)]

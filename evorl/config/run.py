@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from evorl.config.errors import shown
 from evorl.config.fields import Count, Finite, Plain, Seconds, Section, Size, Text, UserPath, Weight, from_home
+from evorl.types.messages import shown
 
 
 class RunSettings(Section):

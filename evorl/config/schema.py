@@ -13,8 +13,8 @@ from typing import Annotated, Any, Generic, Self, TypeVar
 import yaml
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from evorl.config.algorithms import SETTINGS, entries, installed
-from evorl.config.errors import explain, nearest, shown
+from evorl.config.algorithms import SETTINGS
+from evorl.config.errors import explain
 from evorl.config.evolution import Evolution, PopulationSettings
 from evorl.config.fields import (
     EXPONENT,
@@ -26,6 +26,8 @@ from evorl.config.fields import (
 )
 from evorl.config.learning import ActorSettings, Network, Replay
 from evorl.config.run import Checkpoint, Environment, Evaluation, LeagueSettings, RunSettings, Tracking, Training
+from evorl.system.plugins import entries, installed
+from evorl.types.messages import nearest, shown
 from evorl.types.outcomes import UserError
 
 MAX_COPIES = 2**16

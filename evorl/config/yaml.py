@@ -11,11 +11,11 @@ from typing import Any
 
 import yaml
 
-from evorl.config.errors import nearest, on_one_line, shown
 from evorl.config.fields import EXPONENT, algorithm_of, without
 from evorl.config.run import Environment
 from evorl.config.task import OF_ALGORITHM, OF_TASK, Tuned, environment_of, suite_of
-from evorl.types.outcomes import UserError, message_of
+from evorl.types.messages import message_of, nearest, on_one_line, shown
+from evorl.types.outcomes import UserError
 
 MAX_BYTES = 2**17
 """Maximum size of a configuration in bytes; the largest shipped one has some thousands."""

@@ -31,7 +31,8 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from evorl.distributed.pauses import Pauses
 from evorl.system.processes import cpu, identity
 from evorl.system.signals import note_activity, raise_if_signalled, signals_end_at_once
-from evorl.types.outcomes import RunFailed, UserError, message_of
+from evorl.types.messages import message_of
+from evorl.types.outcomes import RunFailed, UserError
 
 MAX_GATHERED = 2**18
 """CPU gradients of up to this many values over all ranks use all-gather instead of all-reduce."""

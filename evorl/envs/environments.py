@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evorl.config import Environment
-from evorl.config.errors import nearest, shown
 from evorl.envs.continuation import Continuation, PlainEpisodes, Vector, continuation, is_plain
 from evorl.envs.episodes import Collected, Episodes
 from evorl.envs.faults.closing import close_vector
@@ -39,6 +38,7 @@ from evorl.envs.vector import make_vector, serving_action, stacked_frames
 from evorl.seeding import seed_global_generators
 from evorl.system.formats import check_tensors, part_of, with_prefix
 from evorl.types.batches import Transition
+from evorl.types.messages import nearest, shown
 from evorl.types.outcomes import EvorlWarning, UserError
 from evorl.types.tensors import Flags, Tensors
 

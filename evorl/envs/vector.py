@@ -23,7 +23,6 @@ from gymnasium.vector.async_vector_env import _async_worker
 from numpy.typing import NDArray
 
 from evorl.config import Environment
-from evorl.config.errors import nearest, shown
 from evorl.envs.continuation import Vector
 from evorl.envs.faults.checks import check_spaces
 from evorl.envs.faults.restarting import PASSED_ON, RestartingEnv
@@ -37,7 +36,8 @@ from evorl.system.files import reason as reason_of
 from evorl.system.plugins import SCRIPT, defined_in, described, import_from_here, place
 from evorl.system.processes import die_with_parent, usable_cores
 from evorl.system.signals import Interrupted, raise_if_signalled, signals_deferred
-from evorl.types.outcomes import UserError, message_of
+from evorl.types.messages import message_of, nearest, shown
+from evorl.types.outcomes import UserError
 
 
 def make_vector(settings: Environment, copies: int) -> Vector:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from evorl.config import validate
-from evorl.config.errors import shown
 from evorl.config.schema import as_yaml
 from evorl.report.data import Drawn, load
 from evorl.report.picture import draw
@@ -28,7 +27,8 @@ from evorl.runs.storage.directory import (
 from evorl.system.extras import missing, require
 from evorl.system.files import file_errors, read_bytes
 from evorl.tracking.tracker import shared_settings
-from evorl.types.outcomes import EvorlWarning, UserError, message_of
+from evorl.types.messages import message_of, shown
+from evorl.types.outcomes import EvorlWarning, UserError
 
 PICTURE = "lineage.png"
 NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)

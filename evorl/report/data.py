@@ -18,7 +18,6 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from evorl.config import validate
-from evorl.config.errors import on_one_line
 from evorl.config.fields import RATING
 from evorl.league.rating import Standings
 from evorl.runs.agents.comparison import Pair
@@ -31,6 +30,7 @@ from evorl.runs.storage.json_lines import JsonLines
 from evorl.runs.storage.progress import progress_of
 from evorl.system.files import CHECKPOINTS, read_lines, reason
 from evorl.types.agents import Measured
+from evorl.types.messages import on_one_line
 from evorl.types.outcomes import UserError
 
 MOST_LIVES = 2_000

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evorl.config.errors import on_one_line
 from evorl.report.data import Drawn, born_by
 from evorl.report.figures import BEST, GROUPS, LOOKS, PLAIN, STEPS, Look, look, spans_a_decade, value_of
 from evorl.report.statistics import POINTS, Group, cut_off, extent, groups, points
 from evorl.runs.reading.lineage import Stage
 from evorl.system.files import check_folder, replacing
 from evorl.tracking.tracker import thinned
+from evorl.types.messages import on_one_line
 from evorl.types.outcomes import UserError
 
 FORMATS = (".png", ".svg", ".pdf")

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from evorl.config.errors import shown
 from evorl.config.fields import leaves
 from evorl.report.data import Drawn
 from evorl.tracking.tracker import thinned
+from evorl.types.messages import shown
 from evorl.types.outcomes import EvorlWarning
 
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)

@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from evorl.config.errors import on_one_line
 from evorl.system.console import escape_stdout, say, warnings_on_one_line
 from evorl.system.plugins import described
 from evorl.system.processes import is_first_rank, keep_freed_memory
 from evorl.system.signals import Interrupted, signal_handlers
+from evorl.types.messages import on_one_line
 from evorl.types.outcomes import RunFailed, UserError
 
 MAX_TOLD = 20_000

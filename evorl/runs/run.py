@@ -15,7 +15,6 @@ import torch
 
 from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig
-from evorl.config.errors import on_one_line
 from evorl.config.fields import BENCHMARK, RATING
 from evorl.distributed import Placement, RankLost, Ranks
 from evorl.distributed.pauses import SAVE
@@ -50,6 +49,7 @@ from evorl.system.plugins import described
 from evorl.system.signals import Interrupted, raise_if_signalled, signalled, signals_deferred
 from evorl.system.stopwatch import Stopwatch
 from evorl.types.agents import Agent
+from evorl.types.messages import on_one_line
 from evorl.types.outcomes import FINISHED, STOPPED, EvorlWarning, RunFailed, UserError
 
 GOES_ON = "a resumed run goes on"

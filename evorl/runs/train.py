@@ -18,7 +18,6 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from evorl.config import AnyConfig, Environment, Evolution, Network
-from evorl.config.errors import shown
 from evorl.config.evolution import PopulationSettings
 from evorl.config.fields import DEFAULT_ALGORITHM, AlgorithmSettings, given_in
 from evorl.config.learning import ActorSettings, Replay
@@ -37,6 +36,7 @@ from evorl.system.console import digits, warnings_on_one_line
 from evorl.system.plugins import SCRIPT, name_of
 from evorl.system.processes import keep_freed_memory
 from evorl.system.signals import Interrupted, signal_handlers
+from evorl.types.messages import shown
 from evorl.types.outcomes import UserError
 
 Main = Callable[[Sequence[str], Sequence[Callback]], Run]

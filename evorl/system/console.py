@@ -11,8 +11,8 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from evorl.config.errors import on_one_line
 from evorl.system.streams import discard
+from evorl.types.messages import on_one_line
 from evorl.types.outcomes import EvorlWarning
 
 GONE = (errno.EPIPE, errno.EIO, errno.ENXIO, errno.EBADF)

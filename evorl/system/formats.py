@@ -12,7 +12,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from evorl.types.agents import ROLES, Agent, Description
-from evorl.types.outcomes import UserError, message_of
+from evorl.types.messages import message_of
+from evorl.types.outcomes import UserError
 from evorl.types.tensors import Roles, Shape, Tensors
 
 DESCRIPTIONS = TypeAdapter(list[Description])

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import importlib
 import linecache
+import site
 import sys
 import sysconfig
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from importlib.metadata import EntryPoint, distributions
 from importlib.util import find_spec
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from evorl.config.algorithms import site_packages
-from evorl.config.errors import shown
-from evorl.types.outcomes import UserError, message_of
+from evorl.types.messages import message_of, shown
+from evorl.types.outcomes import UserError
 
 MAX_LETTERS = 300
 """Maximum quoted characters of an error's type and message."""
@@ -166,3 +167,36 @@ def defined_in(module: ModuleType, name: str) -> Any:
     value = getattr(module, name, None)
     is_own = isinstance(value, FunctionType) and value.__module__ == module.__name__
     return value if isinstance(value, type) or is_own else None
+
+
+def site_packages() -> list[str]:
+    """The directories of installed packages, those of the system and the user's own."""
+    return [*site.getsitepackages(), site.getusersitepackages()]
+
+
+def entries(group: str) -> Iterator[EntryPoint]:
+    """The entry points of installed packages in this group.
+
+    Only what lies in site-packages is installed: the working directory, which may be on the path, can be a stranger's.
+    """
+    packages = distributions(path=site_packages())
+    return (entry for package in packages for entry in package.entry_points if entry.group == group)
+
+
+def installed(group: str, name: str, base: type) -> Any:
+    """The subclass of `base` that an installed package has as an entry point of this group and name, or None.
+
+    Raises UserError if it cannot be imported or is another object.
+    """
+    for entry in entries(group):
+        if entry.name != name:
+            continue
+        where = f"algorithm.name: the entry point {group}: {name} = {entry.value}"
+        try:
+            found = entry.load()
+        except Exception as error:
+            raise UserError(f"{where} cannot be imported: {type(error).__name__}: {error}") from error
+        if not isinstance(found, type) or not issubclass(found, base):
+            raise UserError(f"{where} is {shown(found)}, and no subclass of {base.__name__}")
+        return found
+    return None

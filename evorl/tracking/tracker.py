@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from evorl.config import AnyConfig
-from evorl.config.errors import shown
 from evorl.config.fields import without
 from evorl.config.learning import Network
 from evorl.system.files import read_json, write_json
 from evorl.types.agents import Architecture, Mutation
+from evorl.types.messages import shown
 from evorl.types.outcomes import UserError
 
 Row = Mapping[str, Any]

@@ -14,7 +14,8 @@ from evorl.tracking.tensorboard import TensorBoard
 from evorl.tracking.tracker import TRACKER_PATIENCE, History, Points, Record, Row, Tracker
 from evorl.tracking.trackio import Trackio, sent_to_trackio
 from evorl.tracking.wandb import WeightsAndBiases, sent_to_wandb
-from evorl.types.outcomes import EvorlWarning, message_of
+from evorl.types.messages import message_of
+from evorl.types.outcomes import EvorlWarning
 
 TRACKERS: Mapping[str, Callable[[AnyConfig, Path, History], Tracker]] = {
     "wandb": WeightsAndBiases,

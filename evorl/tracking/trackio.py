@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from evorl.config import AnyConfig
-from evorl.config.errors import shown
 from evorl.tracking.tracker import History, Points, Record, Tracker, lineage_table, run_id, shared_settings
+from evorl.types.messages import shown
 
 REMOTE = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")
 """Variables that make Trackio log to a Space or a server instead of this machine; the first one set counts."""

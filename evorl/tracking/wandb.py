@@ -17,7 +17,6 @@ from typing import Any, Literal, cast
 from urllib.parse import urlparse
 
 from evorl.config import AnyConfig
-from evorl.config.errors import shown
 from evorl.config.schema import as_yaml
 from evorl.tracking.tracker import (
     TRACKER_PATIENCE,
@@ -33,6 +32,7 @@ from evorl.tracking.tracker import (
     with_words,
 )
 from evorl.types.agents import UNCHANGED
+from evorl.types.messages import shown
 from evorl.types.outcomes import FINISHED, STOPPED
 
 Mode = Literal["online", "offline", "disabled", "shared"]

@@ -18,11 +18,6 @@ class UserError(Exception):
         self.reported_elsewhere = reported_elsewhere
 
 
-def message_of(error: object, longest: int = 1_000) -> str:
-    """The message of an exception on one line, cut after `longest` characters."""
-    return " ".join(str(error).split())[:longest]
-
-
 class RunFailed(RuntimeError):
     """A run failed without an error of the user: programs print it as one line and exit with code 1."""
 

@@ -11,8 +11,8 @@ from evorl.algorithms import make_algorithm
 from evorl.algorithms.base import Algorithm
 from evorl.commands.command import run_command
 from evorl.config import validate
-from evorl.config.algorithms import installed
 from evorl.runs.program import run_program
+from evorl.system.plugins import installed
 from evorl.types.outcomes import UserError
 
 SETTINGS = """

@@ -10,10 +10,10 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.utils.passive_env_checker import check_action_space, check_observation_space
 
-from evorl.config.errors import shown
 from evorl.envs.reading import flat_mask
 from evorl.envs.spaces import MASK, parts_of
-from evorl.types.outcomes import UserError, message_of
+from evorl.types.messages import message_of, shown
+from evorl.types.outcomes import UserError
 
 
 def check_spaces(observation_space: Any, action_space: Any, id: str) -> None:

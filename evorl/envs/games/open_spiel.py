@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evorl.config import Environment
-from evorl.config.errors import nearest
 from evorl.envs.games.game import Spaces, Turn
 from evorl.system.extras import require
 from evorl.system.plugins import without_place
+from evorl.types.messages import nearest
 from evorl.types.outcomes import UserError
 from evorl.types.tensors import Flags
 

@@ -17,13 +17,13 @@ import gymnasium as gym
 import numpy as np
 
 from evorl.config import Environment
-from evorl.config.errors import nearest, shown
 from evorl.envs.faults.checks import check_spaces
 from evorl.envs.games.game import Game, Spaces, Turn
 from evorl.envs.spaces import MASK
 from evorl.seeding import seed_global_generators
 from evorl.system.extras import require
 from evorl.system.plugins import import_from_here
+from evorl.types.messages import nearest, shown
 from evorl.types.outcomes import UserError
 
 PETTINGZOO = "pettingzoo"

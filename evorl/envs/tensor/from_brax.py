@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from evorl.config import Environment
-from evorl.config.errors import nearest
 from evorl.envs.tensor.jax_simulator import JaxSimulator, Task
+from evorl.types.messages import nearest
 from evorl.types.outcomes import UserError
 
 EPISODE = 1_000

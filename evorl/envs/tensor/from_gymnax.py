@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from evorl.config import Environment
-from evorl.config.errors import nearest
 from evorl.envs.suites import ENLARGED
 from evorl.envs.tensor.jax_simulator import JaxSimulator, Task, as_gymnasium
+from evorl.types.messages import nearest
 from evorl.types.outcomes import UserError
 
 

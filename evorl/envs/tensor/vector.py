@@ -11,11 +11,11 @@ from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
 from evorl.config import Environment
-from evorl.config.errors import shown
 from evorl.envs.faults.checks import check_spaces
 from evorl.envs.spaces import MASK, mapped
 from evorl.envs.tensor.simulator import Simulator, Step
 from evorl.system.plugins import imported
+from evorl.types.messages import shown
 from evorl.types.outcomes import UserError
 
 FINAL = ("final_obs", "final_observation")

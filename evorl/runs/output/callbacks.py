@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from evorl.config.errors import shown
 from evorl.types.agents import Agent
+from evorl.types.messages import shown
 from evorl.types.outcomes import UserError
 
 LOGGED = "logged"

@@ -12,7 +12,6 @@ import gymnasium as gym
 import torch
 
 from evorl.config import AnyConfig
-from evorl.config.errors import on_one_line
 from evorl.config.fields import RATING, RETURN
 from evorl.config.run import LeagueSettings
 from evorl.distributed import Placement, Ranks
@@ -30,6 +29,7 @@ from evorl.system.console import compact, digits, duration, say, speed
 from evorl.system.plugins import SCRIPT
 from evorl.tracking.trackers import announcements
 from evorl.types.agents import UNCHANGED, Mutation
+from evorl.types.messages import on_one_line
 from evorl.types.outcomes import FINISHED, STOPPED
 
 Row = Mapping[str, Any]

@@ -9,10 +9,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from evorl.config.errors import shown
 from evorl.runs.storage.directory import CONFIG, ELITE_AGENT, ELITE_FACTS, INTERFACE
 from evorl.system.extras import require
-from evorl.types.outcomes import UserError, message_of
+from evorl.types.messages import message_of, shown
+from evorl.types.outcomes import UserError
 
 HUB = "hf:"
 """Prefix of the name of a run on the Hub."""

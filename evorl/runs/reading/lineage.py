@@ -11,11 +11,11 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from evorl.config.errors import on_one_line, shown
 from evorl.runs.storage.directory import LINEAGE, METRICS, load_elite
 from evorl.runs.storage.json_lines import JsonLines, Row
 from evorl.system.console import aligned, digits
 from evorl.types.agents import Architecture, Measured, Mutation, Number, Words
+from evorl.types.messages import on_one_line, shown
 from evorl.types.outcomes import UserError
 
 

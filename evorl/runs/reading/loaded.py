@@ -14,7 +14,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from evorl.algorithms import Algorithm, make_algorithm
 from evorl.config import AnyConfig, validate
-from evorl.config.errors import on_one_line, shown
 from evorl.envs.json_spaces import interface_from_json
 from evorl.envs.reading import ObservationReader, action_reader, flat_mask
 from evorl.envs.spaces import MASK, EnvSpec, allows_each_choice, choices, parts_of
@@ -26,6 +25,7 @@ from evorl.runs.storage.trust import refuse_code
 from evorl.seeding import torch_generator
 from evorl.system.files import CHECKPOINTS, file_errors, read_json
 from evorl.types.agents import Agent
+from evorl.types.messages import on_one_line, shown
 from evorl.types.outcomes import UserError
 
 State = NDArray[np.float32] | None

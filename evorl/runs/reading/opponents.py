@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 
 from evorl.config import AnyConfig, Environment
-from evorl.config.errors import shown
 from evorl.config.fields import BENCHMARK
 from evorl.distributed import Ranks
 from evorl.envs.games.players import FunctionPlayers, OpponentFactory, Opponents, RandomPlayers
@@ -24,6 +23,7 @@ from evorl.runs.storage.trust import is_function
 from evorl.seeding import torch_generator
 from evorl.system.files import digest
 from evorl.system.formats import encode_agents
+from evorl.types.messages import shown
 from evorl.types.outcomes import UserError
 
 FORMS = "random, package.module:player, or the directory of a run"

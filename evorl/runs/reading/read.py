@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evorl.config.errors import nearest
 from evorl.config.fields import leaves
 from evorl.runs.storage.directory import ELITE_FACTS, LINEAGE, METRICS, SUMMARY, from_here, saved_settings
 from evorl.runs.storage.json_lines import JsonLines, Row
 from evorl.system.files import file_errors, read_object
+from evorl.types.messages import nearest
 from evorl.types.outcomes import UserError
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig, validate
-from evorl.config.errors import shown
 from evorl.distributed import Ranks
 from evorl.population import check_agents, initial_population
 from evorl.runs.reading.hub import local_run
@@ -17,6 +16,7 @@ from evorl.runs.storage.directory import check_run, load_elite, saved_settings
 from evorl.system.files import CHECKPOINTS
 from evorl.system.formats import decode_agents, encode_agents
 from evorl.types.agents import INITIAL, Agent
+from evorl.types.messages import shown
 from evorl.types.outcomes import UserError
 
 

@@ -17,7 +17,6 @@ from typing import TypeVar
 
 from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig
-from evorl.config.errors import on_one_line
 from evorl.distributed import Placement
 from evorl.envs import SteppedEnvironments
 from evorl.population import Learner, Policy, check_agents
@@ -41,6 +40,7 @@ from evorl.system.console import WarnOnce
 from evorl.system.files import file_errors, json_bytes
 from evorl.system.formats import decode_agents, decode_tensors, encode_tensors
 from evorl.types.agents import Agent
+from evorl.types.messages import on_one_line
 from evorl.types.outcomes import UserError
 from evorl.types.tensors import Tensors
 

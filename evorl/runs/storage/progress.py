@@ -9,7 +9,6 @@ from typing import Annotated
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from evorl.config import AnyConfig
-from evorl.config.errors import on_one_line
 from evorl.distributed import Placement
 from evorl.kernels.library import usable_kernel
 from evorl.league.rating import Standings
@@ -17,6 +16,7 @@ from evorl.runs.agents.elite import Elite
 from evorl.system.files import digest
 from evorl.system.processes import made_with
 from evorl.types.agents import Number, Words
+from evorl.types.messages import on_one_line
 from evorl.types.outcomes import UserError
 
 Seconds = Annotated[float, Field(ge=0)]
