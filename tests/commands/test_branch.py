@@ -33,7 +33,7 @@ from evorl.types.outcomes import EvorlWarning
 def branch(in_directory, monkeypatch):
     """A function that branches `runs/a` as the command does, and trains the branch in this process unless told."""
     begun = []
-    monkeypatch.setattr("os.execv", lambda path, command: begun.append(command))
+    monkeypatch.setattr("os.execve", lambda path, command, variables: begun.append(command))
 
     def run(*words, trains=True):
         begun.clear()
@@ -297,7 +297,7 @@ def test_damaged_checkpoints_are_passed_over(run, branch):
 
 def test_a_branch_has_as_many_ranks_as_trained_its_generation(run, branch, monkeypatch):
     begun = []
-    monkeypatch.setattr("os.execv", lambda path, command: begun.append(command))
+    monkeypatch.setattr("os.execve", lambda path, command, variables: begun.append(command))
     monkeypatch.setattr("evorl.commands.train.usable_cores", lambda: 2)
     checkpoints = Checkpoints(run / "checkpoints")
     files = {name: checkpoints.read(3, name) for name in checkpoints.files(3)}
