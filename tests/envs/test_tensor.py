@@ -20,7 +20,6 @@ from evorl.envs.tensor import environments as environments_module
 from evorl.envs.tensor.observations import TensorReader
 from evorl.population import Policy
 from evorl.population.evaluation import evaluate
-from evorl.replay import statistics as statistics_module
 from evorl.replay import storage as storage_module
 from evorl.runs.output.video import play
 from evorl.runs.reading.loaded import load
@@ -273,7 +272,6 @@ def test_the_host_reads_nothing_while_a_gpu_steps(monkeypatch, name):
     """As on a GPU, whose flags stay there: `Device.type` is another than `cpu` for all that decides whether to read."""
     monkeypatch.setattr(storage_module, "is_host", lambda device: False)
     monkeypatch.setattr(environments_module, "is_host", lambda device: False)
-    monkeypatch.setattr(statistics_module, "is_host", lambda device: False)
     words = {"ppo": ["algorithm={name: ppo, rollout_steps: 64, batch_size: 32}", "replay={}"], "dqn": []}[name]
     settings = config(f"environment.id={CARTPOLE}", "environment.kwargs.limit=20", *words)
     tensors = make_environments(settings.environment, 2, 2)
