@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from evorl.commands.command import file_and_assignments
 from evorl.runs.reading.hub import is_on_hub
-from evorl.runs.reading.read import RunRecord, read_run
+from evorl.runs.reading.read import RunOverview, read_overview
 from evorl.runs.storage.directory import CONFIG
 from evorl.system.console import aligned, digits
 from evorl.system.files import is_locked, size_of
@@ -68,7 +68,7 @@ def _began(path: Path) -> float | None:
 def _row(path: Path, name: str) -> tuple[str, ...]:
     size = f"{size_of(path) / 1e6:,.1f} MB"
     try:
-        run = read_run(path)
+        run = read_overview(path)
     except (UserError, OSError):
         return (name, "?", "?", "?", "-", "-", "cannot be read", size, "")
     best, steps = run.last.get("elite_fitness"), run.last.get("agent_steps")
@@ -86,7 +86,7 @@ def _row(path: Path, name: str) -> tuple[str, ...]:
     return name, *(on_one_line(cell, WIDEST) for cell in cells)
 
 
-def state_of(run: RunRecord) -> str:
+def state_of(run: RunOverview) -> str:
     """Return a run's state: `training`, `begun`, `killed`, `solved`, or how its summary says it ended."""
     if is_locked(run.path):
         return "training"
@@ -96,7 +96,7 @@ def state_of(run: RunRecord) -> str:
     return str(ended)
 
 
-def origin_of(run: RunRecord) -> str:
+def origin_of(run: RunOverview) -> str:
     """The run that its agents are from; empty for a plain new run."""
     if (begun := _setting(run, "run", "branch_of")) not in ("None", "?"):
         return f"branch of {begun}"
@@ -106,7 +106,7 @@ def origin_of(run: RunRecord) -> str:
     return f"agents of {source if is_on_hub(source) else Path(source).name}"
 
 
-def _setting(run: RunRecord, section: str, key: str) -> str:
+def _setting(run: RunOverview, section: str, key: str) -> str:
     values: Any = run.config.get(section)
     return str(values.get(key, "?")) if isinstance(values, dict) else "?"
 
@@ -117,7 +117,7 @@ def lineage(parsed: argparse.Namespace) -> None:
     from evorl.runs.storage.directory import load_elite
 
     stages, use = ancestry(parsed.run), validate(load_elite(parsed.run)[0]).effective_value
-    if origin := origin_of(read_run(parsed.run)):
+    if origin := origin_of(read_overview(parsed.run)):
         print(on_one_line(origin))
     print("\n".join(table(stages, use) if parsed.settings else lineage_table(stages, use)))
 

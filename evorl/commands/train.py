@@ -19,7 +19,7 @@ from evorl.config import AnyConfig, read_yaml, validate
 from evorl.config.fields import leaves
 from evorl.config.yaml import ACCELERATE, PACKAGE, VERBOSE, assignment, override
 from evorl.runs.configuration import program_for, read_config
-from evorl.runs.reading.read import read_run
+from evorl.runs.reading.read import read_overview
 from evorl.runs.storage.checkpoint_files import STATE, Checkpoints
 from evorl.runs.storage.directory import (
     CONFIG,
@@ -265,7 +265,7 @@ def summary_lines(runs: Sequence[tuple[int, Path]]) -> list[str]:
     """Format one row per seed, then the mean over seeds of the best agents' scores and the number solved."""
     rows, best, solved, targets = [], [], 0, 0
     for number, path in runs:
-        record = read_run(path)
+        record = read_overview(path)
         # A seed that was killed has no summary, but lines of metrics.
         summary, newest = record.summary, {**record.last, **record.summary}
         reached = summary.get("elite_fitness")

@@ -23,7 +23,7 @@ from evorl.league.rating import Standings
 from evorl.runs.agents.comparison import Pair
 from evorl.runs.agents.elite import Score
 from evorl.runs.reading.lineage import Stage, ancestors, stage_of
-from evorl.runs.reading.read import read_run
+from evorl.runs.reading.read import read_overview
 from evorl.runs.storage.checkpoint_files import STATE, Checkpoints
 from evorl.runs.storage.directory import LINEAGE, METRICS
 from evorl.runs.storage.json_lines import JsonLines
@@ -225,7 +225,7 @@ class Drawn(Lives):
 
 def load(path: Path) -> Drawn:
     """Read the run in directory `path` for drawing. Raises UserError if it is unreadable or has no generation yet."""
-    record, lineage = read_run(path), path / LINEAGE
+    overview, lineage = read_overview(path), path / LINEAGE
     try:
         generations = [GENERATION.validate_python(row) for row in JsonLines(path / METRICS).rows()]
         count = sum(1 for _ in read_lines(lineage)) if lineage.exists() else 0
@@ -233,7 +233,7 @@ def load(path: Path) -> Drawn:
             raise UserError(f"{path}: {NOTHING}")
         numbers, stride = [row.generation for row in generations], -(-count // MOST_LIVES)
         recorded = set(numbers)
-        born, elite = generations[-1].elite_generation, record.elite.get("id")
+        born, elite = generations[-1].elite_generation, overview.elite.get("id")
         drawn = {numbers[0], born, *numbers[(len(numbers) - 1) % stride :: stride]}
         stages = (stage_of(row, lineage) for row in JsonLines(lineage).rows())
         lives = read_lives(stages, recorded & drawn)
@@ -249,10 +249,10 @@ def load(path: Path) -> Drawn:
     return Drawn(
         **vars(lives),
         name=path.resolve().name,
-        config=record.config,
+        config=overview.config,
         generations=generations,
         winner=winner[::-1],
-        summary=record.summary,
+        summary=overview.summary,
         standings=_standings(path),
     )
 

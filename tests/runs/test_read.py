@@ -70,18 +70,6 @@ def test_a_line_that_is_not_yet_whole_is_left_out(run):
     assert read_run(run).metrics == before
 
 
-def test_tables_are_read_when_they_are_used(run, monkeypatch, tmp_path_factory):
-    rows = lines(run / "metrics.jsonl")
-    monkeypatch.chdir(run)
-    record = read_run(".")
-    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
-    assert record.metrics == rows
-    (run / "lineage.jsonl").unlink()
-    (run / "lineage.jsonl").mkdir()
-    with pytest.raises(UserError, match=r"lineage\.jsonl: not a file"):
-        record.lineage  # noqa: B018
-
-
 @pytest.mark.parametrize("payload", [b"", b"[", b"\xff\xfe"])
 def test_a_damaged_file_is_as_one_that_is_not_there(payload, run):
     for name in ("metrics.jsonl", "summary.json", "elite/agent.json"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,11 @@ from evorl.types.outcomes import UserError
 
 
 @dataclass(frozen=True)
-class RunRecord:
-    """The contents of a run's directory. Its tables are lists of rows, which `columns` converts to arrays.
+class RunOverview:
+    """The outcome of a run, without its tables.
 
-    `config` is the configuration as written. `last` is the newest line of `metrics.jsonl`, empty before there is one;
-    `elite` describes the best agent so far. `summary` says how the run ended; it is empty while the run trains, and
-    after a kill.
+    `last` is the newest line of `metrics.jsonl`, empty before there is one; `elite` describes the best agent so far.
+    `summary` says how the run ended; it is empty while the run trains, and after a kill.
     """
 
     path: Path
@@ -35,20 +33,17 @@ class RunRecord:
     elite: Row
     summary: Row
 
-    @cached_property
-    def metrics(self) -> list[Row]:
-        """One row per generation, in file order, read at the first access. Raises UserError."""
-        return self._rows(METRICS)
 
-    @cached_property
-    def lineage(self) -> list[Row]:
-        """One row per agent and generation, in file order, read at the first access. Raises UserError."""
-        return self._rows(LINEAGE)
+@dataclass(frozen=True)
+class RunRecord(RunOverview):
+    """The contents of a run's directory. Its tables are lists of rows, which `columns` converts to arrays.
 
-    def _rows(self, file: str) -> list[Row]:
-        """The rows of a file, without damaged and incomplete lines."""
-        with file_errors(self.path):
-            return list(JsonLines(self.path / file).rows())
+    `metrics` has one row per generation, `lineage` one per agent and generation, in file order. `config` is the
+    configuration as written; the rest is as in `RunOverview`.
+    """
+
+    metrics: Sequence[Row]
+    lineage: Sequence[Row]
 
     def __repr__(self) -> str:
         ended = self.summary.get("ended", "not ended")
@@ -67,17 +62,23 @@ class RunRecord:
         return np.array([_number(row.get(name)) for row in self.metrics])
 
 
+def read_overview(path: Path) -> RunOverview:
+    """Read the outcome of the run in a directory. Raises UserError like `read_run`."""
+    config = saved_settings(path)
+    with file_errors(path):
+        last = JsonLines(path / METRICS).last() or {}
+        return RunOverview(path, config, last, read_object(path / ELITE_FACTS), read_object(path / SUMMARY))
+
+
 def read_run(path: str | Path) -> RunRecord:
-    """Read a run's directory; its tables are read when they are used.
+    """Read a run's directory, skipping damaged and incomplete lines.
 
     Raises UserError if there is no run, or one of its files cannot be read.
     """
-    run = Path(path)
-    config = saved_settings(run)
-    with file_errors(run):
-        last = JsonLines(run / METRICS).last() or {}
-        # The tables are also found after a change of the working directory.
-        return RunRecord(run.absolute(), config, last, read_object(run / ELITE_FACTS), read_object(run / SUMMARY))
+    run = read_overview(Path(path))
+    with file_errors(run.path):
+        metrics, lineage = (list(JsonLines(run.path / file).rows()) for file in (METRICS, LINEAGE))
+    return RunRecord(**vars(run), metrics=metrics, lineage=lineage)
 
 
 def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
