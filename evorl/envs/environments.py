@@ -31,7 +31,7 @@ from evorl.envs.faults.restarting import FAILURES, FAULT, SOURCE_LINES, Start, c
 from evorl.envs.games.players import Opponents
 from evorl.envs.games.vector import GameVector
 from evorl.envs.generation import longest_episode
-from evorl.envs.reading import ActionMasks, CopyNames, ObservationReader, action_reader, check_finite, refuse_late_masks
+from evorl.envs.reading import ActionMasks, Copies, ObservationReader, action_reader, check_finite, refuse_late_masks
 from evorl.envs.spaces import MASK, EnvSpec
 from evorl.envs.stepped import COUNTED, OBSERVATION_PREFIX, WHERE, SteppedEnvironments, layout
 from evorl.envs.vector import make_vector, serving_action, stacked_frames
@@ -167,7 +167,7 @@ class Environments(SteppedEnvironments):
         copies = agents * num_envs
         # In whole games the native environment must not report a lost life as a termination.
         training_settings = settings.model_copy(update={"life_loss_ends": False}) if whole_games else settings
-        self._copies = CopyNames(settings.id, copies, num_envs)
+        self._copies = Copies(settings.id, copies, num_envs)
         self._id, self._max_restarts = settings.id, settings.max_restarts
         self._stepping = f"a step of {settings.id}"
         self._failures = np.zeros(copies, dtype=np.int64)

@@ -36,7 +36,7 @@ CHANNELS_FIRST = ("openspiel:",)
 TYPES = {torch.uint8: np.uint8, torch.int64: np.int64, torch.float32: np.float32}
 
 
-class CopyNames:
+class Copies:
     """Names N environment copies, `num_envs` per agent, in errors: by agent, index and step of the episode."""
 
     def __init__(self, id: str, copies: int, num_envs: int) -> None:
@@ -99,7 +99,7 @@ def check_choices(source: Source, values: NDArray[Any], sizes: Sequence[int], wh
 class ActionMasks:
     """Reads the action masks of N environment copies, each of which gives one in every reset and step."""
 
-    def __init__(self, space: gym.Space[Any], copies: CopyNames) -> None:
+    def __init__(self, space: gym.Space[Any], copies: Copies) -> None:
         self._copies = copies
         self._sizes = choices(space)
 

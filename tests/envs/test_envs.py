@@ -13,7 +13,7 @@ from helpers.support import agent
 from evorl.config import Environment
 from evorl.envs import Environments
 from evorl.envs.faults.restarting import RestartingEnv
-from evorl.envs.reading import ActionMasks, CopyNames
+from evorl.envs.reading import ActionMasks, Copies
 from evorl.envs.spaces import MASK
 from evorl.types.outcomes import EvorlWarning, UserError
 
@@ -140,14 +140,14 @@ def test_an_action_outside_the_space_is_refused_by_name(action):
 def test_a_mask_counts_whatever_it_is_given_as(space, mask):
     expected = np.concatenate([np.ravel(part) for part in mask]).astype(bool).tolist()
     vector = gym.vector.SyncVectorEnv([lambda: RestartingEnv(Tells(space, [{MASK: mask}]), None, 0, "x")] * 2)
-    read = ActionMasks(space, CopyNames("x", 2, 1)).read
+    read = ActionMasks(space, Copies("x", 2, 1)).read
     assert read(vector.reset()[1]).tolist() == [expected] * 2
     with pytest.raises(UserError, match=r"gives info\['action_mask'\] as objects"):
         read({MASK: np.array([mask, None], dtype=object)})
 
 
 def test_a_last_mask_that_allows_no_action_allows_all():
-    masks = ActionMasks(gym.spaces.MultiDiscrete([2, 2]), CopyNames("x", 3, 1))
+    masks = ActionMasks(gym.spaces.MultiDiscrete([2, 2]), Copies("x", 3, 1))
     given = np.array([[1, 0, 0, 1], [1, 1, 0, 0], [0, 0, 0, 0]])
     info = {"final_info": {MASK: given, f"_{MASK}": np.array([True, True, False])}}
     assert [masks.last(info, copy).tolist() for copy in range(3)] == [[True, False, False, True], True, True]
@@ -184,7 +184,7 @@ def test_a_mask_that_only_resets_give_is_refused(vectorization):
             UserError, match=r"environment 0 of agent 0 and 1 more .*step 1 .* gave no info\['action_ma"
         ):
             environments.step(torch.zeros(1, 2, dtype=torch.int64))
-    masks = ActionMasks(gym.spaces.Discrete(2), CopyNames("x", 2, 1))
+    masks = ActionMasks(gym.spaces.Discrete(2), Copies("x", 2, 1))
     given = {MASK: np.ones((2, 2)), f"_{MASK}": np.array([True, False])}
     with pytest.raises(UserError, match=r"environment 0 of agent 1 .*; give one in every `reset` and `step`, all 1 wh"):
         masks.read(given)

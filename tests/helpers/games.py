@@ -138,7 +138,7 @@ class OpponentFirst(Seats):
 
 
 class Resigned(OpponentFirst):
-    """The same with masks that allow the resignation alone."""
+    """The same with masks that allow the resignation alone, and none at the end."""
 
     def observation_space(self, name):
         return gym.spaces.Dict(
@@ -147,7 +147,8 @@ class Resigned(OpponentFirst):
 
     def last(self):
         observation, *others = super().last()
-        return {"observation": observation, "action_mask": np.array([0, 0, not self.done], np.int8)}, *others
+        masked = {"observation": observation, "action_mask": np.array([0, 0, 1], np.int8)}
+        return observation if self.done else masked, *others
 
 
 def right_reply(observation, mask):

@@ -38,10 +38,11 @@ def move_request(
     spaces: Spaces, masked: bool, turns: Sequence[Turn], copies: NDArray[np.intp], first: Flags
 ) -> MoveRequest:
     """A request for moves in these turns [N']; one that is over, or has no mask where others do, allows every move."""
-    size = sum(choices(spaces[1]))
-    masks = [np.ones(size, dtype=bool) if turn.over or turn.mask is None else turn.mask for turn in turns]
-    observation = batched(spaces[0], [turn.observation for turn in turns])
-    return MoveRequest(observation, np.stack(masks) if masked else None, copies, first)
+    mask = None
+    if masked:
+        every = np.ones(sum(choices(spaces[1])), dtype=bool)
+        mask = np.stack([every if turn.over or turn.mask is None else turn.mask for turn in turns])
+    return MoveRequest(batched(spaces[0], [turn.observation for turn in turns]), mask, copies, first)
 
 
 def game_move(space: gym.Space[Any], action: Any) -> Any:

@@ -230,7 +230,7 @@ class GameVector(VectorEnv[Any, Any, Any]):
 
     def _request(self, turns: Sequence[Turn], copies: NDArray[np.intp], first: Flags) -> MoveRequest:
         """A request for moves in these turns. Raises UserError if only some turns of the game have a mask."""
-        if any((turn.mask is None) == self._is_masked for turn in turns):
+        if any((turn.mask is None) == self._is_masked for turn in turns if not turn.over):
             given = "one" if self._is_masked else "none"
             raise UserError(
                 f"environment.id: {self._id} gives an action mask in some turns, but {given} in its first; it must "
