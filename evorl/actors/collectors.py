@@ -202,9 +202,8 @@ class UpdateCollector(GradientCollector):
             message.behind[0], acting.version = newest - version, newest
             states, updates = split_states(acting.policy.algorithm, acting.states)
             read_state(self._learner, acting.flat, updates)
-            acting.policy.set_acting_states({"steps": states["steps"]})  # An annealed rate depends on them.
             self._learner.update(batch)
-            states["steps"] += transitions
+            states["steps"] += transitions  # An annealed learning rate depends on them.
             for name, moments in observed.items():
                 acting.policy.update_observation_stats(name, moments)
             write_state(self._learner, acting.flat, updates)
