@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
@@ -36,6 +37,8 @@ Empty = Callable[[tuple[int, ...], torch.dtype], Tensor]
 WHERE = "the replay"
 COUNTERS = ("rows", "lanes", "written", "oldest", "broken")
 """The counters in a state."""
+NO_RESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
+"""The flag of a map that may be larger than the memory is, as most of a second ring is never written."""
 ROUNDS = 16
 """Draws of invalid steps are rejected and repeated this often, before the valid ones are listed."""
 
@@ -54,7 +57,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, *, device: torch.device) 
     # Pages that nothing writes take no memory: torch.zeros would write all, and pages of 2 MB hold some rows each.
     size = math.prod(shape) * dtype.itemsize
     try:
-        memory = mmap.mmap(-1, max(1, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = mmap.mmap(-1, max(1, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE)
     except OSError:
         return torch.zeros(shape, dtype=dtype)  # Whose error names the settings that take less.
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
