@@ -51,10 +51,10 @@ def evaluate_run(parsed: argparse.Namespace) -> None:
     )
 
 
-def _warn_of_excluded(run: Path, data: Mapping[str, Any], config: AnyConfig) -> None:
+def _warn_of_excluded(run: str, data: Mapping[str, Any], config: AnyConfig) -> None:
     """Warn if a published run lacks settings of its environment, which then has the defaults."""
     excluded = [key for key in config.tracking.exclude if without(data, [key]) == data]
-    if lacking := [key for key in excluded if key.split(".")[0] in ("environment", "evaluation")]:
+    if lacking := [key for key in excluded if "environment" in key.split(".")[:2] or key == "evaluation"]:
         what = f"{run}: was published without {', '.join(lacking)}, so these episodes have the defaults there"
         warnings.warn(what, EvorlWarning, stacklevel=2)
 
@@ -71,7 +71,7 @@ def evaluate_elite(run: Path, episodes: int, seed: int, allow_code: bool = False
         data, agent = load_elite(path)
         config = validate(data)
         refuse_code(config, allow_code)
-        _warn_of_excluded(path, data, config)
+        _warn_of_excluded(str(run), data, config)
         reserve(config.evaluation_environment, min(episodes, MAX_COPIES), device_of(config.evaluation_environment))
         check(config, trains=False)
         results = _played(path, config, agent, episodes, seed, allow_code)

@@ -30,6 +30,7 @@ from evorl.runs.storage.directory import (
 from evorl.runs.storage.trust import refuse_code
 from evorl.system.console import aligned, digits, say
 from evorl.system.files import CHECKPOINTS, LOCK, read_object
+from evorl.system.plugins import site_packages
 from evorl.system.processes import usable_cores
 from evorl.types.messages import on_one_line
 from evorl.types.outcomes import RunFailed, UserError
@@ -176,8 +177,10 @@ def become(command: Sequence[str]) -> None:
 
 def with_this_package() -> dict[str, str]:
     """The environment variables for a process that imports this `evorl`, and no other one that is installed."""
-    path = os.pathsep.join(filter(None, (str(PACKAGE.parent), os.environ.get("PYTHONPATH"))))
-    return {**os.environ, "PYTHONPATH": path}
+    above = str(PACKAGE.parent)
+    if above in site_packages():  # Where the process finds it anyway, after what the user has put first.
+        return {**os.environ}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (above, os.environ.get("PYTHONPATH"))))}
 
 
 HEADINGS = ("seed", "run", "best", "episodes", "steps", "seconds", "state")
