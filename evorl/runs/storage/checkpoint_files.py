@@ -90,7 +90,7 @@ class Checkpoints:
             remove(path)  # Links too: otherwise the next checkpoint would be written to the link's target.
 
     def set_aside(self, number: int) -> None:
-        """Rename checkpoint `number` and all newer ones to `damaged-generation-...`, without deleting them."""
+        """Rename checkpoint `number` and all newer ones to `damaged-...`, without deleting them."""
         for each in self.generations():
             if each >= number:
                 aside = self.directory / f"damaged-{self.path(each).name}"
