@@ -229,7 +229,7 @@ class RunDirectory:
         """Write the configuration with which training begins or goes on (collective). Raises UserError on all ranks.
 
         A run that has `finished` and does not go on keeps its summary. If a start fails before this call, the new run's
-        name stays free; if a resume does, its histories already end with the checkpoint (`CheckpointManager.roll_back`).
+        name stays free; if a resume does, its histories already end with the checkpoint (see `roll_back`).
         """
 
         def write() -> bytes:
