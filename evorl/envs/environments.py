@@ -169,7 +169,6 @@ class Environments(SteppedEnvironments):
         training_settings = settings.model_copy(update={"life_loss_ends": False}) if whole_games else settings
         self._copies = Copies(settings.id, copies, num_envs)
         self._id, self._max_restarts = settings.id, settings.max_restarts
-        self._stepping = f"a step of {settings.id}"
         self._failures = np.zeros(copies, dtype=np.int64)
         """The errors [N] of each copy in this run."""
         self._reported_places: set[str] = set()
@@ -281,7 +280,7 @@ class Environments(SteppedEnvironments):
         self._resets.serve(actions)
         if self._continuation is not None and self._continuation.journal is not None:
             self._continuation.journal.add(actions)
-        result = call_or_user_error(self._stepping, self._vector.step, actions)
+        result = call_or_user_error(f"a step of {self._id}", self._vector.step, actions)
         observation, gained, terminated, truncated, info = result
         self._info = info
         if self._masks is None:
