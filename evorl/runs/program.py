@@ -27,6 +27,8 @@ MAX_TOLD = 20_000
 """Maximum characters of an error message."""
 END_WITHIN = 5.0
 """Seconds that other threads have to end after the main thread."""
+ATEXIT_WITHIN = 300.0
+"""Seconds that functions registered by `atexit` have besides, in which a program may upload something."""
 REPORT_AFTER = 15.0
 """Seconds that a rank waits for another rank to report an error."""
 
@@ -140,13 +142,15 @@ def limit_end(code: int) -> None:
         threading.main_thread().join()
         time.sleep(END_WITHIN)
         others = [thread.name for thread in threading.enumerate() if not thread.daemon and thread.is_alive()]
-        if not others:  # What still runs are functions that the program has registered by `atexit`.
-            return
-        say(
-            f"warning: threads still run {END_WITHIN:g} s after the program's end "
-            f"({', '.join(map(repr, dict.fromkeys(others)))}), and the process ends without them; an environment's "
-            "`close` has to end the threads that it started"
-        )
+        if others:
+            say(
+                f"warning: threads still run {END_WITHIN:g} s after the program's end "
+                f"({', '.join(map(repr, dict.fromkeys(others)))}), and the process ends without them; an environment's "
+                "`close` has to end the threads that it started"
+            )
+        else:
+            time.sleep(ATEXIT_WITHIN)
+            say(f"warning: functions registered by `atexit` still run after {ATEXIT_WITHIN:g} s; the process ends now")
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()

@@ -25,39 +25,41 @@ import atexit, json, os, sys, threading, time
 from evorl.runs import program
 
 program.END_WITHIN = 0.3
+program.ATEXIT_WITHIN = 2
 
-def tell_late():
-    time.sleep(1)
+def tell_late(seconds):
+    time.sleep(seconds)
     print("uploaded", file=sys.stderr)
 
-def left(seconds, code, late=False):
+def left(seconds, code, late=0):
     (reader, writer), process = os.pipe(), os.fork()  # The imports are shared.
     if not process:
         os.dup2(writer, sys.stderr.fileno())
         threading.Thread(target=time.sleep, args=(seconds,), name="simulator").start()
         program.limit_end(code)
         if late:
-            atexit.register(tell_late)
+            atexit.register(tell_late, late)
         sys.exit(code)
     os.close(writer)
     code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     with os.fdopen(reader) as said:
         return code, said.read()
 
-print(json.dumps([left(60, 3), left(0.0, 0), left(0.0, 0, late=True)]))
+print(json.dumps([left(60, 3), left(0.0, 0), left(0.0, 0, late=1), left(0.0, 0, late=60)]))
 """
 
 
 def test_thread_of_an_environment_does_not_hold_the_process_and_is_named():
     began = time.monotonic()
     done = subprocess.run([sys.executable, "-c", ENDS], env=VARIABLES, capture_output=True, text=True, check=True)
-    hanging, ending, late = json.loads(done.stdout)
+    hanging, ending, late, endless = json.loads(done.stdout)
     assert hanging[0] == 3
     assert hanging[1].startswith(
         "warning: threads still run 0.3 s after the program's end ('simulator'), and the process ends without them; "
     )
     assert ending == [0, ""]
     assert late == [0, "uploaded\n"]
+    assert endless[1].startswith("warning: functions registered by `atexit` still run after 2 s")
     assert time.monotonic() - began < 40
 
 

@@ -20,7 +20,7 @@ from evorl.types.outcomes import UserError
 
 Start = tuple[Any, dict[str, Any]]
 """The first observation of an episode, or of N of them, and the info of the reset."""
-FAULT, SOURCE_LINES, FAILURES = "evorl.fault", "evorl.place", "evorl.failures"
+FAULT, SOURCE_LINES, FAILURES = "evorl.fault", "evorl.source_lines", "evorl.failures"
 """Info keys of a step or reset in which an environment raised: the last error, the user's source lines that led to it,
 and the number of errors."""
 PASSED_ON = (UserError, KeyboardInterrupt, SystemExit)
