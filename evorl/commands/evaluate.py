@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import numpy as np
 
 from evorl.algorithms import make_algorithm
 from evorl.config import AnyConfig, validate
-from evorl.config.fields import BENCHMARK, RETURN, without
+from evorl.config.fields import BENCHMARK, RETURN
 from evorl.envs import make_environments
 from evorl.envs.games import is_game
 from evorl.envs.tensor.sources import device_of, reserve
@@ -22,7 +20,7 @@ from evorl.population import Policy, check_agents
 from evorl.population.evaluation import MAX_COPIES, EpisodeResults, evaluate, reported_keys
 from evorl.runs.agents.elite import Score
 from evorl.runs.launch import check, use_threads
-from evorl.runs.reading.hub import local_run
+from evorl.runs.reading.hub import local_run, warn_of_excluded
 from evorl.runs.reading.opponents import benchmark_of, opponent_of
 from evorl.runs.storage.directory import load_elite
 from evorl.runs.storage.trust import refuse_code
@@ -30,7 +28,6 @@ from evorl.seeding import numpy_generator, torch_generator
 from evorl.system.console import digits
 from evorl.types.agents import Agent
 from evorl.types.messages import on_one_line
-from evorl.types.outcomes import EvorlWarning
 
 PURPOSE = "evaluation of the elite"
 """A separate purpose makes these episodes differ from all episodes of the run, even with the run's seed."""
@@ -51,14 +48,6 @@ def evaluate_run(parsed: argparse.Namespace) -> None:
     )
 
 
-def _warn_of_excluded(run: str, data: Mapping[str, Any], config: AnyConfig) -> None:
-    """Warn if a published run lacks settings of its environment, which then has the defaults."""
-    excluded = [key for key in config.tracking.exclude if without(data, [key]) == data]
-    if lacking := [key for key in excluded if "environment" in key.split(".")[:2] or key == "evaluation"]:
-        what = f"{run}: was published without {', '.join(lacking)}, so these episodes have the defaults there"
-        warnings.warn(what, EvorlWarning, stacklevel=2)
-
-
 def evaluate_elite(run: Path, episodes: int, seed: int, allow_code: bool = False) -> dict[str, Any]:
     """Evaluate a run's best agent on fresh episodes, without exploration. Raises UserError.
 
@@ -71,7 +60,7 @@ def evaluate_elite(run: Path, episodes: int, seed: int, allow_code: bool = False
         data, agent = load_elite(path)
         config = validate(data)
         refuse_code(config, allow_code)
-        _warn_of_excluded(str(run), data, config)
+        warn_of_excluded(run, data, config)
         reserve(config.evaluation_environment, min(episodes, MAX_COPIES), device_of(config.evaluation_environment))
         check(config, trains=False)
         results = _played(path, config, agent, episodes, seed, allow_code)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import pytest
 import yaml
@@ -139,7 +140,7 @@ def test_settings_that_are_not_to_be_shared_are_not_in_the_card(run, tmp_path):
     assert "client X" not in text
 
 
-def test_an_evaluation_warns_of_an_environment_that_the_page_does_not_have(run, tmp_path):
+def test_who_reads_a_page_is_warned_of_an_environment_that_it_does_not_have(run, tmp_path):
     settings = yaml.safe_load((run / "config.yaml").read_text())
     settings["environment"]["kwargs"] = {"sutton_barto_reward": True}
     settings["tracking"]["exclude"] = ["environment.kwargs", "run.directory"]
@@ -147,8 +148,9 @@ def test_an_evaluation_warns_of_an_environment_that_the_page_does_not_have(run, 
     folder = tmp_path / "page"
     folder.mkdir()
     hub.write_page(run, folder, "me/x", None)
-    with pytest.warns(EvorlWarning, match=r"page: was published without environment\.kwargs, so these episodes"):
-        evaluate_elite(folder, 1, seed=0)
+    for read in (evorl.load, partial(evaluate_elite, episodes=1, seed=0)):
+        with pytest.warns(EvorlWarning, match=r"page: was published without environment\.kwargs, so its environment"):
+            read(folder)
 
 
 @pytest.mark.slow

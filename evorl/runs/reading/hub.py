@@ -6,13 +6,17 @@ import contextlib
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+from evorl.config import AnyConfig
+from evorl.config.fields import without
 from evorl.runs.storage.directory import CONFIG, ELITE_AGENT, ELITE_FACTS, INTERFACE
 from evorl.system.extras import require
 from evorl.types.messages import message_of, shown
-from evorl.types.outcomes import UserError
+from evorl.types.outcomes import EvorlWarning, UserError
 
 HUB = "hf:"
 """Prefix of the name of a run on the Hub."""
@@ -42,6 +46,14 @@ def local_run(run: str | Path) -> Iterator[Path]:
             yield Path(folder)
         except UserError as error:
             raise UserError(str(error).replace(folder, str(run))) from error
+
+
+def warn_of_excluded(run: str | Path, data: Mapping[str, Any], config: AnyConfig) -> None:
+    """Warn if a page lacks settings of its environment (`tracking.exclude`), which then has the defaults."""
+    excluded = [key for key in config.tracking.exclude if without(data, [key]) == data]
+    if lacking := [key for key in excluded if "environment" in key.split(".")[:2] or key == "evaluation"]:
+        what = f"{run}: was published without {', '.join(lacking)}, so its environment has the defaults there"
+        warnings.warn(what, EvorlWarning, stacklevel=2)
 
 
 def _download(run: str, folder: Path) -> None:

@@ -18,7 +18,7 @@ from evorl.envs.json_spaces import interface_from_json
 from evorl.envs.reading import ObservationReader, action_reader, flat_mask
 from evorl.envs.spaces import MASK, EnvSpec, allows_each_choice, choices, parts_of
 from evorl.population import Policy, check_agents
-from evorl.runs.reading.hub import local_run
+from evorl.runs.reading.hub import local_run, warn_of_excluded
 from evorl.runs.storage.checkpoint_files import AGENTS, ELITE, Checkpoints
 from evorl.runs.storage.directory import INTERFACE, from_here, load_elite, saved_settings
 from evorl.runs.storage.trust import refuse_code
@@ -177,6 +177,7 @@ def load(
         else:
             data, member = saved_settings(path), _saved(path, agent, generation)
         config = validate(data)
+        warn_of_excluded(run, data, config)
         interface, reader = _interface(path / INTERFACE, config)
         if config.network.factory is not None:
             refuse_code(config, allow_code)
