@@ -289,7 +289,7 @@ class NoisyNetwork(StandardNetwork):
             inputs = sum(spec.matrix(sizes)[1] for name, spec in layer_specs.items() if ".weight" in name)
             gain = self.sigma / math.sqrt(inputs)
             for name, spec in layer_specs.items():
-                scales[SIGMA + name] = replace(spec, fill="ones", gain=gain)
+                scales[SIGMA + name] = replace(spec, fill="ones", gain=gain, of_noise=True)
         return specs | scales
 
 

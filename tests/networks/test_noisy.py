@@ -176,6 +176,17 @@ def outputs(member, dqn):
     return [dqn.q_values(networks["q"](seen(x))) for networks in (stack.networks, stack.target_networks)]
 
 
+def test_noise_counts_towards_no_unit_when_a_layer_shrinks():
+    dqn = algorithm(NOISY)
+    member = trained(dqn)
+    parameters = member.tensors["q"]["parameters"]
+    useful = sorted(parameters["q_values.weight"].abs().sum(1).topk(16).indices.tolist())
+    kept = parameters["q_values.weight"][useful].clone()
+    parameters[f"{SIGMA}q_values.weight"] *= torch.arange(24.0)[:, None]
+    operations.reduce(member, dqn.networks, "q", "hidden.1", 16)
+    torch.testing.assert_close(member.tensors["q"]["parameters"]["q_values.weight"], kept)
+
+
 @pytest.mark.parametrize("options", [(NOISY,), (NOISY, DUELING)], ids=["shared", "dueling"])
 def test_growth_preserves_the_function_of_the_mean_weights(options):
     dqn, rng = algorithm(*options), np.random.default_rng(3)
