@@ -45,15 +45,15 @@ def test_a_learner_sees_its_own_turns_with_the_reward_until_the_next():
     assert seen.tolist() == [[0, -1, -1, 0], [1, 0, -1, 1]]
     assert info["action_mask"].tolist() == [[True] * 3] * 2
     seen, reward, terminated, truncated, info = made.step(np.array([1, 2]))
-    # Copy 0 played 1, and the reply 0 neither wins nor ends the game. Copy 1 replied 2, and the other's c = 1 drew; its
-    # next episode begins in the first seat.
-    assert reward.tolist() == [0.25, 0.25]
+    # Copy 0 played 1, and the reply 0 neither wins nor ends the game. Copy 1 replied 2, and the other's c = 1 drew;
+    # both moves of the other gave it something. Its next episode begins in the first seat.
+    assert reward.tolist() == [0.25, 0.5]
     assert terminated.tolist() == [False, True]
     assert not truncated.any()
     assert seen.tolist() == [[2, 1, 0, 0], [0, -1, -1, 0]]
     assert info["action_mask"].tolist() == [[True, False, True], [True] * 3]
     assert info["final_obs"][1].tolist() == [3, 0, 2, 1], "its own view, after the other's last move"
-    assert info["final_info"][RESULT][1] == 1.0, "0.25 for the other's last move makes it ahead"
+    assert info["final_info"][RESULT][1] == 1.0, "what it got for the other's moves makes it ahead"
     assert not info["final_info"]["_action_mask"].any(), "a mask that allows nothing is none"
     seen, reward, terminated, _, info = made.step(np.array([0, 2]))
     # Copy 0 wins by c = b; copy 1's move 2 is answered by the winning 0 = (2 + 1) % 3.

@@ -5,9 +5,9 @@ Axes: N copies of a game, A actions of all choices concatenated.
 A game is turn-based (PettingZoo's AEC interface, OpenSpiel) or simultaneous (PettingZoo's parallel interface).
 `GameVector` makes the learner's move in each copy, then asks `opponents` for moves in all copies where the other seat
 is to move, until it is the learner's turn in each copy or a new episode has begun. So a transition spans two of the
-learner's turns: its reward is the sum of its seat's rewards until its next turn, and the last observation is the
-learner's, whichever seat made the final move. After `play_both_seats` every move is the learner's, and the next
-observation is the other seat's.
+learner's turns: its reward is the sum of its seat's rewards until its next turn, in the first also of those before it,
+and the last observation is the learner's, whichever seat made the final move. After `play_both_seats` every move is the
+learner's, and the next observation is the other seat's.
 """
 
 from __future__ import annotations
@@ -118,8 +118,11 @@ class GameVector(VectorEnv[Any, Any, Any]):
         """Move with the learner, then with the other seat until the learner is to move again; the rewards [N]."""
         both = [copy for copy, game in enumerate(self.games) if len(game.acting) == 2]
         replies = dict(zip(both, self._ask(both), strict=True))
+        before = np.zeros(self.num_envs)
         for copy in range(self.num_envs):
             seat = int(self.seats[copy])
+            if not self._has_moved[0, copy] and seat in self.games[copy].acting:
+                before[copy] = self._turn(copy).reward
             moves = {seat: game_move(self.single_action_space, actions[copy])}
             if copy in replies:
                 moves[1 - seat] = game_move(self.single_action_space, replies[copy])
@@ -128,7 +131,7 @@ class GameVector(VectorEnv[Any, Any, Any]):
                 self.games[copy].step(moves)
         self._advance()
         turns = [self._ended[copy][0] if copy in self._ended else self._turn(copy) for copy in range(self.num_envs)]
-        return np.array([turn.reward for turn in turns], dtype=np.float64)
+        return before + [turn.reward for turn in turns]
 
     def _step_both_seats(self, actions: Any) -> NDArray[np.float64]:
         """Move with the seat that is to move in each copy; what each of these gained by its move [N].
