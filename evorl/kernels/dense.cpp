@@ -771,22 +771,24 @@ void squares(int64_t tensors, int64_t agents, const int64_t* sizes, const float*
     }
 }
 
-// A step of Adam on flat buffers, by a gradient times `clip`, with the learning rates and the factors that correct the
-// moments' bias, of step sizes and then of epsilons. Agents whose `active` is 0 keep everything.
+// A step of Adam (arXiv 1412.6980) on flat buffers, by a gradient times `clip`, with each agent's learning rate and its
+// number of updates, this one included. Agents whose `active` is 0 keep everything.
 void adam(int64_t tensors, int64_t agents, const int64_t* sizes, float* __restrict parameters, float* __restrict mean,
-          float* __restrict square, const float* __restrict gradient, const double* factors, const float* learning_rate,
-          const float* clip, const float* active) {
+          float* __restrict square, const float* __restrict gradient, const double* updates, double epsilon,
+          const float* learning_rate, const float* clip, const float* active) {
   for (int64_t t = 0; t < tensors; t++)
     for (int64_t agent = 0; agent < agents; agent++) {
-      const float rate = factors[agent] * learning_rate[agent], epsilon = factors[agents + agent];
-      const float share = clip ? clip[agent] : 1.f;
-      if (!active || active[agent] != 0.f)
+      if (!active || active[agent] != 0.f) {
+        const double root = std::sqrt(1. - std::pow(0.999, updates[agent]));
+        const float rate = learning_rate[agent] * root / (1. - std::pow(0.9, updates[agent]));
+        const float corrected = epsilon * root, share = clip ? clip[agent] : 1.f;
         for (int64_t i = 0; i < sizes[t]; i++) {
           const float g = gradient[i] * share;
           mean[i] += 0.1f * (g - mean[i]);
           square[i] += 0.001f * (g * g - square[i]);
-          parameters[i] -= rate * mean[i] / (std::sqrt(square[i]) + epsilon);
+          parameters[i] -= rate * mean[i] / (std::sqrt(square[i]) + corrected);
         }
+      }
       parameters += sizes[t], mean += sizes[t], square += sizes[t], gradient += sizes[t];
     }
 }

@@ -69,18 +69,19 @@ class Kernel:
         self,
         sizes: array[int],
         flats: Sequence[Tensor],
-        factors: Tensor,
+        updates: Tensor,
+        epsilon: float,
         learning_rate: Tensor,
         clip: Tensor | None,
         active: Tensor | None,
     ) -> None:
         """A step of Adam on `flats`: parameters, first and second moments, gradient.
 
-        Numbers are per agent [P]; `factors` [2, P] of float64 correct the bias of step sizes and epsilons.
+        Numbers are per agent [P]; `updates` of float64 include this step.
         """
-        addresses = *map(_address, flats), _address(factors, torch.float64)
+        addresses = *map(_address, flats), _address(updates, torch.float64)
         numbers = _address(learning_rate), _address(clip), _address(active)
-        self.library.adam(len(sizes), len(learning_rate), sizes.buffer_info()[0], *addresses, *numbers)
+        self.library.adam(len(sizes), len(learning_rate), sizes.buffer_info()[0], *addresses, epsilon, *numbers)
 
     def follow(self, sizes: array[int], target: Tensor, parameters: Tensor, tau: Tensor) -> None:
         """Move each agent's flat `target` to its `parameters` by a share `tau` [P]."""
@@ -119,7 +120,7 @@ def load_kernel() -> Kernel | str:
     library.dense.restype = library.squares.restype = library.adam.restype = library.follow.restype = None
     library.dense.argtypes = [address, address, number, address, address, number, address, number]
     library.squares.argtypes = [number, number, address, address, address]
-    library.adam.argtypes = [number, number, *[address] * 9]
+    library.adam.argtypes = [number, number, *[address] * 6, ctypes.c_double, *[address] * 3]
     library.follow.argtypes = [number, number, *[address] * 4]
     return Kernel(library, digest)
 

@@ -16,14 +16,13 @@ from evorl.types.tensors import Tensors
 
 BETAS = (0.9, 0.999)
 WEIGHTS = tuple(1 - beta for beta in BETAS)
-AHEAD = 64
 TINY = 1e-30
 
 
 class StackedAdam:
     """Adam (arXiv 1412.6980) with per-agent learning rates and clipping.
 
-    `exp_avg` and `exp_avg_sq` are the first and second moments, `updates` [P] the number of steps taken.
+    `exp_avg` and `exp_avg_sq` are the first and second moments, `updates` [P] the steps that each agent has taken.
     """
 
     def __init__(self, parameters: FlatTensors, gradient: Tensor, epsilon: float, kernel: Kernel | None = None) -> None:
@@ -37,10 +36,7 @@ class StackedAdam:
         self.exp_avg_sq = FlatTensors(shapes, agents, device)
         self._epsilon = epsilon
         # float64, because 1 - beta2**updates loses five digits in float32.
-        self._updates = torch.zeros(agents, dtype=torch.float64, device=device)
-        self._common_steps = 0
-        # Precomputed factors of future steps.
-        self._ahead = torch.empty(0, 2, agents, dtype=torch.float64, device=device)
+        self.updates = torch.zeros(agents, dtype=torch.float64, device=device)
         if self._kernel is not None:
             self._squares = torch.empty(agents, dtype=torch.float64)
             return
@@ -54,26 +50,13 @@ class StackedAdam:
         self._spread, self._scratch = spread, torch.empty(2, size, device=device)
         self._tiny = torch.tensor(TINY, device=device)
 
-    @property
-    def updates(self) -> Tensor:
-        """Optimiser steps [P] that each agent has taken."""
-        return self._updates + self._common_steps
-
-    def load(self, updates: Tensor) -> None:
-        """Continue after `updates` [P] steps of each agent."""
-        self._updates.copy_(updates)
-        self._common_steps, self._ahead = 0, self._ahead[:0]
-
     def state_dict(self) -> Tensors:
-        """The moments, each agent's own steps [P], and the steps that all agents have taken together."""
-        moments = {"mean": self.exp_avg.flat, "square": self.exp_avg_sq.flat}
-        return {**moments, "updates": self._updates, "common": torch.tensor(self._common_steps)}
+        """The moments, and each agent's steps [P]."""
+        return {"mean": self.exp_avg.flat, "square": self.exp_avg_sq.flat, "updates": self.updates}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Load the output of `state_dict` of the same agents. Raises UserError for another one."""
-        tensors = self.state_dict()
-        load_like(state, tensors, "the optimiser")
-        self._common_steps, self._ahead = int(tensors["common"]), self._ahead[:0]
+        load_like(state, self.state_dict(), "the optimiser")
 
     def norms(self) -> Tensor:
         """Each agent's gradient norm [P]."""
@@ -93,19 +76,19 @@ class StackedAdam:
     def step(self, learning_rate: Tensor, active: Tensor | None = None, clip: Tensor | None = None) -> None:
         """Update the parameters by the gradient times `clip` [P], with learning rates [P].
 
-        Agents whose `active` [P] is 0 keep their parameters and moments. Without `active` all agents are updated, and
-        the factors of 64 steps are precomputed: this saves 12 operations of 3 us each in an update of about 60.
+        Agents whose `active` [P] is 0 keep their parameters and moments. Without `active` all agents are updated.
         """
-        factors = self._factors(active)
+        self.updates += 1 if active is None else active
         if self._kernel is not None:
             flats = self.parameters.flat, self.exp_avg.flat, self.exp_avg_sq.flat, self.gradient
             mask = None if active is None else active.float()
-            self._kernel.adam(self._sizes, flats, factors, learning_rate.float().contiguous(), clip, mask)
+            rate = learning_rate.float().contiguous()
+            self._kernel.adam(self._sizes, flats, self.updates, self._epsilon, rate, clip, mask)
             return
         if clip is not None:
             self.scale_gradient(clip)
         self._rates[0] = learning_rate
-        torch.mul(factors, self._rates, out=self._numbers)
+        torch.mul(self._corrected(), self._rates, out=self._numbers)
         first: float | Tensor
         second: float | Tensor
         first, second = WEIGHTS
@@ -135,26 +118,10 @@ class StackedAdam:
             self._tau, self._target_weights = tau, self.parameters.spread(tau)
         target.flat.lerp_(self.parameters.flat, self._target_weights)
 
-    def _factors(self, active: Tensor | None) -> Tensor:
-        """Count a step and return its step size factors and epsilons [2, P]."""
-        if active is not None:
-            self._updates += self._common_steps
-            self._updates += active
-            self._common_steps, self._ahead = 0, self._ahead[:0]
-            return self._corrected(self._updates)
-        step_ahead = self._common_steps % AHEAD
-        if not len(self._ahead) or step_ahead == 0:
-            steps = torch.arange(1, AHEAD + 1, device=self._updates.device).unsqueeze(-1)
-            self._ahead = (
-                self._corrected(self._updates + (self._common_steps - step_ahead) + steps).transpose(0, 1).contiguous()
-            )
-        self._common_steps += 1
-        return self._ahead[step_ahead]
-
-    def _corrected(self, updates: Tensor) -> Tensor:
-        """Bias-corrected step size factors and epsilons [2, ..., P] after `updates` steps [..., P]."""
+    def _corrected(self) -> Tensor:
+        """The factors [2, P] that correct the moments' bias: of step sizes, and epsilon times that of epsilons."""
         # An agent without updates is inactive; the clamp avoids 0 / 0 in its factors.
-        steps = updates.clamp(min=1)
+        steps = self.updates.clamp(min=1)
         first, second = (1 - beta**steps for beta in BETAS)
         root = second.sqrt()
         return torch.stack((root / first, self._epsilon * root))

@@ -325,7 +325,7 @@ def read_state(learner: Learner, flat: Tensor, updates: Tensor) -> None:
         values.copy_(written)
     for row, name in zip(updates, learner.policy.algorithm.networks, strict=True):
         for stack in learner.stacks:
-            stack.networks[name].adam.load(row[stack.stack.members])
+            stack.networks[name].adam.updates.copy_(row[stack.stack.members])
 
 
 def _apart(learner: Learner, flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

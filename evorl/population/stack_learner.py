@@ -55,7 +55,7 @@ class NetworkLearner:
         self.adam.exp_avg_sq.load([tensors.get(EXP_AVG_SQ, {}) for tensors in roles])
         if self.target is not None:
             self.target.parameters.load([tensors.get("target", {}) for tensors in roles])
-        self.adam.load(torch.tensor([agent.state.updates[name] for agent in agents], dtype=torch.float64))
+        self.adam.updates.copy_(torch.tensor([agent.state.updates[name] for agent in agents], dtype=torch.float64))
 
     def unload(self, name: str, index: int, agent: Agent) -> None:
         """Write the parameters, moments and target of stack member `index` into `agent`."""

