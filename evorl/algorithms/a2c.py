@@ -14,13 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from evorl.algorithms.base import ActInput, ActOutput, Algorithm
-from evorl.algorithms.functional import (
-    explained_variance,
-    gae,
-    next_values,
-    policy_gradient,
-    without_gaps,
-)
+from evorl.algorithms.functional import explained_variance, gae, policy_gradient
 from evorl.config import Config
 from evorl.distributed import Placement
 from evorl.envs.spaces import EnvSpec, known_kind, wrong_actions
@@ -33,17 +27,6 @@ from evorl.types.agents import Agent, Branches, Head
 from evorl.types.batches import Batch, Loss, RecurrentInput, Segment
 from evorl.types.outcomes import UserError
 from evorl.types.tensors import Observation, Tensors
-
-
-def estimates(segment: Segment, discount: Tensor, gae_lambda: Tensor) -> Tensors:
-    """Generalised advantage estimates (arXiv 1506.02438) and returns, both [T, P, E], of a rollout."""
-    value = segment.value
-    reward, terminated, ended = without_gaps(
-        segment.reward, value, segment.terminated, segment.truncated, segment.valid
-    )
-    next_value = next_values(value, segment.next_value, segment.truncated)
-    advantage = gae(reward, value, next_value, terminated, ended, discount, gae_lambda)
-    return {"advantage": advantage, "return": advantage + value}
 
 
 class A2C(Algorithm):
@@ -136,8 +119,9 @@ class A2C(Algorithm):
         return stack.networks["policy"](observation, recurrent)["value"].squeeze(-1)
 
     def targets(self, segment: Segment, hyperparameters: Mapping[str, Tensor]) -> Tensors:
-        """The `estimates` of a rollout by the agents' hyperparameters [P]."""
-        return estimates(segment, self.discount(hyperparameters["gamma"]), hyperparameters["gae_lambda"])
+        """Generalised advantage estimates and returns [T, P, E] of a rollout, by the agents' hyperparameters [P]."""
+        advantage = gae(segment, self.discount(hyperparameters["gamma"]), hyperparameters["gae_lambda"])
+        return {"advantage": advantage, "return": advantage + segment.value}
 
     def adopt(self, agent: Agent, origin: Any) -> Agent:
         """Restart the count of steps, since an annealing schedule spans one run and a branch may begin one."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from evorl.algorithms.asynchronous import Asynchronous, flattened, time_major
+from evorl.algorithms.asynchronous import Asynchronous, flattened
 from evorl.algorithms.base import ActInput, ActOutput
 from evorl.config.actor_critic import A3CSettings
 from evorl.distributed import Placement
@@ -19,7 +19,7 @@ from evorl.networks.stack import Stack
 from evorl.replay import Experience
 from evorl.replay.received import ReceivedGradients
 from evorl.system.stopwatch import Stopwatch
-from evorl.types.batches import Batch, Segment
+from evorl.types.batches import Batch
 from evorl.types.outcomes import UserError
 from evorl.types.tensors import Tensors
 
@@ -51,9 +51,8 @@ class A3CDataParallel(Asynchronous):
 
     def batch_targets(self, stack: Stack, batch: Batch) -> Tensors:
         """Advantages and returns [P, B], computed from the actor's own values."""
-        steps = self.settings.rollout_steps
-        segment = Segment(*(time_major(batch.columns[name], steps) for name in Segment._fields))
-        targets = {name: flattened(x) for name, x in self.targets(segment, stack.hyperparameters).items()}
+        targets = self.targets(self.segment(batch.columns), stack.hyperparameters)
+        targets = {name: flattened(values) for name, values in targets.items()}
         return targets | {"advantage": self.normalized_advantage(targets["advantage"], batch)}
 
 

@@ -5,6 +5,8 @@ Axes: T steps of a rollout, P agents, E environments, S sequences, B = T * S ste
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor
 
 from evorl.algorithms.a2c import A2C
@@ -13,7 +15,7 @@ from evorl.replay import Experience
 from evorl.replay.received import ReceivedRollouts
 from evorl.replay.statistics import normalized
 from evorl.system.stopwatch import Stopwatch
-from evorl.types.batches import Batch
+from evorl.types.batches import Batch, Segment
 
 
 class Asynchronous(A2C):
@@ -29,15 +31,18 @@ class Asynchronous(A2C):
             stopwatch=stopwatch,
         )
 
+    def in_time(self, values: Tensor) -> Tensor:
+        """Reshape values [P, B] of rollouts to [T, P, S]."""
+        by_time: Tensor = values.unflatten(1, (self.settings.rollout_steps, -1))
+        return by_time.transpose(0, 1)
+
+    def segment(self, columns: Mapping[str, Tensor]) -> Segment:
+        """The rollouts [T, P, S] of a batch."""
+        return Segment(*(self.in_time(columns[name]) for name in Segment._fields))
+
     def normalized_advantage(self, advantage: Tensor, batch: Batch) -> Tensor:
         """Advantages [P, B], normalised over the batch if that is configured."""
         return normalized(advantage, batch.weight) if self.settings.normalize_advantage else advantage
-
-
-def time_major(values: Tensor, steps: int) -> Tensor:
-    """Reshape values [P, B] of rollouts of T = `steps` to [T, P, S]."""
-    by_time: Tensor = values.unflatten(1, (steps, -1))
-    return by_time.transpose(0, 1)
 
 
 def flattened(values: Tensor) -> Tensor:

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from evorl.types.batches import Segment
+
 MAX_WORKER_RATIO = 2.0
 """Upper bound on the ratio of the worker's to the target network's action probability (arXiv 1912.00167, section 3)."""
 LARGEST_LOG_RATIO = 80.0
@@ -172,89 +174,56 @@ def categorical_projection(probabilities: Tensor, returns: Tensor, v_min: float,
 # Targets of rollouts
 
 
-def next_values(value: Tensor, last_value: Tensor, truncated: Tensor) -> Tensor:
-    """Values of the next observations, all [T, P, B]: `last_value` in the last row and where truncated, else V(s_t+1).
-
-    `last_value` needs to be defined only there. After a terminated step, the result is the next episode's value, which
-    no target may use.
-    """
-    _same_shape("next_values", value=value, last_value=last_value, truncated=truncated)
-    following = torch.where(truncated, last_value, value.roll(-1, 0))
-    following[-1] = last_value[-1]
-    return following
-
-
-def without_gaps(
-    reward: Tensor, value: Tensor, terminated: Tensor, truncated: Tensor, valid: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The rewards, `terminated` and `ended` of a rollout, [T, P, B], with invalid steps neutralised.
-
-    Where `valid` is false, the step is terminated with reward V(s), so that its td_error is 0, and nothing flows back
-    across it. An episode has `ended` where it is terminated or truncated.
-    """
-    _same_shape("without_gaps", reward=reward, value=value, terminated=terminated, truncated=truncated, valid=valid)
-    terminated = terminated | ~valid
-    return torch.where(valid, reward, value), terminated, terminated | truncated
-
-
-def gae(
-    reward: Tensor,
-    value: Tensor,
-    next_value: Tensor,
-    terminated: Tensor,
-    ended: Tensor,
-    discount: Tensor,
-    gae_lambda: Tensor,
-) -> Tensor:
+def gae(segment: Segment, discount: Tensor, gae_lambda: Tensor) -> Tensor:
     """Generalised advantage estimates A_t = delta_t + discount lambda A_t+1 [T, P, B] (arXiv 1506.02438, eq. 16).
 
-    delta_t = r_t + discount V(s_t+1) - V(s_t) is the td_error. `reward`, `value` V(s), `next_value` V(s') and
-    `terminated` are [T, P, B]. `ended` [T, P, B] marks where an episode terminated or was truncated, across which no
-    advantage flows back. `discount` and `gae_lambda` are [P]. A truncated step bootstraps from `next_value` like any
-    other.
+    delta_t = r_t + discount V(s_t+1) - V(s_t) is the td_error; a truncated step bootstraps like any other. No advantage
+    flows back across the end of an episode. `discount` and `gae_lambda` are [P].
     """
-    _same_shape("gae", reward=reward, value=value, next_value=next_value, terminated=terminated, ended=ended)
-    error = td_target(reward, terminated, discount.unsqueeze(-1), next_value) - value
+    reward, next_value, terminated, ended = _steps(segment)
+    error = td_target(reward, terminated, discount.unsqueeze(-1), next_value) - segment.value
     return _accumulated(error, (discount * gae_lambda).unsqueeze(-1) * (~ended))
 
 
-def v_trace(
-    log_ratio: Tensor,
-    reward: Tensor,
-    value: Tensor,
-    next_value: Tensor,
-    terminated: Tensor,
-    ended: Tensor,
-    discount: Tensor,
-    trace: Tensor,
-) -> tuple[Tensor, Tensor]:
+def v_trace(log_ratio: Tensor, segment: Segment, discount: Tensor, trace: Tensor) -> tuple[Tensor, Tensor]:
     """V-trace value targets and advantages, both [T, P, B] (arXiv 1802.01561, eq. 1 and section 4.2).
 
     The targets are v_t = V_t + a_t with a_t = rho_t delta_t + discount c_t a_t+1 and the td_error delta_t of `gae`.
 
-    `log_ratio` is each action's log-probability under the target policy minus that under the behaviour policy. The
-    importance weight, its exponential, is clipped at 1 in rho, and in the trace coefficients c, which `trace` [P]
-    multiplies (remark 2); `discount` is [P]. `reward`, `value` V(s), `next_value` V(s') and
-    `terminated` are [T, P, B]. `ended` marks where an episode terminated or was truncated, across which nothing flows
-    back. A truncated step, and the last one, bootstrap from `next_value` alone.
+    `log_ratio` [T, P, B] is each action's log-probability under the target policy minus that under the behaviour
+    policy. The importance weight, its exponential, is clipped at 1 in rho, and in the trace coefficients c, which
+    `trace` [P] multiplies (remark 2); `discount` is [P]. Nothing flows back across the end of an episode; a truncated
+    step, and the last one, bootstrap from `next_value` alone.
 
     The advantage of a step is rho (r + discount q - V) with q = trace v' + (1 - trace) V', where v' is the target and
     V' the value of the next state. With a `trace` of 1, r + discount q is the paper's r + discount v'. The mixture, as
     in `vtrace_td_error_and_advantage` of rlax, keeps advantages consistent with targets: on-policy, advantages are
     generalised advantage estimates with lambda = `trace`, and targets are those plus the value.
     """
-    _same_shape(
-        "v_trace", log_ratio=log_ratio, reward=reward, value=value, next_value=next_value, terminated=terminated,
-        ended=ended,
-    )  # fmt: skip
+    reward, next_value, terminated, ended = _steps(segment)
+    _same_shape("v_trace", log_ratio=log_ratio, reward=reward)
     rho, factor = log_ratio.exp().clamp(max=1), discount.unsqueeze(-1)
     decay = (discount * trace).unsqueeze(-1) * rho * (~ended)
-    target = _accumulated(rho * (td_target(reward, terminated, factor, next_value) - value), decay)
-    target += value
+    target = _accumulated(rho * (td_target(reward, terminated, factor, next_value) - segment.value), decay)
+    target += segment.value
     following = next_value.clone()
     mixed = torch.lerp(next_value[:-1], target[1:], trace.unsqueeze(-1))
     following[:-1] = torch.where(ended[:-1], next_value[:-1], mixed)
-    return target, rho * (td_target(reward, terminated, factor, following) - value)
+    return target, rho * (td_target(reward, terminated, factor, following) - segment.value)
+
+
+def _steps(segment: Segment) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Rewards, next values, and where episodes `terminated` and `ended`, all [T, P, B], of a rollout.
+
+    The next value is V(s_t+1), or `next_value` in the last row and where truncated; after a terminated step it is that
+    of the next episode, which no target may use. An invalid step terminates with reward V(s): its td_error is 0.
+    """
+    _same_shape("segment", **segment._asdict())
+    next_value = torch.where(segment.truncated, segment.next_value, segment.value.roll(-1, 0))
+    next_value[-1] = segment.next_value[-1]
+    terminated = segment.terminated | ~segment.valid
+    reward = torch.where(segment.valid, segment.reward, segment.value)
+    return reward, next_value, terminated, terminated | segment.truncated
 
 
 def _accumulated(error: Tensor, decay: Tensor) -> Tensor:

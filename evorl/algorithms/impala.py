@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evorl.algorithms.asynchronous import Asynchronous, flattened, time_major
-from evorl.algorithms.functional import impact_log_ratio, next_values, v_trace, without_gaps
+from evorl.algorithms.asynchronous import Asynchronous, flattened
+from evorl.algorithms.functional import impact_log_ratio, v_trace
 from evorl.algorithms.ppo import PPO
 from evorl.config import Config
 from evorl.config.actor_critic import APPOSettings
@@ -45,26 +45,14 @@ class IMPALA(Asynchronous):
         `log_prob` and `value` [P, B] are those of V-trace's target policy. Advantages are normalised over the batch if
         that is configured.
         """
-        hparams, steps = stack.hyperparameters, self.settings.rollout_steps
+        hparams, value = stack.hyperparameters, value.detach()
         log_ratio = log_prob - batch.columns["log_prob"]
-        columns = {**batch.columns, "value": value.detach(), "log_ratio": log_ratio}
-        names = ("reward", "value", "terminated", "truncated", "valid")
-        in_rows = {name: time_major(columns[name], steps) for name in (*names, "next_value", "log_ratio")}
-        reward, terminated, ended = without_gaps(*(in_rows[name] for name in names))
-        target, advantage = v_trace(
-            in_rows["log_ratio"],
-            reward,
-            in_rows["value"],
-            next_values(in_rows["value"], in_rows["next_value"], in_rows["truncated"]),
-            terminated,
-            ended,
-            hparams["gamma"],
-            hparams["gae_lambda"],
-        )
+        segment = self.segment({**batch.columns, "value": value})
+        target, advantage = v_trace(self.in_time(log_ratio), segment, hparams["gamma"], hparams["gae_lambda"])
         return {
             "advantage": self.normalized_advantage(flattened(advantage), batch),
             "return": flattened(target),
-            "value": columns["value"],
+            "value": value,
             "log_ratio": log_ratio,
         }
 

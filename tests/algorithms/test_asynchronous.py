@@ -8,9 +8,8 @@ import torch
 from helpers.kinds import made, rollout_batch
 from helpers.support import agent, population
 
-from evorl.algorithms.asynchronous import flattened, time_major
+from evorl.algorithms.asynchronous import flattened
 from evorl.population.learner import compute_gradients, read_state, state_size, write_state
-from evorl.types.batches import Segment
 from evorl.types.outcomes import UserError
 
 T, S = 4, 3
@@ -68,9 +67,7 @@ def test_on_policy_impala_and_a3c_learn_what_a2c_does(trace):
     learner, agents = learner_of(impala, gae_lambda=trace)
     batch, stack, outputs = trajectories(impala, agents, learner)
     found, samples = (with_targets(chosen, batch, stack, outputs) for chosen in (impala, a3c))
-    each = {name: time_major(values, T) for name, values in batch.columns.items()}
-    segment = Segment(*(each[name] for name in Segment._fields))
-    expected = a2c.targets(segment, stack.hyperparameters)
+    expected = a2c.targets(impala.segment(batch.columns), stack.hyperparameters)
     for name in ("advantage", "return"):
         torch.testing.assert_close(samples[name], flattened(expected[name]))
         torch.testing.assert_close(found[name], flattened(expected[name]))

@@ -18,14 +18,14 @@ from evorl.algorithms.functional import (
     explained_variance,
     gae,
     impact_log_ratio,
-    next_values,
     of_action,
     policy_gradient,
     quantile_huber,
     td_target,
     temperature_loss,
-    without_gaps,
+    v_trace,
 )
+from evorl.types.batches import Segment
 
 T, P, B = 10, 3, 4
 GAMMA = torch.tensor([0.9, 0.99, 0.5], dtype=torch.float64)
@@ -82,7 +82,7 @@ def test_the_clip_fraction_counts_ratios_beyond_the_clip_of_each_agent():
         ),
         (lambda one, other: clipped_surrogate(one, other, CLIP), "clipped_surrogate: advantage"),
         (lambda one, other: quantile_huber(other, one, 1.0), "quantile_huber: quantiles"),
-        (lambda one, other: gae(one, other, *[one] * 3, GAMMA, TRACE), "gae: value"),
+        (lambda one, other: gae(Segment(one, other, *[one] * 4), GAMMA, TRACE), "segment: value"),
         (lambda one, other: bootstrapped_return({"reward": one}, GAMMA, other), "bootstrapped_return: next_value"),
     ],
 )
@@ -198,53 +198,67 @@ def test_the_atoms_of_an_action_are_its_own():
     assert of_action(atoms, action).tolist() == expected
 
 
-def test_next_values_are_those_of_the_next_step_except_at_ends():
-    value, last = torch.arange(4.0).view(4, 1, 1), torch.full((4, 1, 1), torch.nan)
-    truncated = torch.tensor([False, True, False, False]).view(4, 1, 1)
-    last[1], last[3] = 10.0, 30.0
-    assert next_values(value, last, truncated).flatten().tolist() == [1.0, 10.0, 3.0, 30.0]
-
-
-def test_a_step_that_is_no_transition_has_no_error_and_lets_nothing_flow_back():
-    reward, value, next_value, terminated, ended = rollout(seed=6)
-    valid = torch.rand(T, P, B, generator=torch.Generator().manual_seed(7)) < 0.8
-    reward, terminated, ended = without_gaps(reward, value, terminated, ended & ~terminated, valid)
-    found = gae(reward, value, next_value, terminated, ended, GAMMA, TRACE)
-    assert not found[~valid].any()
-    assert ended[~valid].all()
-
-
 def rollout(seed):
+    """Random steps, of which some end an episode and some are no transitions; NaN where no next value is defined."""
     reward, value, next_value = random(3, T, P, B, seed=seed)
-    chance = torch.rand(T, P, B, generator=torch.Generator().manual_seed(seed))
-    terminated, ended = chance < 0.15, chance < 0.3
+    chance, valid = torch.rand(2, T, P, B, generator=torch.Generator().manual_seed(seed))
+    terminated, truncated = chance < 0.15, (chance >= 0.15) & (chance < 0.3)
     assert terminated.any()
-    assert (ended & ~terminated).any()
-    next_value[:-1] = torch.where(ended[:-1], next_value[:-1], value[1:])
-    return reward, value, next_value, terminated, ended
+    assert truncated.any()
+    defined = truncated.clone()
+    defined[-1] = ~terminated[-1]
+    next_value.masked_fill_(~defined, torch.nan)
+    return Segment(reward, value, next_value, terminated, truncated, valid < 0.9)
+
+
+class Step:
+    """One step of a rollout, read plainly: whether anything flows back across its end, and its td_error."""
+
+    def __init__(self, segment, t, p, b, gamma):
+        one = Segment(*(values[:, p, b] for values in segment))
+        self.is_last = t == T - 1 or bool(one.terminated[t] | one.truncated[t] | ~one.valid[t])
+        self.following = one.next_value[t] if t == T - 1 or one.truncated[t] else one.value[t + 1]
+        if one.terminated[t]:
+            self.following = 0.0
+        self.error = one.reward[t] + gamma[p] * self.following - one.value[t] if one.valid[t] else 0.0
 
 
 @pytest.mark.parametrize("gamma", [GAMMA, -GAMMA], ids=["one agent", "seats that alternate"])
 def test_advantages_are_sums_of_discounted_errors_up_to_the_end_of_the_episode(gamma):
-    """Whatever the next values are: those of truncated episodes are not the values of the next step."""
-    reward, value, next_value, terminated, ended = rollout(seed=0)
-    next_value, expected = random(T, P, B, seed=100), torch.zeros(T, P, B, dtype=torch.float64)
+    segment, expected = rollout(seed=0), torch.zeros(T, P, B, dtype=torch.float64)
     for t, p, b in np.ndindex(T, P, B):
         for k in range(t, T):
-            following = 0.0 if terminated[k, p, b] else next_value[k, p, b]
-            error = reward[k, p, b] + gamma[p] * following - value[k, p, b]
-            expected[t, p, b] += (gamma[p] * TRACE[p]) ** (k - t) * error
-            if ended[k, p, b]:
+            step = Step(segment, k, p, b, gamma)
+            expected[t, p, b] += (gamma[p] * TRACE[p]) ** (k - t) * step.error
+            if step.is_last:
                 break
-    torch.testing.assert_close(gae(reward, value, next_value, terminated, ended, gamma, TRACE), expected)
+    torch.testing.assert_close(gae(segment, gamma, TRACE), expected)
 
 
-def test_where_an_episode_terminated_the_next_value_does_not_matter():
-    reward, value, next_value, terminated, ended = rollout(seed=5)
-    first = gae(reward, value, next_value, terminated, ended, GAMMA, TRACE)
-    assert torch.equal(
-        gae(reward, value, next_value.masked_fill(terminated, torch.nan), terminated, ended, GAMMA, TRACE), first
-    )
+@pytest.mark.parametrize("trace", [1.0, 0.9, 0.0])
+def test_v_trace_equals_the_sums_of_the_paper(trace):
+    """Its equation 1 for one step after the other: sums of errors, each by the product of all traces before it.
+
+    Advantages bootstrap from the target of the next state and its value, in the proportions trace and 1 - trace.
+    """
+    segment, log_ratio = rollout(seed=1), 0.5 * random(T, P, B, seed=2)
+    target, advantage = v_trace(log_ratio, segment, GAMMA, torch.full((P,), trace, dtype=torch.float64))
+    rho, expected = log_ratio.exp().clamp(max=1), segment.value.clone()
+    for t, p, b in np.ndindex(T, P, B):
+        product = 1.0
+        for k in range(t, T):
+            step = Step(segment, k, p, b, GAMMA)
+            expected[t, p, b] += product * rho[k, p, b] * step.error
+            if step.is_last:
+                break
+            product *= GAMMA[p] * trace * rho[k, p, b]
+    torch.testing.assert_close(target, expected)
+    for t, p, b in np.ndindex(T, P, B):
+        step = Step(segment, t, p, b, GAMMA)
+        gain = step.error
+        if not step.is_last:
+            gain = gain + GAMMA[p] * trace * (expected[t + 1, p, b] - step.following)
+        torch.testing.assert_close(advantage[t, p, b], rho[t, p, b] * gain)
 
 
 def test_a_projection_is_the_papers_algorithm_and_keeps_probability_and_mean():

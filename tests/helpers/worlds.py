@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from evorl.algorithms.a2c import estimates
+from evorl.algorithms.functional import gae
 from evorl.envs.spaces import ObservationSpec
 from evorl.replay.rollouts import RolloutExperience
 from evorl.system.stopwatch import Stopwatch
@@ -127,7 +127,8 @@ class World:
 
 
 def targets(segment, hyperparameters):
-    return estimates(segment, hyperparameters["gamma"], hyperparameters["gae_lambda"])
+    advantage = gae(segment, hyperparameters["gamma"], hyperparameters["gae_lambda"])
+    return {"advantage": advantage, "return": advantage + segment.value}
 
 
 def rollout_experience(
