@@ -232,4 +232,4 @@ class Algorithm(ABC):
 
     @abstractmethod
     def value(self, stack: Stack, observation: Observation, recurrent: RecurrentInput | None) -> Tensor:
-        """State values V(s) [P, E] of observations [P, E, ...]."""
+        """State values V(s) [P, E] of observations [P, E, ...]; asked only of algorithms that learn from rollouts."""

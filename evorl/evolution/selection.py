@@ -74,7 +74,7 @@ def _ranked(fitness: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def ranks(fitness: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The share of all that each fitness [N] beats, from 0 to 1; ties count half, and NaN ranks last."""
+    """The share of all that each fitness [N] beats, itself by half as a tie, so between 0 and 1; NaN ranks last."""
     values = _ranked(fitness)
     below, tied = (compare(values[None, :], values[:, None]).mean(1) for compare in (np.less, np.equal))
     shares: NDArray[np.float64] = below + tied / 2

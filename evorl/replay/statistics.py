@@ -175,10 +175,10 @@ class RolloutStatistics:
         return (reward * scale).clamp(-MAX_REWARD, MAX_REWARD)
 
     def united(self, counted: Tensor, advantage: Tensor, copies: int) -> tuple[Tensor, Tensor, Tensor]:
-        """This rank's loss weights [U, P, B] for minibatches shared by `copies` ranks.
+        """The loss weights, and the advantages' mean and inverse deviation, of minibatches that `copies` ranks share.
 
-        The mean over ranks of the weighted sums equals the mean over the `counted` [U, P, B] steps of all ranks. Also
-        return the mean and the inverse standard deviation [U, P, 1] of their advantages.
+        This rank's weights are [U, P, B]: the mean over ranks of the weighted sums equals the mean over the `counted`
+        [U, P, B] steps of all ranks. The mean and the inverse standard deviation are [U, P, 1].
         """
         samples, counts = (values.flatten(0, 1).T.unsqueeze(-1) for values in (advantage, counted))
         union = self.moments(samples.unsqueeze(-1), counts)
