@@ -67,7 +67,8 @@ class Network(Section):
     """The parts that the critics of an actor-critic read, such as a simulator's true state; null: all."""
     factory: Plain | None = None
     """For `name: module`: `package.module:function`, called with (inputs, outputs), returns an `nn.Module`; `inputs` is
-    the width of a vector or the shape of an image."""
+    the width of a vector or the shape of an image. The module runs in evaluation mode: dropout does nothing, and batch
+    normalisation keeps the statistics that it was made with."""
 
     @model_validator(mode="after")
     def _factory_where_it_belongs(self) -> Self:

@@ -79,7 +79,14 @@ class ModuleNetwork(Network):
         if self.part.kind == "vector":
             seen = seen.reshape(*seen.shape[:2], self.part.width)
         parameters = {name: p[name].view(-1, *shape) for name, shape in self._shapes.items()}
-        outputs: Tensor = self._forward(parameters, seen)
+        outputs: Tensor
+        if torch.jit.is_tracing():
+            # ONNX's exporter, which traces one agent, refuses a module that is called with other parameters.
+            for name, own in self.module.named_parameters():
+                own.data = parameters[name][0]
+            outputs = self.module(seen[0]).unsqueeze(0)
+        else:
+            outputs = self._forward(parameters, seen)
         return outputs
 
     def _forward_one(self, p: Tensors, x: Tensor) -> Tensor:
@@ -126,16 +133,19 @@ def module_network(
     if len(parts) > 1 or any(part.kind == "categories" for part in parts.values()):
         raise UserError(f"network.name: a module reads one vector or image; here it is to read {', '.join(parts)}")
     if normalized:
-        raise UserError("algorithm.normalize_observations: a module has to normalise what it reads by itself")
+        raise UserError(
+            "algorithm.normalize_observations: a module has to normalise what it reads by itself; use false"
+        )
     ((name, part),) = parts.items()
-    outputs = sum(head.outputs for head in heads if not head.constant)
+    outputs, problem = sum(head.outputs for head in heads if not head.constant), "raised"
     try:
         network = ModuleNetwork(make, name, part, heads)
         values = network.initialise(Architecture(), torch.Generator())
+        problem = "fails under vmap:"
         two_agents = {name: torch.stack([value, value]).view(2, 1, -1) for name, value in values.items()}
         got = network.joined(two_agents, {name: torch.zeros(2, 3, *part.shape)}).shape[1:]
     except Exception as error:  # User code may raise anything.
-        raise UserError(f"network.factory: {factory!r} fails under vmap: {described(error)}") from error
+        raise UserError(f"network.factory: {factory!r} {problem} {described(error)}") from error
     if got != (3, outputs):
         raise UserError(f"network.factory: {factory!r} maps a batch of 3 to {list(got)}; it must return [3, {outputs}]")
     return network

@@ -62,6 +62,11 @@ def test_every_kind_of_space_is_exported(kind, tmp_path):
     exported(tmp_path / "a", "--allow-code")
 
 
+def test_a_network_of_the_users_own_is_exported(tmp_path):
+    fresh_run(tmp_path / "a", SMALL, "network={name: module, factory: 'helpers.support:probe_network'}")
+    exported(tmp_path / "a", "--allow-code")
+
+
 def test_onnx_file_is_not_padded(tmp_path):
     fresh_run(tmp_path / "a", SMALL, "network.hidden_sizes=[20, 37]", "network.layer_norm=true")
     exported(tmp_path / "a")
