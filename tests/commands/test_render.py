@@ -31,7 +31,7 @@ def test_watch_writes_a_film_of_the_episodes_that_evaluate_plays(run, capsys):
     [
         ("render", lambda self: np.full((4, 4, 3), 0.5), "gave [4, 4, 3] of float64; a picture is an array"),
         ("render", lambda self: None, "no frame was rendered"),
-        ("__init__", lambda self: None, "got an unexpected keyword argument 'render_mode'"),
+        ("__init__", lambda self: None, "argument 'render_mode'.*watched takes the argument render_mode"),
     ],
 )
 def test_watch_names_what_cannot_be_filmed(attribute, value, message, run, monkeypatch, capsys):

@@ -36,6 +36,7 @@ FILM_STEPS = 5000
 """The maximum number of steps in a video of the elite, since other ranks wait for it. Pong may take 3,000 per game."""
 ENLARGED = 4
 """The upscaling factor of frames shown as the agent observes them."""
+TO_BE_SHOWN = "an environment that is watched takes the argument render_mode, and has a method render"
 
 
 def check_video(path: Path) -> None:
@@ -67,7 +68,10 @@ def play(
     rendered, sees = _shown(settings, mode)
     # As in evaluation, a lost life does not end the game, but FIRE is pressed after it.
     frames = stacked_frames(rendered)
-    vector = make_vector(rendered.model_copy(update={"life_loss_ends": False}) if frames else rendered, 1)
+    try:
+        vector = make_vector(rendered.model_copy(update={"life_loss_ends": False}) if frames else rendered, 1)
+    except UserError as error:
+        raise UserError(f"{error}; {TO_BE_SHOWN}") from error
     if isinstance(vector, SyncVectorEnv):
         # A reset within the step that ends an episode would replace its last frame.
         vector.autoreset_mode = AutoresetMode.NEXT_STEP
@@ -172,7 +176,7 @@ def _rendered(id: str, vector: Vector, observation: Any) -> Image | None:
     try:
         images = vector.render()
     except Exception as error:
-        raise UserError(f"environment.id: {id} raised {described(error)}") from error
+        raise UserError(f"environment.id: {id} raised {described(error)}; {TO_BE_SHOWN}") from error
     return None if images is None else _picture(id, images[0])
 
 
