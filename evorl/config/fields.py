@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
 
 import numpy as np
@@ -24,6 +25,7 @@ from pydantic import (
 )
 
 from evorl.config.errors import explain
+from evorl.system.plugins import name_of
 from evorl.types.messages import shown
 from evorl.types.outcomes import UserError
 
@@ -51,6 +53,14 @@ def _plain(text: str) -> str:
 
 Plain = Annotated[Text, AfterValidator(_plain)]
 """A string without line breaks or other control characters."""
+
+
+def _by_name(value: object, info: ValidationInfo) -> object:
+    return name_of(value, str(info.field_name)) if isinstance(value, type | FunctionType) else value
+
+
+Importable = Annotated[Plain, BeforeValidator(_by_name)]
+"""The name of a class or function, or in Python that class or function itself."""
 
 
 EXPONENT = "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$"), list("-+0123456789")

@@ -6,7 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from evorl.config.fields import Count, Fraction, Initialisation, Plain, Section, Text, Width
+from evorl.config.fields import Count, Fraction, Importable, Initialisation, Plain, Section, Text, Width
 
 
 class ConvolutionalLayer(Section):
@@ -65,7 +65,7 @@ class Network(Section):
     all."""
     critic_parts: Annotated[tuple[Plain, ...] | None, Field(min_length=1)] = None
     """The parts that the critics of an actor-critic read, such as a simulator's true state; null: all."""
-    factory: Plain | None = None
+    factory: Importable | None = None
     """For `name: module`: `package.module:function`, called with (inputs, outputs), returns an `nn.Module`; `inputs` is
     the width of a vector or the shape of an image. The module runs in evaluation mode: dropout does nothing, and batch
     normalisation keeps the statistics that it was made with."""

@@ -7,7 +7,19 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from evorl.config.fields import Count, Finite, Plain, Seconds, Section, Size, Text, UserPath, Weight, from_home
+from evorl.config.fields import (
+    Count,
+    Finite,
+    Importable,
+    Plain,
+    Seconds,
+    Section,
+    Size,
+    Text,
+    UserPath,
+    Weight,
+    from_home,
+)
 from evorl.types.messages import shown
 
 
@@ -49,7 +61,7 @@ class RunSettings(Section):
 class Environment(Section):
     """The environment that agents are trained in, and how it is stepped and seen."""
 
-    id: Plain = "LunarLander-v3"
+    id: Importable = "LunarLander-v3"
     """A name that Gymnasium knows, or `package.module:NAME`, a name, class or function of a module of your own."""
     num_envs: Size = 8
     """Copies for each agent on each process that steps environments: a rank, or an actor."""
@@ -78,7 +90,7 @@ def _with_id(value: Any) -> Any:
 class EvaluationEnvironment(Section):
     """Settings of `environment` that differ in evaluation, where rewards are shaped in training only, say."""
 
-    id: Plain | None = None
+    id: Importable | None = None
     """Another environment with the same observations and actions; null is that of training."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments; those of training that are not named here stay, unless `id` is another environment."""

@@ -80,7 +80,7 @@ class ModuleNetwork(Network):
             seen = seen.reshape(*seen.shape[:2], self.part.width)
         parameters = {name: p[name].view(-1, *shape) for name, shape in self._shapes.items()}
         outputs: Tensor
-        if torch.jit.is_tracing():
+        if torch.onnx.is_in_onnx_export():
             # ONNX's exporter, which traces one agent, refuses a module that is called with other parameters.
             for name, own in self.module.named_parameters():
                 own.data = parameters[name][0]

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
-from helpers.support import SMALL
+from helpers.support import SMALL, probe_network
 
 import evorl
 from evorl.config import validate
@@ -91,6 +91,15 @@ def test_an_algorithm_s_section_names_the_algorithm(configured):
     # Settings that are shipped for a task are found, too.
     found = configured("sac", environment=evorl.Environment(id="Hopper-v5"))
     assert found == configured("sac", environment="Hopper-v5") != configured("sac.yaml", environment="Hopper-v5")
+
+
+def test_sections_name_a_class_or_function_that_they_are_given(configured):
+    network = evorl.Network(name="module", factory=probe_network)
+    found = configured(SMALL, environment=evorl.Environment(id=CartPoleEnv), network=network)
+    assert found.environment.id == "gymnasium.envs.classic_control.cartpole:CartPoleEnv"
+    assert found.network.factory == "helpers.support:probe_network"
+    with pytest.raises(UserError, match=r"^id: <class .* is not defined at the top level"):
+        evorl.Environment(id=type("Inner", (CartPoleEnv,), {}))
 
 
 KWARGS = (
