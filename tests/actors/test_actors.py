@@ -12,7 +12,6 @@ import psutil
 import pytest
 from helpers import faults
 from helpers.learning import Learning, all_gone, descendants
-from helpers.support import config
 
 from evorl.actors import server, supervisor
 from evorl.actors.actor import _Leave
@@ -198,20 +197,6 @@ def test_errors_of_actors_are_told_though_environment_helpers_live():
     """They hold the pipe through which the actor tells of the mistake."""
     with Learning(HELPED + ", kwargs: {at: 7}}") as learning, pytest.raises(UserError, match=r"\(in actor 0\)"):
         learning.learn(1000)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (["algorithm={name: dqn}", "actors={count: 2}"], "actors: dqn collects in the learner's own process"),
-        (["algorithm={name: impala, sequence_length: 4}"], "sequence_length: 4 does not fit"),
-        (["algorithm={name: impala, split_batches: true}"], "algorithm.split_batches"),
-        (["algorithm={name: a3c, passes: 2}"], "algorithm.passes"),
-    ],
-)
-def test_settings_that_mean_nothing_with_actors_are_refused(settings, message):
-    with pytest.raises(UserError, match=message):
-        config(*settings)
 
 
 @TOLD_OF_KILLED_ACTORS

@@ -186,13 +186,6 @@ def test_appos_target_is_copied_after_so_many_batches():
     assert updates[rates > 0].tolist() == [12, 24]
 
 
-def test_a_batch_has_enough_for_its_minibatches():
-    """A minibatch of nothing would still move the agents."""
-    settings = ("network.recurrent=lstm", "environment.num_envs=1", "algorithm.rollouts=2", "algorithm.minibatches=3")
-    with pytest.raises(UserError, match=r"a batch has 2 rollouts of an environment .* use at most 2"):
-        algorithm("appo", *settings)
-
-
 def test_a_message_of_averaged_gradients_has_the_steps_of_all_their_rollouts():
     """T = 4 steps of a rollout, of which an actor averages 3."""
     assert algorithm("a3c", "algorithm.grad_sync_steps=3").settings.sent_steps == 12

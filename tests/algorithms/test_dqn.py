@@ -8,9 +8,7 @@ from helpers.support import (
     agent,
     algorithm,
     batch,
-    config,
     greedy,
-    interface,
     lines,
     population,
     seen,
@@ -18,11 +16,9 @@ from helpers.support import (
     trained,
 )
 
-from evorl.algorithms import make_algorithm
 from evorl.networks.stack import StackedNetwork
 from evorl.population.evaluation import evaluate
 from evorl.types.agents import Architecture
-from evorl.types.outcomes import UserError
 
 
 @pytest.mark.parametrize("double", [True, False])
@@ -231,21 +227,3 @@ def test_observations_of_bytes_are_read_as_shares_of_255():
     shares = algorithm(observations=gym.spaces.Box(0, 1, (5,)))
     q, same = (each.policy.stacks[0].networks["q"] for each in (group, population([agent(dqn=shares)], shares)))
     torch.testing.assert_close(q(seen(bytes_)), same(seen(bytes_.float() / 255)))
-
-
-@pytest.mark.parametrize(
-    ("observations", "actions", "message"),
-    [
-        (
-            gym.spaces.Box(-1, 1, (3,)),
-            gym.spaces.Box(-1, 1, (2,)),
-            "dqn cannot act in Box.* of Some-v0; it takes Di",
-        ),
-        (gym.spaces.Text(3), gym.spaces.Discrete(2), "environment.id: the observation is Text.*no encoder supports"),
-        (gym.spaces.Dict(a=gym.spaces.Text(3)), gym.spaces.Discrete(2), "environment.id: part 'a' of the observation"),
-        (gym.spaces.Box(0, 1, (2, 3, 4, 5)), gym.spaces.Discrete(2), "environment.id: .* no encoder"),
-    ],
-)
-def test_spaces_it_cannot_handle_are_named(observations, actions, message):
-    with pytest.raises(UserError, match=message):
-        make_algorithm(config(), interface(observations, actions))

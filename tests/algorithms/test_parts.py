@@ -102,19 +102,6 @@ def test_an_exported_agent_reads_only_what_its_policy_does(name):
     np.testing.assert_allclose(action.numpy(), output.action[0].numpy(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (("algorithm={name: dqn}",), "network.policy_parts: dqn has no critic beside its policy"),
-        (("algorithm={name: ppo, critic: shared}",), "network.critic_parts: with algorithm.critic=shared"),
-        (("algorithm={name: ppo}", "network.critic_parts=[trooth]"), "no part 'trooth' of the observation.*truth"),
-    ],
-)
-def test_refusals(overrides, words):
-    with pytest.raises(UserError, match=words):
-        algorithm(*ASKED, *overrides, observations=PARTS)
-
-
 def test_all_parts_are_read_by_default():
     chosen = algorithm("algorithm={name: ppo}", observations=PARTS)
     assert chosen.policy_parts == chosen.critic_parts == interface(PARTS).parts

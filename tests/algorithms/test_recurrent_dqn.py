@@ -3,13 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from helpers.support import agent, algorithm, config, interface, population, score, trained
+from helpers.support import agent, algorithm, population, score, trained
 
-from evorl.algorithms import make_algorithm
 from evorl.algorithms.functional import of_action
 from evorl.networks.flat import Weights
 from evorl.types.batches import Batch, RecurrentInput
-from evorl.types.outcomes import UserError
 
 RECURRENT = "network.recurrent=gru", "network.recurrent_size=7", "network.hidden_sizes=[9]"
 LENGTH, BURN_IN, SEQUENCES = 4, 3, 5
@@ -138,15 +136,3 @@ def test_a_burn_in_of_none_computes_no_state():
     batch = sequences([0, 1])
     batch.recurrent = RecurrentInput(batch.recurrent.state, batch.recurrent.started[:, BURN_IN:])
     assert np.isfinite(dqn.loss(stack, batch, torch.Generator()).per_sample.detach().numpy()).all()
-
-
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (("replay.n_step=3",), "replay.n_step: recurrent agents learn from returns of one step"),
-        (("algorithm={name: apex_dqn}", "replay.prioritised={}"), "network.recurrent: apex_dqn cannot be recurrent"),
-    ],
-)
-def test_what_recurrent_agents_do_not_do_is_said(overrides, said):
-    with pytest.raises(UserError, match=said):
-        make_algorithm(config(*RECURRENT, *overrides), interface())

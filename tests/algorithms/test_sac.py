@@ -11,7 +11,6 @@ from helpers.support import agent, algorithm, population, seen
 from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
 from evorl.networks.distributions import SquashedGaussian
-from evorl.types.outcomes import UserError
 
 BOX = gym.spaces.Box(np.array([0.0, -2.0], np.float32), np.array([4.0, 2.0], np.float32))
 CENTRE, HALF = torch.tensor([2.0, 0.0]), torch.tensor([2.0, 2.0])
@@ -245,23 +244,3 @@ def test_first_choices_are_drawn_evenly_from_what_is_allowed():
     torch.testing.assert_close(shares, torch.tensor([0.5, 0.5, 0.0]), atol=0.03, rtol=0)
     policy.acted(np.array([10.0]))
     assert (policy.act(look, started, policy.initial_state(5000))[0].action == 1).all()
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("algorithm.target_entropy_share=2", "algorithm.target_entropy_share: 2 is out of range"),
-        (
-            "evolution.hyperparameters={target_entropy_share: {min: 0.1, max: 0.9}}",
-            "target_entropy_share: has no effect on continuous actions",
-        ),
-    ],
-)
-def test_settings_it_cannot_take_are_named(setting, message):
-    with pytest.raises(UserError, match=message):
-        made("", setting)
-
-
-def test_choices_take_no_noise():
-    with pytest.raises(UserError, match=r"algorithm.exploration.noise: gaussian noise is for a Box, and Some-v0 ha"):
-        made("exploration: {noise: gaussian}", actions=CHOICE)

@@ -9,7 +9,6 @@ from helpers.support import agent, algorithm, config, population, seen
 from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
 
 from evorl.population import initial_population
-from evorl.types.outcomes import UserError
 
 BOX = gym.spaces.Box(np.array([0.0, -2.0], np.float32), np.array([4.0, 2.0], np.float32))
 CENTRE, HALF = torch.tensor([2.0, 0.0]), torch.tensor([2.0, 2.0])
@@ -66,12 +65,6 @@ def test_the_loss_is_that_of_its_density_and_entropy(name):
     torch.testing.assert_close(found.per_sample, policy + value - 0.1 * entropy, rtol=1e-3, atol=5e-3)
 
 
-@pytest.mark.parametrize("space", [gym.spaces.Discrete(3), gym.spaces.Box(-1.0, np.inf, (2,))])
-def test_it_needs_bounds(space):
-    with pytest.raises(UserError, match=r"algorithm.distribution: squashed is for a Box between bounds, and Some-v0"):
-        made("ppo", actions=space)
-
-
 MODULE = "network={name: module, factory: 'helpers.support:probe_network'}"
 
 
@@ -88,14 +81,3 @@ def test_exploration_begins_with_the_configured_standard_deviation(name, distrib
     output, _ = policy.act(look, started, policy.initial_state(4000))
     noise = output.extras["unclipped_action"] - policy.stacks[0].networks["policy"](look)["action"]
     torch.testing.assert_close(noise.std((0, 1)), torch.full((2,), -2.0).exp(), rtol=0.05, atol=0)
-
-
-def test_a_module_that_gives_the_standard_deviation_begins_with_its_own():
-    with pytest.raises(UserError, match=r"algorithm.initial_log_std: a module .*; leave it out, or use "):
-        algorithm("algorithm={name: ppo, distribution: squashed, initial_log_std: -1}", MODULE, actions=BOX)
-
-
-@pytest.mark.parametrize("value", ["-6", "3", ".nan", "low"])
-def test_a_standard_deviation_that_cannot_be_is_refused(value):
-    with pytest.raises(UserError, match=r"algorithm.initial_log_std"):
-        config(f"algorithm={{name: ppo, initial_log_std: {value}}}")

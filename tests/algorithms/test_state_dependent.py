@@ -1,8 +1,7 @@
-"""Noise that is a function of the state: its distribution, its gradients, how long it is held, and who takes it."""
+"""Noise that is a function of the state: its distribution, its gradients, and how long it is held."""
 
 import gymnasium as gym
 import numpy as np
-import pytest
 import torch
 from helpers.replayed import Single, generator, perceptron, replayed_batch, twin_values
 from helpers.support import agent, algorithm, population, seen
@@ -12,7 +11,6 @@ from evorl.algorithms.state_dependent import NOISE
 from evorl.evolution import mutation as operations
 from evorl.export.network import ActingAgent
 from evorl.networks.parameters import importance
-from evorl.types.outcomes import UserError
 
 BOX = gym.spaces.Box(-2.0, 2.0, (2,))
 
@@ -185,14 +183,3 @@ def test_agents_are_evaluated_and_exported_without_noise():
     exported = ActingAgent(member, chosen, gym.spaces.Box(-1.0, 1.0, (5,)))
     assert exported.inputs == ("observation",)
     torch.testing.assert_close(exported(look[0])[0].float(), best)
-
-
-def test_choices_take_no_such_noise():
-    with pytest.raises(UserError, match=r"state_dependent_noise: is for a Box, and Some-v0 has Discrete\(3\)"):
-        made(actions=gym.spaces.Discrete(3))
-
-
-def test_modules_do_not_show_their_features():
-    module = "network={name: module, factory: 'helpers.support:probe_network'}"
-    with pytest.raises(UserError, match=r"or use network.name=standard"):
-        algorithm("algorithm={name: sac, state_dependent_noise: {}}", module, actions=BOX)

@@ -9,8 +9,6 @@ import torch
 from helpers.replayed import Single, check_family, generator, perceptron, replayed_batch, twin_values
 from helpers.support import agent, algorithm, config, kept, learning, play, population, seen
 
-from evorl.types.outcomes import UserError
-
 ACTIONS = gym.spaces.Box(np.array([0.0, -2.0], np.float32), np.array([4.0, 2.0], np.float32))
 CENTRE, HALF = torch.tensor([2.0, 0.0]), torch.tensor([2.0, 2.0])
 
@@ -217,26 +215,3 @@ def test_every_replay_keeps_the_environments_actions_and_is_learned_from(name, r
     for name, network in learner.policy.stacks[0].networks.items():
         assert not torch.equal(network.parameters.flat, before[name])
     assert not any(member.fault for member in learner.to_agents())
-
-
-def test_actions_of_no_numbers_are_refused():
-    with pytest.raises(UserError, match="td3 cannot act in Box"):
-        made(actions=gym.spaces.Box(-1, 1, (0,)))
-
-
-def test_a_part_that_is_called_action_is_refused():
-    with pytest.raises(UserError, match=r"environment\.id: a part .* is called 'action'; rename it"):
-        made(observations=gym.spaces.Dict(action=ACTIONS))
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("network.recurrent=gru", "network.recurrent: td3 cannot be recurrent; leave 'gru' out"),
-        ("algorithm.exploration.noise=brownian", "algorithm.exploration.noise: 'brownian'"),
-        ("network={name: module, factory: 'helpers.support:probe_network'}", "to read observation, action"),
-    ],
-)
-def test_settings_it_cannot_take_are_named(setting, message):
-    with pytest.raises(UserError, match=message):
-        algorithm("algorithm={name: td3}", setting, actions=ACTIONS)

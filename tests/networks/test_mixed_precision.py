@@ -105,11 +105,6 @@ def test_every_algorithm_acts_in_it(name):
     differ_little(outputs[1], outputs[0], 0.05)
 
 
-def test_a_module_computes_as_it_is_written():
-    with pytest.raises(UserError, match=r"network\.bf16: a module computes as it is written"):
-        algorithm("network={name: module, factory: 'helpers.support:probe_network', bf16: true}")
-
-
 @pytest.mark.parametrize(
     ("accelerate", "setting", "expected"),
     [("bf16", [], True), ("no", [], False), ("no", [BF16], True), ("bf16", [BF16], True)],

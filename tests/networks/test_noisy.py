@@ -23,7 +23,6 @@ from evorl.config import validate
 from evorl.evolution import mutation as operations
 from evorl.networks.flat import Weights
 from evorl.networks.stack import SIGMA, WeightNoise
-from evorl.types.outcomes import UserError
 
 NOISY = "algorithm.noisy={sigma: 0.4}"
 DUELING = "algorithm.dueling=true"
@@ -155,11 +154,6 @@ def test_noisy_layers_leave_out_random_actions_unless_they_are_configured():
     assert (exploration(noisy={}).start, exploration(noisy={}).end) == (0.0, 0.0)
     assert exploration(noisy={}, exploration={"end": 0.2}).start == 1.0
     assert config("algorithm.noisy={}").algorithm.noisy.sigma == 0.5
-
-
-def test_a_module_cannot_have_noisy_layers():
-    with pytest.raises(UserError, match=r"algorithm.noisy: a module has to have noisy layers of its own"):
-        algorithm(NOISY, "network={name: module, factory: 'helpers.support:probe_network'}")
 
 
 def trained(dqn, sizes=(20, 24)):

@@ -15,7 +15,6 @@ from evorl.envs import Environments
 from evorl.population import Policy, initial_population
 from evorl.replay.prioritised import EPSILON
 from evorl.seeding import torch_generator
-from evorl.types.outcomes import UserError
 
 T, P, E = 8, 2, 2
 SETTINGS = (
@@ -109,16 +108,3 @@ def test_ladders_go_from_end_to_end():
     assert noise_scales(noise, 0, 1, 3).tolist() == pytest.approx([0.5, 1.0, 2.0])
     assert noise_scales(noise, 1, 3, 1).tolist() == pytest.approx([1.0])
     assert noise_scales(noise, 0, 1, 1).tolist() == [1.0]
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (["replay.prioritised=null"], "replay.prioritised: apex_dqn draws by priorities; set replay.prioritised={}"),
-        (["replay.n_step=9"], "replay.n_step: 9 exceeds algorithm.rollout_steps 8"),
-        (["algorithm.exploration={end: 0.2}"], "algorithm: exploration: is fixed; set `ladder`"),
-    ],
-)
-def test_what_does_not_fit_is_refused(settings, message):
-    with pytest.raises(UserError, match=message):
-        algorithm(*SETTINGS, *settings)
