@@ -275,6 +275,55 @@ def test_what_is_wrong_is_named_in_one_line(assignment, message):
     assert "\n" not in str(caught.value)
 
 
+GAME, RATED = "environment.id=helpers.games:ThreeMoves", "evolution.fitness=rating"
+DISAGREE = [
+    ((GAME, "algorithm={name: impala, rollout_steps: 4}"), "algorithm.name: impala learns from actor processes, and "),
+    ((GAME, "evaluation.fitness=training"), "evaluation.fitness: in a game agents train against different opponents"),
+    ((GAME, RATED, "league.archive=1"), "league.archive: 1 is too small to keep the agent that defines rating 0, so "),
+    ((GAME, RATED, "training.target_fitness=300"), "training.target_fitness: with evolution.fitness=rating the target"),
+    ((GAME, "tracking.video=true"), "tracking.video: helpers.games:ThreeMoves is a game, and games are not recorded"),
+    ((GAME, "population.islands=2"), "population.islands: helpers.games:ThreeMoves is a game"),
+    ((GAME, "league.matchmaking=pfps"), "league.matchmaking: there is no 'pfps'; did you mean 'pfsp'?"),
+    ((GAME, "evolution.fitness={rating: 2}"), "rating stands alone"),
+    ((GAME, "league.games=3"), "league.games"),
+    (("league.games=4",), "league: CartPole-v1 is not a two-player game; leave it out"),
+    ((RATED,), "evolution.fitness: CartPole-v1 is not a two-player game, so nobody has a rating"),
+    (("population={size: 1, islands: 2}",), "population: size: 1 leaves nothing to select in an island"),
+    (("population={size: 1, control: true}",), "population: size: 1 leaves nothing to select in an island"),
+    (("population.control=true", "evolution=false"), "population.control: evolution.selection.name is none"),
+    (
+        ("population={size: 40, islands: 20, control: true}",),
+        "population: islands: 20 of 40 agents, with as many twins, are more than 1,000 agents",
+    ),
+    (("evolution.fitness=success",), "evolution.fitness: 'success' is neither 'return' nor 'info.KEY'"),
+    (("evolution.fitness={}",), "evolution.fitness: no term is left"),
+    (("evolution.fitness={return: 0}",), "evolution.fitness: return has the weight 0"),
+    (
+        ("evaluation.fitness=training", "evolution.fitness={return: 1, info.success: 1}"),
+        "evaluation.fitness: training counts only returns, and",
+    ),
+    (
+        (
+            "tracking.exclude=[algorithm.learning_rate]",
+            "evolution.hyperparameters={learning_rate: {min: 1e-4, max: 1}}",
+        ),
+        "tracking.exclude: algorithm.learning_rate cannot be left out, because",
+    ),
+    (("tracking.exclude=[network.hidden_sizes]",), "tracking.exclude: network.hidden_sizes cannot be left out, beca"),
+    (("tracking.exclude=[environment]",), "tracking.exclude: environment cannot be left out, because runs are named"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), DISAGREE)
+def test_settings_that_disagree_are_named_in_one_line(settings, message, monkeypatch):
+    """What is not installed is not asked."""
+    monkeypatch.setattr("evorl.runs.launch.require", lambda extra, what: None)
+    with pytest.raises(UserError) as caught:
+        check(config(*settings))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

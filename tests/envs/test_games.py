@@ -6,7 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from helpers.support import config, play, trained
+from helpers.support import play, trained
 
 from evorl.config import Environment
 from evorl.distributed import Placement, Ranks
@@ -15,7 +15,6 @@ from evorl.envs.games import is_game
 from evorl.envs.games.players import FunctionPlayers, MoveRequest, RandomPlayers
 from evorl.envs.games.vector import RESULT
 from evorl.envs.vector import make_vector
-from evorl.runs.launch import check
 from evorl.system.stopwatch import Stopwatch
 from evorl.types.outcomes import UserError
 
@@ -345,34 +344,6 @@ def test_pettingzoos_games_are_played(name, part, mask):
         assert environments.interface.parts["observation"].shape == part
         assert environments.interface.mask_size == mask
         environments.try_step()
-
-
-RATED = "evolution.fitness=rating"
-
-
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        (
-            ("algorithm={name: impala, rollout_steps: 4}",),
-            "algorithm.name: impala learns from actor processes, and these",
-        ),
-        (("evaluation.fitness=training",), "evaluation.fitness: in a game agents train against different opponents"),
-        (
-            (RATED, "league.archive=1"),
-            "league.archive: 1 is too small to keep the agent that defines rating 0, so ratings of",
-        ),
-        (
-            (RATED, "training.target_fitness=300"),
-            "training.target_fitness: with evolution.fitness=rating the target is",
-        ),
-        (("tracking.video=true",), "tracking.video: helpers.games:ThreeMoves is a game, and games are not recorded"),
-    ],
-)
-def test_what_cannot_play_games_is_named(settings, told, monkeypatch):
-    monkeypatch.setattr("evorl.runs.launch.require", lambda extra, what: None)
-    with pytest.raises(UserError, match=f"^{told}"):
-        check(config(f"environment.id={HERE}ThreeMoves", *settings))
 
 
 @pytest.mark.parametrize(("low", "high", "kind"), [(-2, 2, np.int64), (0, 1, bool), (250, 255, np.uint8)])

@@ -27,7 +27,6 @@ from evorl.population.evaluation import Evaluator
 from evorl.report.data import load
 from evorl.runs.agents.elite import Elite
 from evorl.runs.agents.fitness import Fitness
-from evorl.runs.launch import check
 from evorl.runs.reading.opponents import opponent_of
 from evorl.seeding import torch_generator
 from evorl.system.formats import decode_agents
@@ -283,35 +282,6 @@ def test_an_archive_with_a_smaller_limit_than_before_shrinks_to_it(most, archive
     assert here.standings.archived == archived
     assert len(here.archive) == len(archived)
     assert len(here.standings.points) == 2 + len(archived)
-
-
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        (("league.games=4",), "league: CartPole-v1 is not a two-player game; leave it out"),
-        (
-            ("evolution.fitness=rating",),
-            "evolution.fitness: CartPole-v1 is not a two-player game, so nobody has a rating",
-        ),
-        ((GAME, "league.matchmaking=pfps"), "league.matchmaking: there is no 'pfps'; did you mean 'pfsp'?"),
-    ],
-)
-def test_a_league_where_there_is_none_is_refused(settings, told):
-    with pytest.raises(UserError) as raised:
-        check(config(*settings))
-    assert str(raised.value).startswith(told)
-
-
-@pytest.mark.parametrize(
-    ("setting", "told"),
-    [
-        ("evolution.fitness={rating: 2}", "rating stands alone"),
-        ("league.games=3", "league.games"),
-    ],
-)
-def test_settings_of_leagues_are_checked(setting, told):
-    with pytest.raises(UserError, match=told):
-        config(GAME, setting)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.support import ROOT, config, error_line, train
+from helpers.support import ROOT, config
 
 from evorl.commands.command import run_command
 from evorl.commands.train import LOCAL_LAUNCHER, resume_command
@@ -93,19 +93,6 @@ def test_excluded_settings_are_not_shared():
         *shared_settings(config(secret, both))["environment"],
         *shared_settings(config(secret, both)),
     }
-
-
-@pytest.mark.parametrize("excluded", ["algorithm.learning_rate", "network.hidden_sizes"])
-def test_settings_that_agents_carry_cannot_be_excluded(excluded, in_directory, capsys):
-    """Trackers show them with each agent."""
-    ranges = "evolution.hyperparameters={learning_rate: {min: 1e-4, max: 1e-2}}"
-    assert train(ranges, f"tracking.exclude=[{excluded}]") == 2
-    assert f"tracking.exclude: {excluded} cannot be left out, because" in error_line(capsys)
-
-
-def test_the_environment_of_a_run_cannot_be_excluded(in_directory, capsys):
-    assert train("tracking.exclude=[environment]") == 2
-    assert "tracking.exclude: environment cannot be left out, because runs are named" in error_line(capsys)
 
 
 def test_a_published_run_lacks_what_it_excludes():

@@ -93,21 +93,6 @@ def test_terms_are_weighted_and_resumed(in_directory):
     assert lines(in_directory / "runs" / "a" / "metrics.jsonl")[-1]["terms"].keys() == {"return", "info.others"}
 
 
-@pytest.mark.parametrize(
-    ("fitness", "said"),
-    [
-        ("success", "evolution.fitness: 'success' is neither 'return' nor 'info.KEY'"),
-        ("{}", "evolution.fitness: no term is left"),
-        ("{return: 0}", "evolution.fitness: return has the weight 0"),
-    ],
-)
-def test_what_cannot_be_fitness_is_refused(fitness, said):
-    with pytest.raises(UserError) as caught:
-        config(f"evolution.fitness={fitness}")
-    assert said in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
 @pytest.mark.two_process
 def test_two_ranks_put_their_reports_together(tmp_path, forked_launch):
     """Three episodes over two ranks, of which one has an episode fewer."""

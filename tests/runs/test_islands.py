@@ -208,28 +208,6 @@ def test_the_comparison_in_words(pairs, words):
     assert sentence(comparison_of(pairs, 10)) == words
 
 
-@pytest.mark.parametrize(
-    ("overrides", "error"),
-    [
-        (("population={size: 1, islands: 2}",), "population: size: 1 leaves nothing to select in an island"),
-        (("population={size: 1, control: true}",), "population: size: 1 leaves nothing to select in an island"),
-        (("population.control=true", "evolution=false"), "population.control: evolution.selection.name is none"),
-        (
-            ("population={size: 40, islands: 20, control: true}",),
-            "population: islands: 20 of 40 agents, with as many twins, are more than 1,000 agents",
-        ),
-        (
-            ("environment.id=helpers.games:ThreeMoves", "population.islands=2"),
-            "population.islands: helpers.games:ThreeMoves is a game",
-        ),
-    ],
-)
-def test_what_makes_no_sense_is_refused_in_one_line(in_directory, capsys, overrides, error):
-    assert train("run.name=a", *overrides) == 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
-    assert error in line
-
-
 def test_every_step_of_evaluation_is_counted(in_directory, monkeypatch):
     counts, pop_steps = [], Evaluator.pop_steps
 

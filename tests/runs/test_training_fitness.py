@@ -12,7 +12,6 @@ from evorl.runs.agents.elite import Elite
 from evorl.runs.agents.fitness import SHIFT_EPISODES, Fitness, generation_fitness
 from evorl.runs.output.metrics import record_of
 from evorl.system.formats import encode_agents
-from evorl.types.outcomes import UserError
 
 TRAINING = "evaluation.fitness=training"
 REPORTING = ("environment.id=helpers.reporting:Reporting-v0", "run.name=a", TRAINING)
@@ -170,8 +169,3 @@ def test_two_ranks_count_their_episodes_together(tmp_path, forked_launch):
         np.testing.assert_allclose(shifts, shifts[0], atol=1e-12)
         assert row["fitness_episodes"] == row["train_episodes"]
         assert row["evaluation_steps"] % 4 == 0
-
-
-def test_training_fitness_refuses_terms():
-    with pytest.raises(UserError, match=r"^evaluation.fitness: training counts only returns, and [^\n]*$"):
-        config(TRAINING, "evolution.fitness={return: 1, info.success: 100}")
