@@ -2,10 +2,9 @@
 
 from contextlib import closing
 
-import numpy as np
 import pytest
 import torch
-from helpers.support import agent, config, kept, lines, train
+from helpers.support import agent, config, kept
 
 from evorl.algorithms import make_algorithm
 from evorl.config import Environment
@@ -79,20 +78,6 @@ def test_frames_are_kept_once_and_stacks_come_back_as_they_were_seen(game, carri
         assert torch.equal(drawn["next_observation.observation"][rows], after[valid])
     assert memory.seen["observation"].shape == (400 // (P * E) + 4, P * E, 84, 84)
     assert memory.memory(second_ring=False) < memory.size * (84 * 84 + 24) + 84 * 84
-
-
-def test_a_restored_replay_goes_on_where_it_was():
-    made, generator = environments("Pong"), torch.Generator().manual_seed(0)
-    memory, again = replay(made, 60), replay(made, 60)
-    play(made, memory, 40, generator)
-    again.load_state_dict(memory.state_dict())
-    for store in (memory, again):
-        store.break_lanes()
-    state, there = generator.get_state(), environments("Pong")
-    play(environments("Pong"), memory, 10, generator)
-    play(there, again, 10, generator.set_state(state))
-    assert memory.drawable == again.drawable
-    torch.testing.assert_close(kept(memory), kept(again), rtol=0, atol=0)
 
 
 def test_scores_are_true_and_lives_do_not_end_a_game():
@@ -192,20 +177,6 @@ def test_the_memory_of_the_machine_is_a_vector_of_bytes():
     part = made.interface.parts["observation"]
     assert (part.kind, part.shape, part.dtype, part.frames) == ("vector", (128,), torch.uint8, 0)
     assert made.observation["observation"].dtype == torch.uint8
-
-
-@pytest.mark.filterwarnings("ignore:no episode ended")
-def test_a_population_trains_on_frames(in_directory):
-    short = [
-        "evolution.steps=16", "training.max_steps=32", "population.size=2", "evaluation.max_steps=8",
-        "evaluation.episodes=1", "evaluation.confirmation_episodes=1",  # Each game reads the cartridge for 0.1 s.
-    ]  # fmt: skip
-    layers = "network.convolutions=[{channels: 8, kernel: 8, stride: 8}]"
-    chosen = "algorithm={name: dqn, batch_size: 8}"
-    assert train("run.name=a", "environment.id=ALE/Pong-v5", chosen, layers, *short) == 0
-    rows = lines(in_directory / "runs" / "a" / "metrics.jsonl")
-    assert np.isfinite(rows[-1]["metrics"]["loss"]).all()
-    assert config(chosen).environment.life_loss_ends is False
 
 
 def test_another_process_goes_on_with_episodes_beyond_the_last_seed(monkeypatch):

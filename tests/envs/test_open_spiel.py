@@ -9,8 +9,6 @@ from helpers.support import config, lines, train
 from evorl.config import Environment
 from evorl.envs import Environments
 from evorl.envs.games import is_game, make_game
-from evorl.envs.games.vector import RESULT
-from evorl.envs.vector import make_vector
 from evorl.runs.launch import check
 from evorl.runs.storage.trust import custom_code, refuse_code
 from evorl.types.outcomes import UserError
@@ -87,39 +85,6 @@ def test_chance_is_drawn_by_its_probabilities_from_the_seed():
             each.step({seat: int(np.flatnonzero(each.seen[seat].mask)[0])})
         rolls.append(each._state.history())
     assert rolls[0] == rolls[1], "chance later in a game is of its seed, too"
-
-
-def highest(asked):
-    """The highest legal moves."""
-    return asked.mask.shape[1] - 1 - asked.mask[:, ::-1].argmax(1)
-
-
-def test_a_learner_has_its_turns_in_either_seat_and_its_last_view():
-    made = make_vector(Environment(id="openspiel:kuhn_poker"), 2)
-    made.opponents = highest
-    seen, info = made.reset(seed=0)
-    assert made.seats.tolist() == [0, 1]
-    assert seen[:, -1].tolist() == [0, 1]
-    assert info["action_mask"].all()
-    kept = [np.argmax(row[2:5]) for row in seen]
-    assert seen[1, 5:-1].reshape(3, 2)[0].tolist() == [0, 1], "the other seat has bet"
-    # Both bet: whoever has the higher card wins 2.
-    states = [game._state.clone() for game in made.games]
-    seen, reward, terminated, truncated, info = made.step(np.array([1, 1]))
-    for state in states:
-        state.apply_action(1)
-    states[0].apply_action(1)
-    assert terminated.all()
-    assert not truncated.any()
-    assert reward.tolist() == [states[0].returns()[0], states[1].returns()[1]]
-    assert set(np.abs(reward)) == {2.0}
-    assert info["final_info"][RESULT].tolist() == (reward > 0).astype(float).tolist()
-    for copy, state in enumerate(states):
-        assert info["final_obs"][copy].tolist() == [*np.float32(state.information_state_tensor(copy)), copy]
-        assert np.argmax(info["final_obs"][copy][2:5]) == kept[copy]
-    assert made.seats.tolist() == [1, 0], "seats alternate"
-    assert seen[:, -1].tolist() == [1, 0]
-    assert not info["final_info"]["_action_mask"].any()
 
 
 @pytest.mark.parametrize(
