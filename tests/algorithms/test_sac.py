@@ -6,10 +6,20 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from helpers.replayed import Single, check_family, generator, perceptron, replayed_batch, twin_values
+from helpers.replayed import (
+    Single,
+    check_family,
+    deviation,
+    features,
+    generator,
+    perceptron,
+    replayed_batch,
+    twin_values,
+)
 from helpers.support import agent, algorithm, population, seen
 from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
+from evorl.algorithms.state_dependent import NOISE
 from evorl.networks.distributions import SquashedGaussian
 
 BOX = gym.spaces.Box(np.array([0.0, -2.0], np.float32), np.array([4.0, 2.0], np.float32))
@@ -21,11 +31,22 @@ def made(settings="", *overrides, **spaces):
     return algorithm(f"algorithm={{name: sac, {settings}}}", *overrides, **{"actions": BOX} | spaces)
 
 
-def squashed(p, observation, noise):
+def head_scale(p, observation):
+    """The standard deviation that a head of its own gives."""
+    return perceptron(p, {"observation": observation}, "log_scale").clamp(-5, 2).exp()
+
+
+def feature_scale(p, observation):
+    """The standard deviation of noise that is a function of the state."""
+    scale = deviation(features(p, observation), p[f"{NOISE}.weight"], -1.5)
+    return scale.clamp(math.exp(-5), math.exp(2))
+
+
+def squashed(p, observation, noise, scale=head_scale):
     """A sample and its log-probability by torch's own distributions."""
-    mean, log_scale = (perceptron(p, {"observation": observation}, head) for head in ("action", "log_scale"))
-    normal = TransformedDistribution(Normal(mean, log_scale.clamp(-5, 2).exp()), TanhTransform(cache_size=1))
-    action = torch.tanh(mean + log_scale.clamp(-5, 2).exp() * noise)
+    mean, scale = perceptron(p, {"observation": observation}, "action"), scale(p, observation)
+    normal = TransformedDistribution(Normal(mean, scale), TanhTransform(cache_size=1))
+    action = torch.tanh(mean + scale * noise)
     return action, normal.log_prob(action).sum(-1)
 
 
@@ -33,8 +54,15 @@ def heat(plain, initial):
     return plain.p["temperature"]["log_temperature.bias"].squeeze() + math.log(initial)
 
 
-def test_an_agent_learns_as_the_paper_says():
-    sac = made("tau: 0.1, actor_learning_rate: 5e-3, initial_temperature: 0.5, target_entropy: -0.7, gamma: 0.9")
+@pytest.mark.parametrize(
+    ("noise", "scale"),
+    [("", head_scale), ("state_dependent_noise: {initial_log_scale: -1.5},", feature_scale)],
+    ids=["head", "function of the state"],
+)
+def test_an_agent_learns_as_the_paper_says(noise, scale):
+    sac = made(
+        f"{noise} tau: 0.1, actor_learning_rate: 5e-3, initial_temperature: 0.5, target_entropy: -0.7, gamma: 0.9"
+    )
     single = agent(dqn=sac)
     learner, plain, draws = population([single], sac), Single(single), generator()
     for update in range(5):
@@ -43,7 +71,7 @@ def test_an_agent_learns_as_the_paper_says():
 
         now, following = batch.observation["observation"][0], batch.next_observation["observation"][0]
         with torch.no_grad():
-            action, log_prob = squashed(plain.p["actor"], following, torch.randn(1, 8, 2, generator=draws)[0])
+            action, log_prob = squashed(plain.p["actor"], following, torch.randn(1, 8, 2, generator=draws)[0], scale)
             value = torch.minimum(*twin_values(plain.target["critics"], following, action))
             value = value - heat(plain, 0.5).exp() * log_prob
             target = batch.columns["reward"][0] + 0.9 * ~batch.columns["terminated"][0] * value
@@ -54,7 +82,7 @@ def test_an_agent_learns_as_the_paper_says():
         plain.descend("critics", (first - target).square().mean() + (second - target).square().mean())
         plain.follow("critics")
 
-        action, log_prob = squashed(plain.p["actor"], now, torch.randn(1, 8, 2, generator=draws)[0])
+        action, log_prob = squashed(plain.p["actor"], now, torch.randn(1, 8, 2, generator=draws)[0], scale)
         value = torch.minimum(*twin_values(plain.p["critics"], now, action))
         plain.descend("actor", (heat(plain, 0.5).exp().detach() * log_prob - value).mean())
 

@@ -1,11 +1,10 @@
-"""Noise that is a function of the state: its distribution, its gradients, and how long it is held."""
+"""Noise that is a function of the state: its distribution, and how long it is held."""
 
 import gymnasium as gym
 import numpy as np
 import torch
-from helpers.replayed import Single, generator, perceptron, replayed_batch, twin_values
+from helpers.replayed import deviation, features, perceptron
 from helpers.support import agent, algorithm, population, seen
-from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
 from evorl.algorithms.state_dependent import NOISE
 from evorl.evolution import mutation as operations
@@ -23,56 +22,6 @@ def made(settings="", more="", **spaces):
 
 def drawn(*shape, seed=0, dtype=torch.float64):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
-
-
-def features(p, observation):
-    """Compute the output of the last of two hidden layers."""
-    x = torch.relu(observation @ p["hidden.0.weight.observation"] + p["hidden.0.bias"])
-    return torch.relu(x @ p["hidden.1.weight"] + p["hidden.1.bias"])
-
-
-def deviation(z, offset, initial):
-    """The standard deviation of theta^T z, written as in the paper."""
-    return (z.square() @ (offset + initial).exp().square() + 1e-6).sqrt()
-
-
-def test_sac_learns_as_the_paper_says():
-    """Gradients flow through the features as well; samples are independent."""
-    sac = made("initial_log_scale: -1.5", "tau: 0.1, initial_temperature: 0.5, target_entropy: -0.7,")
-    single = agent(dqn=sac)
-    learner, plain, draws = population([single], sac), Single(single), generator()
-
-    def sampled(observation):
-        p = plain.p["actor"]
-        scale = deviation(features(p, observation), p[f"{NOISE}.weight"], -1.5).clamp(np.exp(-5), np.exp(2))
-        mean = perceptron(p, {"observation": observation}, "action")
-        action = torch.tanh(mean + scale * torch.randn(1, 8, 2, generator=draws)[0])
-        policy = TransformedDistribution(Normal(mean, scale), TanhTransform(cache_size=1))
-        return action, policy.log_prob(action).sum(-1)
-
-    for update in range(4):
-        batch = replayed_batch(sac, 1, seed=update)
-        learner.update(batch)
-        now, following = batch.observation["observation"][0], batch.next_observation["observation"][0]
-        heat = plain.p["temperature"]["log_temperature.bias"].squeeze() + np.log(0.5)
-        with torch.no_grad():
-            action, log_prob = sampled(following)
-            value = torch.minimum(*twin_values(plain.target["critics"], following, action)) - heat.exp() * log_prob
-            target = batch.columns["reward"][0] + 0.99 * ~batch.columns["terminated"][0] * value
-        first, second = twin_values(plain.p["critics"], now, batch.columns["action"][0] / 2)
-        plain.descend("critics", (first - target).square().mean() + (second - target).square().mean())
-        plain.follow("critics")
-        action, log_prob = sampled(now)
-        value = torch.minimum(*twin_values(plain.p["critics"], now, action))
-        plain.descend("actor", (heat.exp().detach() * log_prob - value).mean())
-        plain.descend("temperature", -(heat * (log_prob.detach() - 0.7)).mean())
-    (trained,) = learner.to_agents()
-    plain.check(trained)
-    moved = (
-        trained.tensors["actor"]["parameters"][f"{NOISE}.weight"]
-        - single.tensors["actor"]["parameters"][f"{NOISE}.weight"]
-    )
-    assert moved.abs().max() > 1e-4
 
 
 def unclipped(learner, look, states, started=None):

@@ -28,6 +28,17 @@ def perceptron(p, parts, head, copy=None):
     return x @ p[f"{head}.weight"] + p[f"{head}.bias"]
 
 
+def features(p, observation):
+    """Compute the output of the last of two hidden layers."""
+    x = relu(observation @ p["hidden.0.weight.observation"] + p["hidden.0.bias"])
+    return relu(x @ p["hidden.1.weight"] + p["hidden.1.bias"])
+
+
+def deviation(z, offset, initial):
+    """The standard deviation of theta^T z, written as in the paper."""
+    return (z.square() @ (offset + initial).exp().square() + 1e-6).sqrt()
+
+
 def twin_values(p, observation, action=None):
     """What both critics say [B] of an action, or [B, A] of all choices."""
     parts = {"observation": observation} | ({} if action is None else {"action": action})
