@@ -75,15 +75,6 @@ def test_verify_names_the_damaged_file(kind, trained_run, tmp_path):
             Checkpoints(checkpoint.parent).verify(int(checkpoint.name[-6:]))
 
 
-def test_verify_notices_the_checkpoint_of_another_generation(trained_run, tmp_path):
-    run = shutil.copytree(trained_run, tmp_path / "a")
-    older, checkpoint = sorted((run / "checkpoints").glob("generation-*"))[-2:]
-    shutil.rmtree(checkpoint)
-    shutil.copytree(older, checkpoint)
-    with pytest.raises(UserError, match=r"manifest\.json: "):
-        Checkpoints(run / "checkpoints").verify(int(checkpoint.name[-6:]))
-
-
 @pytest.mark.parametrize("name", ["agents.safetensors", "manifest.json"])
 def test_damaged_run_resumes_from_the_checkpoint_before_and_ends_as_undisturbed(name, run, undisturbed):
     damage(newest(run) / name)
@@ -91,13 +82,3 @@ def test_damaged_run_resumes_from_the_checkpoint_before_and_ends_as_undisturbed(
         assert train("run.name=a", "run.resume=auto", LATER) == 0
     # What is damaged stays beside the checkpoints.
     assert {file.split("/")[1].partition("-")[0] for file in differences(run, undisturbed)} <= {"damaged"}
-
-
-def test_run_whose_checkpoints_are_all_damaged_ends_and_is_not_changed(run, capsys):
-    for checkpoint in (run / "checkpoints").glob("generation-*"):
-        damage(checkpoint / "state.json")
-    before = (run / "metrics.jsonl").read_bytes()
-    with pytest.warns(EvorlWarning, match=r"state\.json"):
-        assert train("run.name=a", "run.resume=auto", LATER) == 2
-    assert capsys.readouterr().err.count("error: ") == 1
-    assert (run / "metrics.jsonl").read_bytes() == before

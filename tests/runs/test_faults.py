@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +21,6 @@ from helpers.support import (
     algorithm,
     batch,
     config,
-    contents,
     lines,
     population,
     train,
@@ -361,14 +359,6 @@ def test_a_signal_ends_a_program_in_order_and_processes_of_environments_do_not_h
         process.kill()
     assert process.returncode == 128 + signal.SIGTERM
     check_ended_in_order(run, signal.SIGTERM, error)
-
-
-def test_resume_without_checkpoints_is_refused(run, capsys):
-    shutil.rmtree(run / "checkpoints")
-    before = contents(run)
-    assert train("run.name=a", "training.max_steps=200", "run.resume=auto") == 2
-    assert "has been trained before, but has no checkpoint" in capsys.readouterr().err
-    assert contents(run) == before
 
 
 def test_resume_goes_on_as_the_run_was_begun(run, tmp_path):

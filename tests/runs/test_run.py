@@ -13,6 +13,7 @@ from helpers.support import (
     EVERY_MUTATION,
     ROOT,
     config,
+    contents,
     error_line,
     lines,
     needs_its_extra,
@@ -185,21 +186,20 @@ def test_another_setting_for_a_run_without_agents_is_advised_without_them(in_dir
     assert train("run.name=b", *shlex.split(advised[2]), configuration=Path(advised[1])) == 0
 
 
-def test_a_refused_resume_leaves_the_run_as_it_was(in_directory, capsys):
-    assert train("run.name=a", "training.max_steps=40") == 0
-    run = in_directory / "runs" / "a"
-    (agents,) = run.glob("checkpoints/generation-*/agents.safetensors")
-    agents.write_bytes(agents.read_bytes() + b"x")
-    before = {name: (run / name).read_bytes() for name in ("config.yaml", "summary.json")}
-    capsys.readouterr()
+def test_a_refused_resume_leaves_the_run_as_it_was(run, capsys):
+    for agents in run.glob("checkpoints/generation-*/agents.safetensors"):
+        agents.write_bytes(agents.read_bytes() + b"x")
+    before = contents(run)
     with pytest.warns(EvorlWarning, match="damaged"):
-        assert train("run.name=a", "run.resume=auto", "training.max_steps=80") == 2
+        assert train("run.name=a", "run.resume=auto", "training.max_steps=200") == 2
     assert "is damaged; nothing was changed" in error_line(capsys)
-    assert {name: (run / name).read_bytes() for name in before} == before
+    assert contents(run) == before
     # Its summary still says that the run has finished, so that it does not begin anew.
-    shutil.rmtree(agents.parent)
-    assert train("run.name=a", "run.resume=auto", "training.max_steps=80") == 2
+    shutil.rmtree(run / "checkpoints")
+    before = contents(run)
+    assert train("run.name=a", "run.resume=auto", "training.max_steps=200") == 2
     assert "has been trained before, but has no checkpoint" in error_line(capsys)
+    assert contents(run) == before
 
 
 def test_a_resume_of_a_finished_run_changes_nothing_even_if_it_is_interrupted(trained_run, in_directory, monkeypatch):
