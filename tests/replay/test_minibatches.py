@@ -53,20 +53,25 @@ def test_agents_and_passes_have_orders_of_their_own():
 
 @pytest.mark.parametrize("steps", [1, 12, 16, 45])
 @pytest.mark.parametrize("num_envs", [1, 2, 3])
-def test_what_is_refused_names_its_key_and_what_would_fit(steps, num_envs):
+@pytest.mark.parametrize("copies", [1, 2, 3])
+def test_what_is_refused_names_its_key_and_what_would_fit(steps, num_envs, copies):
+    """Where ranks share rollouts and batches, the parts of each of these copies are what has to fit."""
     for sequence in range(1, steps + 2):
         for size in (None, *range(1, steps * num_envs + 2)):
             message = ""
             try:
-                check_rollout(steps, num_envs, sequence, size)
+                check_rollout(steps, num_envs, sequence, size, copies)
             except UserError as error:
                 message = str(error)
-            if steps % sequence:
+            if steps % copies:
+                assert message.startswith(f"algorithm.rollout_steps: {steps} steps cannot be shared by {copies} ranks")
+                assert message.endswith(f"use a multiple of {copies * sequence}")
+            elif steps % (copies * sequence):
                 assert message.startswith("algorithm.sequence_length: ")
-                assert message.endswith(f"use a divisor of {steps}")
-            elif size is None or (steps * num_envs % size == 0 and size % sequence == 0):
+                assert message.endswith(f"use a divisor of {steps // copies}")
+            elif size is None or (steps * num_envs % size == 0 and size % (copies * sequence) == 0):
                 assert not message
             else:
                 assert message.startswith("algorithm.batch_size: ")
-                multiple = f" that is a multiple of {sequence}" if sequence > 1 else ""
+                multiple = f" that is a multiple of {copies * sequence}" if copies * sequence > 1 else ""
                 assert message.endswith(f"use a divisor of {steps * num_envs}{multiple}")

@@ -25,7 +25,7 @@ from helpers.support import (
 )
 from helpers.worlds import E, Group, P, T, World, members, play, rollout_experience
 
-from evorl.replay.rollouts import Minibatches, check_rollout
+from evorl.replay.rollouts import Minibatches
 from evorl.runs.launch import load_config
 from evorl.system.stopwatch import Stopwatch
 from evorl.types.batches import Transition
@@ -183,32 +183,6 @@ def test_rollouts_give_as_many_updates_for_each_global_step_on_any_number_of_ran
     part = Minibatches.of(agents, 64 * E // ranks, 2, torch.device("cpu"), copies=ranks)
     assert part.due.tolist() == whole.due.tolist()
     assert (part.in_batch.sum(-1) * ranks)[whole.due > 0].tolist() == whole.in_batch.sum(-1)[whole.due > 0].tolist()
-
-
-def refusal(*arguments):
-    try:
-        check_rollout(*arguments)
-    except UserError as error:
-        return str(error)
-    return None
-
-
-@pytest.mark.parametrize("copies", [1, 2, 3, 8])
-@pytest.mark.parametrize("steps", [8, 24, 30])
-def test_what_ranks_cannot_share_is_refused_with_what_would_be_right(steps, copies):
-    for sequence in (1, 2, 5):
-        for size in (None, 1, 4, 6, 24, 48):
-            share, part = steps / copies, None if size is None else size / copies
-            message = refusal(steps, 2, sequence, size, copies)
-            if share % 1:
-                assert message.startswith(f"algorithm.rollout_steps: {steps} steps cannot be shared by {copies} ranks")
-                assert message.endswith(f"use a multiple of {copies * sequence}")
-            elif share % sequence:
-                assert message.startswith("algorithm.sequence_length: ")
-            elif part is not None and (part % 1 or share * 2 % part or part % sequence):
-                assert message.startswith("algorithm.batch_size: ")
-            else:
-                assert message is None
 
 
 @pytest.mark.parametrize(
