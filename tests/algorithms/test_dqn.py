@@ -1,6 +1,5 @@
 """DQN against values worked by hand, and on environments whose values are known."""
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -179,12 +178,6 @@ def test_probe_a_terminated_step_is_worth_its_reward():
     assert (returns == 1).all()
 
 
-def test_probe_a_truncated_step_is_worth_what_would_have_followed():
-    """For ever 1 a step, discounted by 0.5, is 2; the wrong action loses 1 of it."""
-    q, _, _ = learned("environment.kwargs={truncates: true}")
-    torch.testing.assert_close(q, 1 + torch.eye(2).expand(2, 2, 2), atol=0.15, rtol=0)
-
-
 def test_probe_two_steps_discount_the_second():
     """Nothing shows which of two steps it is: the wrong action is worth half of 0.5, the right one 1 more."""
     q, _, _ = learned("environment.kwargs={steps: 2}")
@@ -217,13 +210,3 @@ def test_frozen_and_unused_parameters_of_a_module_stay():
         assert set(new["buffers"]) == {"0.weight", "0.bias"}
         assert torch.equal(new["parameters"]["2.unused.weight"], old["parameters"]["2.unused.weight"])
         assert not torch.equal(new["parameters"]["2.weight"], old["parameters"]["2.weight"])
-
-
-def test_observations_of_bytes_are_read_as_shares_of_255():
-    dqn = algorithm(observations=gym.spaces.Box(0, 255, (5,), np.uint8))
-    group = population([agent(dqn=dqn)], dqn)
-    bytes_ = torch.randint(256, (1, 4, 5), dtype=torch.uint8)
-    assert greedy(group, seen(bytes_))[0].shape == (1, 4)
-    shares = algorithm(observations=gym.spaces.Box(0, 1, (5,)))
-    q, same = (each.policy.stacks[0].networks["q"] for each in (group, population([agent(dqn=shares)], shares)))
-    torch.testing.assert_close(q(seen(bytes_)), same(seen(bytes_.float() / 255)))
