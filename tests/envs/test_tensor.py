@@ -122,31 +122,21 @@ def test_several_users_step_one_simulator_in_turn():
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "words"),
+    ("setting", "words"),
     [
-        ({"mode": "null"}, "does not say when it resets; declare it"),
-        ({"mode": "Disabled"}, "declares autoreset mode"),
-        ({"gravity": 3}, "environment.kwargs: .* unexpected keyword argument 'gravity'"),
-        ({"masks": True}, r"gives info\['action_mask'\], but masks of a simulator are not read"),
-        ({"whole": True}, "in torch.float32, which does not fit its observation_space of int64"),
+        ("kwargs.mode=null", "does not say when it resets; declare it"),
+        ("kwargs.mode=Disabled", "declares autoreset mode"),
+        ("kwargs.gravity=3", "environment.kwargs: .* unexpected keyword argument 'gravity'"),
+        ("kwargs.masks=true", r"gives info\['action_mask'\], but masks of a simulator are not read"),
+        ("kwargs.whole=true", "in torch.float32, which does not fit its observation_space of int64"),
+        ("vectorization=sync", "environment.vectorization: .* is a simulator"),
+        ("carry_over=true", "environment.carry_over: the state of .* cannot be saved"),
+        ("id=tensor:helpers.nowhere:make", "cannot import 'helpers.nowhere:make'"),
     ],
 )
-def test_refusals(kwargs, words):
+def test_refusals(setting, words):
     with pytest.raises(UserError, match=words):
-        environments(**kwargs).reset(0)
-
-
-@pytest.mark.parametrize(
-    ("override", "words"),
-    [
-        ("environment.vectorization=sync", "environment.vectorization: .* is a simulator"),
-        ("environment.carry_over=true", "environment.carry_over: the state of .* cannot be saved"),
-        ("environment.id=tensor:helpers.nowhere:make", "cannot import 'helpers.nowhere:make'"),
-    ],
-)
-def test_refused_settings(override, words):
-    with pytest.raises(UserError, match=words):
-        environments(2, 3, override)
+        environments(2, 3, f"environment.{setting}").reset(0)
 
 
 def test_an_error_of_the_simulator_is_one_line_with_its_place():
