@@ -66,8 +66,7 @@ def test_a_branch_without_changes_ends_as_the_run_that_went_on(case, branch):
 @pytest.mark.two_process
 def test_a_branch_of_two_ranks_ends_as_the_run_that_went_on(tmp_path, forked_launch):
     settings = (*CASES["dqn-prioritised"], "checkpoint.keep=9", "run.name=a")
-    done = forked_launch(tmp_path, *settings)
-    assert done.returncode == 0, done.stderr[-3000:]
+    forked_launch.well(tmp_path, *settings)
     command = [sys.executable, "-m", "evorl", "branch", "runs/a", "b", "--generation", "2"]
     variables = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

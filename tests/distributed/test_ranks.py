@@ -30,8 +30,7 @@ def test_replicas_stay_bit_identical_over_generations_of_every_mutation(tmp_path
     whole = {row["generation"]: row["fitness"] for row in rows}
     cut_back(run, 3, copy=tmp_path / "runs" / "b")
     settings = ("training.max_steps=240", "checkpoint.keep=10", *EVERY_MUTATION)
-    done = forked_launch(tmp_path, "run.name=b", "run.resume=auto", *settings)
-    assert done.returncode == 0, done.stderr[-3000:]
+    forked_launch.well(tmp_path, "run.name=b", "run.resume=auto", *settings)
     resumed = {row["generation"]: row["fitness"] for row in lines(tmp_path / "runs" / "b" / "metrics.jsonl")}
     assert resumed == whole
     for first, second in zip(saved_agents(run, last), saved_agents(tmp_path / "runs" / "b", last), strict=True):
@@ -49,8 +48,7 @@ def test_replicas_stay_bit_identical_over_generations_of_every_mutation(tmp_path
 
 @pytest.mark.two_process
 def test_sharded_ranks_train_their_own_agents_and_evolve_together(tmp_path, forked_launch):
-    done = forked_launch(tmp_path, "run.name=a", "population.placement=sharded", *EVERY_MUTATION)
-    assert done.returncode == 0, done.stderr[-3000:]
+    forked_launch.well(tmp_path, "run.name=a", "population.placement=sharded", *EVERY_MUTATION)
     rows = lines(tmp_path / "runs" / "a" / "metrics.jsonl")
     assert not any(row["drifts"] for row in rows), "replicas are meant to compute the same"
     assert all(len(row["fitness"]) == len(set(row["agents"])) == 4 for row in rows)
@@ -100,8 +98,7 @@ shutdown()
 
 @pytest.mark.two_process
 def test_what_ranks_tell_each_other(tmp_path, forked_launch):
-    done = forked_launch(tmp_path, instead=PROGRAM)
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = forked_launch.well(tmp_path, instead=PROGRAM)
     assert done.stderr.count("all agree") == 1
 
 

@@ -64,6 +64,12 @@ class ForkedLaunches:
         code = json.loads(self._process.stdout.readline())
         return Done(code, log.read_text(errors="replace"))
 
+    def well(self, *arguments, **options):
+        """A launch that must end without an error."""
+        done = self(*arguments, **options)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done
+
     def close(self):
         self._process.stdin.close()
         self._process.wait(LIMIT)

@@ -126,8 +126,7 @@ def test_two_ranks_train_alike_as_accelerate_was_asked(tmp_path, forked_launch):
     """`accelerate launch --mixed_precision bf16` sets this variable of its ranks."""
     settings = "run.name=a", "training.max_steps=96", "evolution.steps=48", "evaluation.max_steps=10"
     asked = "import os; os.environ['ACCELERATE_MIXED_PRECISION'] = 'bf16'"
-    done = forked_launch(tmp_path, *settings, first=asked)
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = forked_launch.well(tmp_path, *settings, first=asked)
     assert "products in bfloat16" in done.stderr
     run = tmp_path / "runs" / "a"
     assert yaml.safe_load((run / "config.yaml").read_text())["network"]["bf16"] is True

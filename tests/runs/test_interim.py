@@ -278,14 +278,12 @@ Run._pause = pause
 def test_two_ranks_stop_together_and_go_on(tmp_path, forked_launch):
     settings = (*CASES["dqn-prioritised"], "population.placement=sharded", "evolution.steps=1000",
                 "training.max_steps=2000", "run.name=b")  # fmt: skip
-    alone = forked_launch(tmp_path, *settings, "run.name=a", configuration=None)
-    assert alone.returncode == 0, alone.stderr
+    forked_launch.well(tmp_path, *settings, "run.name=a", configuration=None)
     often, saved_first = "checkpoint.minutes=0.002", "runs/b/checkpoints/interim-*"
     stopped = forked_launch(tmp_path, *settings, often, configuration=None, first=HOLD, stop_at=saved_first)
     assert "a resumed run goes on within generation" in stopped.stderr
     assert ranks_of(tmp_path / "runs" / "b") == 2
-    last = forked_launch(tmp_path, *settings, "run.resume=auto", configuration=None)
-    assert last.returncode == 0, last.stderr
+    last = forked_launch.well(tmp_path, *settings, "run.resume=auto", configuration=None)
     assert "going on within generation" in last.stderr
     assert "not bit-exact" not in last.stderr
     assert differences(tmp_path / "runs" / "a", tmp_path / "runs" / "b") == []

@@ -118,7 +118,6 @@ def test_a_benchmark_with_code_of_its_own_must_be_the_users(in_directory, tmp_pa
 def test_two_ranks_face_the_same_benchmark(own_league_run, in_directory, forked_launch):
     settings = (*AGAINST, "population.size=4", "league.benchmark=runs/a")
     for name in ("b", "c"):
-        done = forked_launch(in_directory, f"run.name={name}", *settings)
-        assert done.returncode == 0, done.stderr[-3000:]
+        forked_launch.well(in_directory, f"run.name={name}", *settings)
     assert scores(in_directory / "runs" / "b") == scores(in_directory / "runs" / "c")
     assert not any(row["drifts"] for row in lines(in_directory / "runs" / "b" / "metrics.jsonl"))

@@ -162,8 +162,7 @@ def test_a_resumed_run_has_the_same_fitness(name, carries_over, in_directory):
 def test_two_ranks_count_their_episodes_together(tmp_path, forked_launch):
     """Every rank selects the same agents, or the run ends with an error."""
     settings = ("population.placement=sharded", "evaluation.episodes=6", "evaluation.confirmation_episodes=6")
-    done = forked_launch(tmp_path, *REPORTING, *settings)
-    assert done.returncode == 0, done.stderr[-3000:]
+    forked_launch.well(tmp_path, *REPORTING, *settings)
     for row in lines(tmp_path / "runs" / "a" / "metrics.jsonl"):
         shifts = np.subtract(row["fitness"], row["train_return"])
         np.testing.assert_allclose(shifts, shifts[0], atol=1e-12)
