@@ -1,5 +1,6 @@
 """Actors and critics written plainly, one agent at a time, to hold stacks of them against. Axes: B batch."""
 
+import gymnasium as gym
 import numpy as np
 import torch
 from torch.nn.functional import relu
@@ -82,10 +83,12 @@ class Single:
             torch.testing.assert_close(trained.tensors[name]["target"], target, rtol=1e-4, atol=1e-5)
 
 
-def replayed_batch(algorithm, count, size=8, seed=0, actions=None):
+def replayed_batch(algorithm, count, size=8, seed=0):
     """A random batch [P, B] of what `count` agents have done, their actions as the environment takes them."""
     draws, space = torch.Generator().manual_seed(seed), algorithm.interface.action
-    if actions is None:
+    if isinstance(space, gym.spaces.Discrete):
+        actions = torch.randint(int(space.n), (count, size), generator=draws)
+    else:
         low, high = torch.from_numpy(space.low), torch.from_numpy(space.high)
         actions = low + (high - low) * torch.rand(count, size, *space.shape, generator=draws)
     fields = {

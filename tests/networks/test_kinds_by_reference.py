@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 from helpers.kinds import OBSERVATIONS, act, made, rollout_batch, shown
-from helpers.support import agent, batch_of, check_stacks_equal_singles, first_architecture, greedy, population
+from helpers.replayed import replayed_batch
+from helpers.support import agent, check_stacks_equal_singles, first_architecture, greedy, population
 from torch.nn import functional
 
 from evorl.networks.dense import ACTIVATIONS
@@ -232,18 +233,6 @@ def test_what_came_before_an_episode_does_not_reach_its_gradient(cell):
     assert reached.tolist() == [[False, True], [False, True], [True, True], [True, True]]
 
 
-def replay_batch(algorithm, agents, seed):
-    """A random batch of transitions, with masks where there are some."""
-    generator, count = torch.Generator().manual_seed(seed), len(agents)
-    fields = {"reward": torch.randn(count, 8, generator=generator)}
-    fields["terminated"] = torch.rand(count, 8, generator=generator) < 0.2
-    fields["action"] = torch.randint(3, (count, 8), generator=generator)
-    for prefix in ("observation.", "next_observation."):
-        looks = shown(algorithm.interface, count, 8, generator)
-        fields |= {prefix + name: value for name, value in looks.items() if name != "started"}
-    return batch_of(fields, torch.full((count, 8), 1 / 8), torch.ones(count))
-
-
 @pytest.mark.parametrize("seen", ["image", "dict"])
 @pytest.mark.parametrize("dueling", ["true", "false"])
 def test_stacks_of_dqn_agents_with_images_and_masks_learn_as_they_do_alone(seen, dueling):
@@ -255,7 +244,7 @@ def test_stacks_of_dqn_agents_with_images_and_masks_learn_as_they_do_alone(seen,
     assert looks["action_mask"].gather(-1, best.unsqueeze(-1)).all()
     free = {name: value for name, value in looks.items() if name != "action_mask"}
     assert (greedy(together, free)[0] != best).any(), "a mask changes what is best"
-    batches = [replay_batch(algorithm, agents, seed) for seed in range(3)]
+    batches = [replayed_batch(algorithm, len(agents), seed=seed) for seed in range(3)]
     check_stacks_equal_singles(agents, algorithm, batches, looks, rtol=2e-4, atol=2e-5)
 
 
@@ -264,7 +253,7 @@ def test_a_dqn_target_is_of_an_action_that_is_allowed_next():
     for double in ("true", "false"):
         algorithm = made("dqn", f"algorithm.double={double}", "algorithm.loss=mse", masked=True)
         stack = population([agent(dqn=algorithm)], algorithm).policy.stacks[0]
-        whole = replay_batch(algorithm, [None], 0)
+        whole = replayed_batch(algorithm, 1)
         following = whole.next_observation
         q, target_q = stack.networks["q"], stack.target_networks["q"]
         with torch.no_grad():
