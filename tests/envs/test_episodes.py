@@ -225,19 +225,3 @@ def test_an_episode_that_begins_as_its_agent_changes_counts_for_the_new_one(rese
         episodes.step(torch.ones(1, 1), torch.tensor([[ended]]))
     _, count, _, lengths = episodes.pop()
     assert (count.tolist(), lengths.tolist()) == ([1], [2])
-
-
-def test_returns_have_no_bias_towards_short_episodes():
-    """Half of all episodes last 10 steps and half 90; in a window of 100 steps most that end are short."""
-    rng, episodes, sums = np.random.default_rng(0), Episodes(1, 500), np.zeros(2)
-    length, age = rng.choice([10, 90], 500), np.zeros(500)
-    for step in range(1, 4_001):
-        age += 1
-        ended = age == length
-        episodes.step(torch.ones(1, 500), torch.from_numpy(ended)[None])
-        length, age = np.where(ended, rng.choice([10, 90], 500), length), np.where(ended, 0, age)
-        if step % 100 == 0:
-            returns, count, _, _ = episodes.pop()
-            sums += returns[0], count[0]
-    assert sums[1] > 10_000
-    assert abs(sums[0] / sums[1] - 50) < 1

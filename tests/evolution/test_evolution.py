@@ -145,30 +145,6 @@ def test_ranks_of_successive_generations_correlate_after_spearman(before, now, e
     assert rank_correlation(members) == (expected if expected is None else pytest.approx(expected, abs=1e-6))
 
 
-def test_noise_seldom_begins_selection_and_never_in_a_small_population():
-    """By the eighth generation it would in 99 % of the runs of two agents, and in 73 % of those of four."""
-    settings, rng = context("evolution.burn_in=auto").settings, np.random.default_rng(0)
-
-    def begin(members):
-        for member in members:
-            member.ranks = ()
-        for generation in range(1, 9):
-            for member, value in zip(members, rng.permutation(len(members)), strict=True):
-                member.fitness = float(value)
-            note_ranks(members, settings)
-            if begins(settings, generation, rank_correlation(members), 0.1):
-                return True
-        return False
-
-    early = {}
-    for size in (2, 4, 7, 8, 16):
-        members = agents([0.0] * size)
-        early[size] = np.mean([begin(members) for _ in range(100)])
-    assert early[2] == early[4] == early[7] == 0.0
-    assert 0.0 < early[8] < 0.35
-    assert early[16] < 0.1
-
-
 def test_selection_begins_when_it_is_due_or_ranks_can_be_trusted():
     fixed, auto = context("evolution.burn_in=2").settings, context("evolution.burn_in=auto").settings
     assert [begins(fixed, generation, 1.0, 1.0) for generation in (1, 2, 3)] == [False, False, True]

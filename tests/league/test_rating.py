@@ -1,6 +1,5 @@
 """Ratings and matchmaking, by the numbers."""
 
-import itertools
 import math
 
 import numpy as np
@@ -79,23 +78,6 @@ def test_opponents_are_drawn_by_these_probabilities(matchmaking, chances):
 
 def test_expected_results_shrink_to_a_draw():
     assert expected(np.array([[0.0, 3.0]]), np.array([[0.0, 3.0]])).tolist() == [[0.5, 3.5 / 4]]
-
-
-@pytest.mark.parametrize("iterated", ["latest", "pfsp"])
-def test_self_play_circles_in_rock_paper_scissors_and_pfsp_comes_near_the_mixture(iterated):
-    """Each generation is the best response to the opponents that its predecessor would be given."""
-    beats = np.array([[0.5, 0.0, 1.0], [1.0, 0.5, 0.0], [0.0, 1.0, 0.5]])  # Of rock, paper, scissors.
-    past = [0]
-    for _ in range(300):
-        own = past[-1]
-        result = np.array([beats[own, other] for other in past])
-        chances = opponent_probabilities(iterated, result, len(past) - 1, population=len(past))
-        faced = np.bincount(past, chances, minlength=3)
-        past.append(int(np.argmax(beats @ faced)))
-    if iterated == "latest":
-        assert all((one + 1) % 3 == other for one, other in itertools.pairwise(past)), "round and round"
-        return
-    assert np.abs(np.bincount(past[-200:], minlength=3) / 200 - 1 / 3).max() < 0.1
 
 
 def test_ratings_of_a_strict_order_are_those_of_the_maximum():
