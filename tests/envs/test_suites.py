@@ -38,23 +38,6 @@ def test_a_package_that_cannot_be_imported_is_not_said_to_be_missing(monkeypatch
         Environments(Environment(id="Hopper-v5"), 1, 1)
 
 
-@pytest.mark.parametrize(
-    ("id", "numbers", "actions"),
-    [("HalfCheetah-v5", 17, 6), ("Ant-v5", 105, 8)],
-)
-def test_robots_step(id, numbers, actions):
-    pytest.importorskip("mujoco")
-    made = Environments(Environment(id=id), 2, 2)
-    made.reset(3)
-    assert made.observation["observation"].shape == (2, 2, numbers)
-    before = made.observation["observation"].clone()
-    transition = made.step(torch.full((2, 2, actions), 0.5))
-    assert transition.valid.all()
-    assert not torch.equal(made.observation["observation"], before)
-    assert (transition.reward != 0).all()
-    made.close()
-
-
 @pytest.mark.parametrize("game", ["Breakout", "Seaquest"])
 def test_games_are_images_of_flags_and_are_kept_as_bytes(game):
     pytest.importorskip("minatar")
