@@ -1,9 +1,11 @@
-"""README and docs: the files and headings that they link to, and the source files that they name, are there."""
+"""README and docs: files and headings that they link to, source files that they name, and all algorithms are there."""
 
 import re
 
 import pytest
 from helpers.support import ROOT
+
+from evorl.algorithms import ALGORITHMS
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 ROOMS = ("evorl", "demos", "benchmarks", "tests")
@@ -44,3 +46,13 @@ def test_each_source_file_that_is_named_exists(page):
 def test_the_site_has_each_page():
     nav = set(re.findall(r"[\w/]+\.md", (ROOT / ".ci/site/mkdocs.yml").read_text()))
     assert {str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md")} <= nav
+
+
+def test_each_algorithm_has_a_section_in_the_registrys_order():
+    text = (ROOT / "docs" / "algorithms.md").read_text()
+    sections = re.findall(r"^## (\w+)$", text, re.MULTILINE)
+    assert sections == list(ALGORITHMS)
+    for name, section in zip(sections, re.split(r"^## ", text, flags=re.MULTILINE)[2:], strict=True):
+        assert "```math" in section, name
+        assert re.search(r"arXiv \d{4}\.\d{5}", " ".join(section.split())), name
+        assert f"`evorl config {name}`" in section, name

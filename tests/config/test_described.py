@@ -1,6 +1,5 @@
 """The keys of a configuration, explained from its models."""
 
-import importlib
 import re
 
 import pytest
@@ -30,16 +29,6 @@ def test_each_key_has_the_default_that_a_run_would_have(name):
             value = value.get(key) if isinstance(value, dict) else None
         if each.default and value is not None:
             assert override({}, [f"shown={each.default}"])["shown"] == value, each.path
-
-
-def test_the_page_of_the_site_has_every_key(monkeypatch):
-    pytest.importorskip("mkdocs")
-    pytest.importorskip("latex2mathml")
-    monkeypatch.syspath_prepend(ROOT / ".ci" / "site")
-    text = importlib.import_module("pages")._settings()
-    assert all(f"### {name}\n" in text for name in SETTINGS)
-    row = "| `population.size` | whole number, at least 1 and at most 1000 | `4` | The number of agents. "
-    assert row in text
 
 
 @pytest.mark.parametrize("name", shipped_names())
