@@ -1,6 +1,7 @@
 """Mutations of hidden layers: growth changes nothing that an agent computes, and nothing that was learned gets lost."""
 
 import itertools
+import math
 
 import gymnasium as gym
 import numpy as np
@@ -11,6 +12,7 @@ from helpers.support import agent, algorithm, batch, check_tensors, population, 
 from evorl.config import ArchitectureLimits
 from evorl.evolution import mutation as operations
 from evorl.networks.dense import ACTIVATIONS
+from evorl.networks.stack import SIGMA
 from evorl.types.agents import Architecture
 
 KINDS = list(itertools.product(ACTIVATIONS, (False, True), (False, True)))
@@ -51,6 +53,32 @@ def test_growth_preserves_the_function(activation, layer_norm, dueling):
             torch.testing.assert_close(now, was, rtol=1e-4, atol=1e-5)
     assert member.architectures["q"].hidden_sizes == (37, 70)
     assert member.architectures["q"].residual_layers == (2, 1)
+
+
+@pytest.mark.parametrize("dueling", [False, True])
+def test_growth_preserves_the_function_of_noisy_layers_mean_weights(dueling):
+    (dqn, branches), rng = made(dueling, "algorithm.noisy={sigma: 0.4}"), np.random.default_rng(3)
+    member = trained("relu", False, branches, dqn)
+    before = outputs(member, dqn)
+    for grow in (
+        lambda: operations.enlarge(member, dqn.networks, "q", "hidden.0", 37, rng),
+        lambda: operations.enlarge(member, dqn.networks, "q", "hidden.1", 50, rng),
+        lambda: operations.add_layer(member, dqn.networks, "q", "hidden.1", rng),
+        lambda: operations.add_layer(member, dqn.networks, "q", "hidden.0", rng),
+    ):
+        grow()
+        check_tensors(member, dqn)
+        for was, now in zip(before, outputs(member, dqn), strict=True):
+            torch.testing.assert_close(now, was, rtol=1e-4, atol=1e-5)
+    scales = {name: value for name, value in member.tensors["q"]["parameters"].items() if name.startswith(SIGMA)}
+    head = "advantage" if dueling else "q_values"
+    assert not scales[f"{SIGMA}{head}.weight"][24:].any(), "new units are read without noise too"
+    fresh = scales[f"{SIGMA}hidden.1.weight"][..., 24:]
+    torch.testing.assert_close(fresh[..., :20, :], torch.full_like(fresh[..., :20, :], 0.4 / math.sqrt(37)))
+    assert f"{SIGMA}hidden.1.residual.0.weight" in scales
+    operations.reduce(member, dqn.networks, "q", "hidden.1", 24)
+    operations.remove_residual_layer(member, dqn.networks, "q", "hidden.1")
+    check_tensors(member, dqn)
 
 
 @pytest.mark.parametrize(("activation", "layer_norm", "dueling"), KINDS)
@@ -163,11 +191,15 @@ def test_a_layer_after_one_that_reads_a_single_number_takes_over_the_moments_of_
     assert (grown["hidden.0.residual.0.bias"] == 0.0).all()
 
 
-def test_the_units_that_are_read_least_go_first():
-    dqn = algorithm()
+@pytest.mark.parametrize("options", [(), ("algorithm.noisy={sigma: 0.4}",)], ids=["plain", "noisy"])
+def test_the_units_that_are_read_least_go_first_however_much_noise_they_have(options):
+    dqn = algorithm(*options)
     member = agent(dqn=dqn)
     for role in ("parameters", "target"):
-        member.tensors["q"][role]["q_values.weight"][[3, 7]] = 0
+        tensors = member.tensors["q"][role]
+        tensors["q_values.weight"][[3, 7]] = 0
+        if options:
+            tensors[f"{SIGMA}q_values.weight"][[3, 7]] = 100
     before = outputs(member, dqn)
     operations.reduce(member, dqn.networks, "q", "hidden.1", 14)
     assert member.architectures["q"].hidden_sizes == (16, 14)

@@ -1,17 +1,13 @@
-"""Noisy layers: the law of their noise, whose gradient is whose, and what mutations leave of them. Axes: P agents."""
+"""Noisy layers: the law of their noise, and whose gradient is whose. Axes: P agents."""
 
 import math
-from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from helpers.kinds import CONVOLUTIONS, OBSERVATIONS
 from helpers.support import (
     agent,
     algorithm,
-    batch,
-    check_tensors,
     config,
     first_architecture,
     greedy,
@@ -20,7 +16,6 @@ from helpers.support import (
 )
 
 from evorl.config import validate
-from evorl.evolution import mutation as operations
 from evorl.networks.flat import Weights
 from evorl.networks.stack import SIGMA, WeightNoise
 
@@ -154,54 +149,3 @@ def test_noisy_layers_leave_out_random_actions_unless_they_are_configured():
     assert (exploration(noisy={}).start, exploration(noisy={}).end) == (0.0, 0.0)
     assert exploration(noisy={}, exploration={"end": 0.2}).start == 1.0
     assert config("algorithm.noisy={}").algorithm.noisy.sigma == 0.5
-
-
-def trained(dqn, sizes=(20, 24)):
-    shape = replace(first_architecture(dqn), hidden_sizes=sizes, residual_layers=(0,) * len(sizes))
-    group = population([agent(shape, dqn=dqn)], dqn)
-    for seed in range(3):
-        group.update(batch(group.policy.agents, seed=seed))
-    return group.to_agents()[0]
-
-
-def outputs(member, dqn):
-    (stack,) = population([member], dqn).policy.stacks
-    x = torch.randn(1, 50, 5, generator=generator())
-    return [dqn.q_values(networks["q"](seen(x))) for networks in (stack.networks, stack.target_networks)]
-
-
-def test_noise_counts_towards_no_unit_when_a_layer_shrinks():
-    dqn = algorithm(NOISY)
-    member = trained(dqn)
-    parameters = member.tensors["q"]["parameters"]
-    useful = sorted(parameters["q_values.weight"].abs().sum(1).topk(16).indices.tolist())
-    kept = parameters["q_values.weight"][useful].clone()
-    parameters[f"{SIGMA}q_values.weight"] *= torch.arange(24.0)[:, None]
-    operations.reduce(member, dqn.networks, "q", "hidden.1", 16)
-    torch.testing.assert_close(member.tensors["q"]["parameters"]["q_values.weight"], kept)
-
-
-@pytest.mark.parametrize("options", [(NOISY,), (NOISY, DUELING)], ids=["shared", "dueling"])
-def test_growth_preserves_the_function_of_the_mean_weights(options):
-    dqn, rng = algorithm(*options), np.random.default_rng(3)
-    member = trained(dqn)
-    before = outputs(member, dqn)
-    for grow in (
-        lambda: operations.enlarge(member, dqn.networks, "q", "hidden.0", 37, rng),
-        lambda: operations.enlarge(member, dqn.networks, "q", "hidden.1", 50, rng),
-        lambda: operations.add_layer(member, dqn.networks, "q", "hidden.1", rng),
-        lambda: operations.add_layer(member, dqn.networks, "q", "hidden.0", rng),
-    ):
-        grow()
-        check_tensors(member, dqn)
-        for was, now in zip(before, outputs(member, dqn), strict=True):
-            torch.testing.assert_close(now, was, rtol=1e-4, atol=1e-5)
-    scales = {name: value for name, value in member.tensors["q"]["parameters"].items() if name.startswith(SIGMA)}
-    head = "advantage" if len(options) > 1 else "q_values"
-    assert not scales[f"{SIGMA}{head}.weight"][24:].any(), "new units are read without noise too"
-    fresh = scales[f"{SIGMA}hidden.1.weight"][..., 24:]
-    torch.testing.assert_close(fresh[..., :20, :], torch.full_like(fresh[..., :20, :], 0.4 / math.sqrt(37)))
-    assert f"{SIGMA}hidden.1.residual.0.weight" in scales
-    operations.reduce(member, dqn.networks, "q", "hidden.1", 24)
-    operations.remove_residual_layer(member, dqn.networks, "q", "hidden.1")
-    check_tensors(member, dqn)
