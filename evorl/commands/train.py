@@ -20,7 +20,7 @@ from evorl.config.fields import leaves
 from evorl.config.yaml import ACCELERATE, PACKAGE, VERBOSE, assignment, override
 from evorl.runs.configuration import program_for, read_config
 from evorl.runs.reading.read import read_overview
-from evorl.runs.storage.checkpoint_files import STATE, Checkpoints
+from evorl.runs.storage.checkpoint_files import INTERIM, STATE, Checkpoints
 from evorl.runs.storage.directory import (
     CONFIG,
     check_run,
@@ -158,7 +158,7 @@ def ranks_of(run: Path) -> int:
     The lock also has the number of a start that failed, with which a resumed run would lose its replay.
     """
     states = [read_object(run / LOCK)]
-    for stem in ("generation", "interim"):
+    for stem in ("generation", INTERIM):
         checkpoints = Checkpoints(run / CHECKPOINTS, stem=stem)
         states += [read_object(checkpoints.path(number) / STATE) for number in checkpoints.generations()[-1:]]
     # Of the same generation, a checkpoint within the next one is the newer.

@@ -290,3 +290,28 @@ def test_two_ranks_stop_together_and_go_on(tmp_path, forked_launch):
     assert len(lines(tmp_path / "runs" / "b" / "metrics.jsonl")) == len(
         lines(tmp_path / "runs" / "a" / "metrics.jsonl")
     )
+
+
+@pytest.mark.filterwarnings("ignore:.*its generation starts over")
+@pytest.mark.parametrize("recorded", [1, 2])
+@pytest.mark.usefixtures("in_directory")
+def test_a_run_with_nothing_but_an_interim_checkpoint_goes_on_from_it_and_is_never_cut_back(
+    recorded, whole_run, monkeypatch, capsys
+):
+    """As on a disk that was full when each generation was to be saved."""
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.CheckpointManager, "save", lambda *given: "the disk is full")
+        assert play("b", stop_after=24 * recorded + 4, monkeypatch=patch) == 143
+    (place,) = saved("b")
+    history = Path("runs/b/metrics.jsonl").read_bytes()
+    assert len(history.splitlines()) == recorded
+    shutil.copytree("runs/b", "runs/c")
+    (place / "learner-rank-000.safetensors").unlink()
+    for _ in range(2):  # The first attempt sets the damaged one aside.
+        capsys.readouterr()
+        assert play("b", monkeypatch=monkeypatch) == 2
+        assert "has been trained, but no intact checkpoint is left" in refusal(capsys)
+        assert Path("runs/b/metrics.jsonl").read_bytes() == history
+        assert Path("runs/b/elite/agent.safetensors").exists()
+    assert play("c", monkeypatch=monkeypatch) == 0
+    assert differences(whole_run, Path("runs/c")) == []

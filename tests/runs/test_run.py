@@ -186,19 +186,22 @@ def test_another_setting_for_a_run_without_agents_is_advised_without_them(in_dir
     assert train("run.name=b", *shlex.split(advised[2]), configuration=Path(advised[1])) == 0
 
 
+LOST = "has been trained, but no intact checkpoint is left; nothing was changed"
+
+
 def test_a_refused_resume_leaves_the_run_as_it_was(run, capsys):
     for agents in run.glob("checkpoints/generation-*/agents.safetensors"):
         agents.write_bytes(agents.read_bytes() + b"x")
     before = contents(run)
     with pytest.warns(EvorlWarning, match="damaged"):
         assert train("run.name=a", "run.resume=auto", "training.max_steps=200") == 2
-    assert "is damaged; nothing was changed" in error_line(capsys)
+    assert LOST in error_line(capsys)
     assert contents(run) == before
     # Its summary still says that the run has finished, so that it does not begin anew.
     shutil.rmtree(run / "checkpoints")
     before = contents(run)
     assert train("run.name=a", "run.resume=auto", "training.max_steps=200") == 2
-    assert "has been trained before, but has no checkpoint" in error_line(capsys)
+    assert LOST in error_line(capsys)
     assert contents(run) == before
 
 

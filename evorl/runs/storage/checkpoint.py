@@ -190,10 +190,10 @@ class CheckpointManager:
 
         With a `position`, the progress is within a generation, and `resume` restores the rest. The directory is
         unchanged until `roll_back`, except that a damaged checkpoint within a generation is renamed. Raises UserError
-        if there are checkpoints but none is intact.
+        if the run has been trained, but no checkpoint is intact.
         """
         ranks, checkpoints = self._ranks, self.directory.checkpoints
-        generations, self._number, within = json.loads(ranks.from_main(self._listed, "the checkpoints"))
+        generations, self._number, within, trained = json.loads(ranks.from_main(self._listed, "the checkpoints"))
         candidates = [(generation, False) for generation in generations]
         for generation, is_interim in sorted([*candidates, *([(within, True)] if within is not None else [])])[::-1]:
             if is_interim:
@@ -213,17 +213,17 @@ class CheckpointManager:
                 lost.append(f"generation {generation} was cut short by training.max_steps={limit}")
             self._warn_where_inexact(progress, lost)
             return progress, agents
-        if generations:
+        if trained:
             raise UserError(
-                f"run.resume: every checkpoint in {checkpoints.directory} is damaged; nothing was changed, and with "
-                "another run.name training starts from scratch",
+                f"run.resume: {self.directory.path} has been trained, but no intact checkpoint is left; nothing was "
+                "changed, and with another run.name training starts from scratch",
                 reported_elsewhere=not ranks.is_main,
             )
         return None
 
     def _listed(self) -> bytes:
         """As JSON: the generations with checkpoints; the number of the newest one within a generation, or 0, and its
-        last complete generation, or None.
+        last complete generation, or None; and whether the run has been trained.
 
         A damaged one within a generation is set aside. Raises UserError.
         """
@@ -234,7 +234,8 @@ class CheckpointManager:
                 within = self._state(interim, number).generation
             except UserError as error:
                 self._set_aside(str(error))
-        return json_bytes([self.directory.checkpoints.generations(), number, within])
+        generations = self.directory.checkpoints.generations()
+        return json_bytes([generations, number, within, bool(generations) or self.directory.has_trained()])
 
     def _restore_interim(self) -> tuple[Progress, list[Agent]] | None:
         """Restore the newest checkpoint within a generation; None if its generation starts over, with a warning."""

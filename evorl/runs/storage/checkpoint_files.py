@@ -28,6 +28,8 @@ MANIFEST = "manifest.json"
 AGENTS, ELITE = "agents.safetensors", "elite.safetensors"
 ARCHIVE, STATE = "archive.safetensors", "state.json"
 EXPERIENCE, ENVIRONMENTS = "experience", "environments"
+INTERIM = "interim"
+"""The stem of the names of checkpoints within a generation."""
 PARTS = ("policy", "learner", EXPERIENCE)
 """The names of the parts, in the order of the argument `parts` of `Run.steps`."""
 FILE = re.compile(

@@ -20,7 +20,7 @@ from evorl.config import AnyConfig, read_yaml, validate
 from evorl.config.fields import leaves
 from evorl.config.run import LeagueSettings
 from evorl.config.yaml import parse_settings
-from evorl.runs.storage.checkpoint_files import Checkpoints
+from evorl.runs.storage.checkpoint_files import INTERIM, Checkpoints
 from evorl.runs.storage.json_lines import JsonLines
 from evorl.runs.storage.trust import note_trained
 from evorl.system.files import (
@@ -152,7 +152,7 @@ class RunDirectory:
     def __init__(self, path: Path, lock: Lock | None = None) -> None:
         self.path = path
         self.checkpoints = Checkpoints(path / CHECKPOINTS)
-        self.interim = Checkpoints(path / CHECKPOINTS, stem="interim")
+        self.interim = Checkpoints(path / CHECKPOINTS, stem=INTERIM)
         self.metrics = JsonLines(path / METRICS)
         self.lineage = JsonLines(path / LINEAGE)
         self._lock = lock
@@ -217,7 +217,6 @@ class RunDirectory:
                     f"run.name: {self.path} already holds a run; choose another name, or go on with run.resume=auto"
                 )
             check_same_run(self.path, config)
-            self._check_checkpoints()
         elif any(not name.startswith(".") for name in there):
             raise UserError(f"run.name: {self.path} is not empty and holds no run; choose another name")
         self.checkpoints.discard()
@@ -261,20 +260,14 @@ class RunDirectory:
                 "the run ends, and nothing more is written there; `evorl resume` goes on where the directory is now"
             )
 
-    def _check_checkpoints(self) -> None:
-        """Raise UserError if a run has lost its checkpoints: starting over would lose its elite, too.
+    def has_trained(self) -> bool:
+        """True if the run has recorded more than the one generation that a kill before its first checkpoint may leave.
 
-        A run that was killed before its first checkpoint may have recorded one generation too, but has not finished; it
-        may start over.
+        Starting over would lose its elite, too.
         """
-        if self.checkpoints.generations():
-            return
         has_finished = read_object(self.path / SUMMARY).get("ended") in (FINISHED, STOPPED)
-        if any(row["generation"] > 1 or has_finished for row in self.metrics.rows()):
-            raise UserError(
-                f"run.resume: {self.path} has been trained before, but has no checkpoint; nothing was changed; choose "
-                "another run.name to train from scratch"
-            )
+        went_on = has_finished or any((self.path / CHECKPOINTS).glob(f"*{INTERIM}-*"))
+        return any(went_on or row["generation"] > 1 for row in self.metrics.rows())
 
     def flush(self) -> None:
         """Write pending lines of metrics and lineage to disk. Raises OSError, and RunFailed like `check`."""
