@@ -208,7 +208,7 @@ def train_seeds(parsed: argparse.Namespace) -> None:
     for number, path in runs:
         if (path / CONFIG).is_file():
             requested = launched(read_config(file, [*assignments, f"seed={number}"]))
-            _check_begun(path, check(requested, ranks=parsed.processes))
+            _check_begun(path, check(requested, ranks=parsed.processes), parsed.processes)
     several = ["--processes", str(parsed.processes)] if parsed.processes > 1 else []
     program = [sys.executable, "-P", "-m", "evorl", "train", *several, str(file), *assignments]
     commands = [
@@ -221,14 +221,21 @@ def train_seeds(parsed: argparse.Namespace) -> None:
         raise RunFailed(f"seed {', '.join(failed)} did not finish; repeat the command to resume")
 
 
-def _check_begun(path: Path, config: AnyConfig) -> None:
-    """Raise UserError if the run in `path` has other settings, whose results would be taken for those of `config`."""
+def _check_begun(path: Path, config: AnyConfig, processes: int) -> None:
+    """Raise UserError if the run in `path` has other settings than `config`, or was trained on another number of
+    processes, where that changes the updates: its results cannot be averaged with those of the other seeds."""
     check_same_run(path, config)
-    begun = read_config(path / CONFIG, ())
+    begun, last, most = read_config(path / CONFIG, ()), read_overview(path).last, config.training.max_steps
+    is_alike = config.algorithm.split_batches or config.population.placement == "sharded"
+    # A run may have gone a little beyond its last step.
+    is_longer = most < min(begun.training.max_steps, _number(last, "agent_steps"))
     # A resumed run may change these, but results with both cannot be averaged.
     for key, was, now in (
         ("network.bf16", bool(begun.network.bf16), bool(config.network.bf16)),
         ("evaluation.max_steps", begun.evaluation.max_steps, config.evaluation.max_steps),
+        ("population.placement", begun.population.placement, config.population.placement),
+        ("training.max_steps", begun.training.max_steps if is_longer else most, most),
+        ("number of processes", processes if is_alike else last.get("ranks", processes), processes),
     ):
         if was != now:
             raise UserError(f"run.resume: {path} was started with another {key}; choose another --name")

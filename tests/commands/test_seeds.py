@@ -144,3 +144,27 @@ def test_seeds_train_and_are_taken_up_again(in_directory, capsys):
     told = capsys.readouterr()
     assert "was started with another evaluation.max_steps; choose another --name" in told.err
     assert "best agents of" not in told.out, "they are of other settings"
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--processes", "2"], "number of processes"),
+        (["--processes", "2", "algorithm.split_batches=true"], "configuration: algorithm.split_batches"),
+        (["training.max_steps=40"], "training.max_steps"),
+        (["population.placement=sharded"], "population.placement"),
+        (["training.max_steps=110"], None),
+        (["training.max_steps=200"], None),
+    ],
+)
+def test_a_seed_that_cannot_be_averaged_with_the_others_is_refused(words, reason, run, monkeypatch, capsys):
+    """The run has gone to 116 steps."""
+    (run / "config.yaml").write_text((run / "config.yaml").read_text().replace("max_steps: 116", "max_steps: 110"))
+    run.rename(run.parent / "a-seed-1")
+    monkeypatch.setattr(train, "train_each", lambda commands, group: {})
+    code = run_program(
+        run_command, ["train", str(SMALL), "training.max_steps=110", *words, "--name", "a", "--seeds", "1"]
+    )
+    assert code == (2 if reason else 0), capsys.readouterr().err
+    if reason:
+        assert f"runs/a-seed-1 was started with another {reason}" in error_line(capsys)
