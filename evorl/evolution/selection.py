@@ -82,12 +82,11 @@ def ranks(fitness: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def note_ranks(agents: Sequence[Agent], settings: Evolution) -> None:
-    """With `burn_in: auto`, record each agent's rank in this generation after that in the last one."""
-    if settings.burn_in != "auto":
-        return
+    """With `burn_in: auto`, record each agent's rank in this generation after that in the last one; else forget them,
+    as a branch may have those of its origin."""
     fitness = _fitness_of(agents)
     for agent, rank in zip(agents, ranks(fitness), strict=True):
-        agent.ranks = (*agent.ranks, float(rank))[-RANKED_GENERATIONS:]
+        agent.ranks = (*agent.ranks, float(rank))[-RANKED_GENERATIONS:] if settings.burn_in == "auto" else ()
 
 
 def rank_correlation(agents: Sequence[Agent]) -> float | None:

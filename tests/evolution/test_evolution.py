@@ -122,6 +122,8 @@ def test_the_ranks_of_two_generations_are_kept_and_children_have_their_parents()
         note_ranks(members, context("evolution.burn_in=auto").settings)
     assert members[1].ranks == (0.75,) * 2
     assert members[1].child(5).ranks == members[1].ranks
+    note_ranks(members, context("evolution.burn_in=5").settings)
+    assert members[1].ranks == (), "a branch of the run would tell a correlation of old ranks for ever"
 
 
 @pytest.mark.parametrize(
