@@ -16,6 +16,7 @@ from pathlib import Path
 from evorl.commands.train import become, launch_command, processes_for, program_of, verbosity
 from evorl.config import AnyConfig, override, read_yaml, validate
 from evorl.config.fields import leaves
+from evorl.config.run import THEN
 from evorl.config.yaml import assignment
 from evorl.envs.generation import MIN_SHARE
 from evorl.runs.configuration import read_config
@@ -70,12 +71,13 @@ def branch(parsed: argparse.Namespace) -> None:
     # Later generations may have been trained on another number of ranks.
     ranks = processes_for(progress_of(files[STATE], STATE).ranks, parsed.processes)
     check(config, ranks=ranks)
-    origin = f"{run.resolve().name}, generation {generation}"
+    before, here = begun.run.branch_of, f"{run.resolve().name}, generation {generation}"
+    origin = here if before is None else f"{before}{THEN}{here}"
     config = config.model_copy(update={"run": config.run.model_copy(update={"branch_of": origin})})
     undone = ""
     if parsed.without is not None:
         files[AGENTS], undone = without_mutation(files, parsed.without, generation, config)
-    before = decode_agents(files[AGENTS], AGENTS)
+    agents = decode_agents(files[AGENTS], AGENTS)
     copy(run, new, config, generation, files | with_hyperparameters(files, names, config))
     say(f"{from_here(new)}: branch of {from_here(run)}, generation {generation}")
     if undone:
@@ -84,7 +86,7 @@ def branch(parsed: argparse.Namespace) -> None:
         if key not in LOCATION and key.removeprefix("algorithm.") not in names:
             say(f"{key}: is now {now}, and was {was}")
     for name in names:
-        say(_change(name, before, begun, config))
+        say(_change(name, agents, begun, config))
     become(launch_command([str(program), "--config", str(new / CONFIG), *verbosity(parsed)], ranks))
 
 

@@ -22,6 +22,9 @@ from evorl.config.fields import (
 )
 from evorl.types.messages import shown
 
+THEN = ", then "
+"""Stands in `run.branch_of` between the origin of a run and that of its branch."""
+
 
 class RunSettings(Section):
     """The run's directory, and how its processes compute and wait."""
@@ -33,7 +36,8 @@ class RunSettings(Section):
     resume: Literal["never", "auto"] = "never"
     """`auto` resumes from the newest intact checkpoint, if there is one."""
     branch_of: Plain | None = None
-    """The run and the generation that a run goes on from, as `evorl branch` notes them."""
+    """The run and the generation that a run goes on from, as `evorl branch` notes them; those of a run that is a branch
+    itself come before."""
     timeout: Seconds = 300.0
     """Seconds that a rank waits for the others before it gives up. Sharded ranks first meet at a generation's end,
     which slower ones must reach within this time."""

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evorl.config.fields import leaves
+from evorl.config.run import THEN
 from evorl.report.data import Drawn
 from evorl.tracking.tracker import thinned
 from evorl.types.messages import shown
@@ -205,7 +206,7 @@ def points(run: Drawn) -> tuple[Floats, Floats]:
 
 
 def groups(runs: Sequence[Drawn]) -> list[Group]:
-    """Group runs by configuration, number of ranks and origin, in order of first appearance.
+    """Group runs by configuration, number of ranks and generation of a branch, in order of first appearance.
 
     Warns of equal seeds in a group, and of branches with the same origin.
     """
@@ -222,11 +223,12 @@ def groups(runs: Sequence[Drawn]) -> list[Group]:
 
 
 def _warn_of_dependence(runs: Sequence[Drawn]) -> None:
-    """Warn if runs of one configuration share a seed, or branches their origin: their intervals are too narrow."""
+    """Warn if runs of one configuration share a seed, or branches the run in which they began: their intervals are too
+    narrow."""
     sharing: dict[str, list[str]] = defaultdict(list)
     for run in runs:
-        origin = run.setting("run.branch_of")
-        sharing[f"seed, {shown(run.setting('seed'))}" if origin is None else f"origin, {origin}"].append(run.name)
+        begun = _origin(run)
+        sharing[f"seed, {shown(run.setting('seed'))}" if begun is None else f"origin, {begun.run}"].append(run.name)
     for shared, names in sharing.items():
         if len(names) > 1:
             some = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
@@ -234,15 +236,33 @@ def _warn_of_dependence(runs: Sequence[Drawn]) -> None:
             warnings.warn(f"{what}; leave all but one out", EvorlWarning, stacklevel=3)
 
 
+class Origin(NamedTuple):
+    """The run in which a branch began, or the branch that it is of; and the generation of each that it went on from."""
+
+    run: str
+    generations: str
+
+
+def _origin(run: Drawn) -> Origin | None:
+    """Where a branch began, or None if a run is none."""
+    begun = run.setting("run.branch_of")
+    if begun is None:
+        return None
+    steps = str(begun).split(THEN)
+    return Origin(steps[0].rpartition(", ")[0], THEN.join(step.rpartition(", ")[2] for step in steps))
+
+
 def _circumstances(run: Drawn) -> dict[str, Any]:
-    """The conditions beside its settings by which a run is grouped: its number of ranks, and the origin of a branch.
+    """The conditions beside its settings by which a run is grouped: its number of ranks, and where a branch began.
 
     The number of ranks counts where it changes the updates: replicas make them larger, unless they split batches. A
-    branch shares its first generations with the run that it began in, so the two are not independent.
+    branch shares its first generations with the run that it began in, so the two are not independent; branches of
+    several runs at one generation are.
     """
     is_alike = run.setting("algorithm.split_batches") is True or run.setting("population.placement") == "sharded"
-    begun = run.setting("run.branch_of")
-    return ({} if is_alike else {"ranks": run.generations[-1].ranks}) | ({} if begun is None else {"branch_of": begun})
+    begun = _origin(run)
+    at = {} if begun is None else {"branch_of": begun.generations}
+    return ({} if is_alike else {"ranks": run.generations[-1].ranks}) | at
 
 
 def _labels(runs: Sequence[Drawn], configs: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -332,6 +332,11 @@ def test_list_lineage_and_reports_say_where_a_branch_began(run, branch, capsys):
     assert ("branch of", "a, generation 3") in run_facts(runs[1])
     assert "branch of" not in dict(run_facts(runs[0]))
     assert [row["names"] for row in compared(groups(runs))] == ["a", "b (branch of a, generation 3)"]
+    shutil.rmtree("runs/a")
+    Path("runs/b").rename("runs/a")
+    assert branch("c", "training.max_steps=200", trains=False) == 0
+    begun = read_yaml(Path("runs/c/config.yaml"))["run"]["branch_of"]
+    assert re.fullmatch(r"a, generation 3, then a, generation \d+", begun)
 
 
 def test_a_new_run_with_the_settings_of_a_branch_is_none(run, branch):

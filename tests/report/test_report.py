@@ -151,10 +151,26 @@ def test_runs_of_one_seed_are_no_independent_samples(tmp_path):
     branch = replace(made[1], config={**made[1].config, "run": {"branch_of": "a, generation 2"}})
     alone, branched = groups([made[0], branch])
     assert (alone.runs, branched.runs) == ((made[0],), (branch,)), "it shares the generations of the run a"
-    assert branched.label == "dqn on CartPole-v1: branch_of a, generation 2"
+    assert branched.label == "dqn on CartPole-v1: branch_of generation 2"
     sibling = replace(branch, name="d", config={**branch.config, "seed": 9})
-    with pytest.warns(EvorlWarning, match="^b, d: the same settings and the same origin, a, generation 2, so they are"):
+    with pytest.warns(EvorlWarning, match="^b, d: the same settings and the same origin, a, so they are"):
         groups([branch, sibling])
+
+
+def test_branches_of_several_runs_at_one_generation_are_one_group(tmp_path):
+    def branch(name, origin, seed):
+        config = {**CONFIG, "seed": seed, "run": {"branch_of": origin}}
+        return load(write_run(tmp_path / name, config))
+
+    made = [branch(name, f"seed, {seed}, generation 2", seed) for seed, name in enumerate("abcd", 1)]
+    (group,) = groups(made)
+    assert group.curve()[1][-1].low is not None, "four independent runs have an interval"
+    again = [
+        branch("e", "x, generation 1, then b, generation 2", 5),
+        branch("f", "x, generation 1, then c, generation 2", 6),
+    ]
+    with pytest.warns(EvorlWarning, match="^e, f: the same settings and the same origin, x, so they are"):
+        assert [len(group.runs) for group in groups([*made, *again])] == [4, 2]
 
 
 def test_labels_are_distinct_and_name_settings_in_full(tmp_path):
