@@ -163,6 +163,8 @@ def checkpoint_of(run: Path, wanted: int | None, begun: AnyConfig, config: AnyCo
             warnings.warn(f"{error}; looking at the other checkpoints", EvorlWarning, stacklevel=2)
             damaged.add(number)
             continue
+        # What was solved in other episodes is not solved in the branch's, where the elite is measured again.
+        progress.solved &= not progress.measured_otherwise(config)
         _refuse_an_end(where, progress, config)
         progress.shortened_by = None  # A branch is no continuation that a short generation would make inexact.
         if begun.evolution.burn_in != config.evolution.burn_in:

@@ -220,6 +220,17 @@ def test_the_best_agent_is_measured_anew_in_another_environment_of_evaluation(ru
 
 
 @pytest.mark.filterwarnings("ignore::evorl.types.outcomes.EvorlWarning")
+def test_a_solved_run_has_branches_in_another_environment_of_evaluation(branch, capsys):
+    assert train("run.name=a", "training.max_steps=80", "training.target_fitness=1") == 0
+    assert branch("b", "training.max_steps=160", trains=False) == 2
+    assert "has reached 1 there" in capsys.readouterr().err
+    assert branch("b", "evaluation.environment.kwargs={sutton_barto_reward: true}", "training.max_steps=160") == 0
+    summary = json.loads(Path("runs/b/summary.json").read_bytes())
+    assert summary["solved"] is False
+    assert summary["elite_fitness"] <= 0
+
+
+@pytest.mark.filterwarnings("ignore::evorl.types.outcomes.EvorlWarning")
 def test_the_worst_return_of_another_environment_of_evaluation_does_not_count(branch):
     """It would make the lower bound of a mean far too low."""
     shaped = "evaluation.environment.kwargs={sutton_barto_reward: true}"
