@@ -30,6 +30,7 @@ from evorl.runs.storage.directory import (
     check_run,
     differences,
     from_here,
+    is_other_run,
     may_change_in_branch,
     way_to_change,
 )
@@ -114,7 +115,7 @@ def branched(run: Path, new: Path, begun: AnyConfig, overrides: Sequence[str]) -
     """
 
     def refuse_unless_free(key: str, was: object, now: object, config: AnyConfig) -> None:
-        if not may_change_in_branch(key, config):
+        if not may_change_in_branch(key, config) and not is_other_run(key, was, now):
             raise UserError(
                 f"{key}: was {was} and is now {now}, with which the agents of a checkpoint cannot go on; "
                 f"{way_to_change(run, key, now, config)}"

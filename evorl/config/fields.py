@@ -86,6 +86,8 @@ RETURN, INFO = "return", "info."
 """Fitness terms: the episode return, and the prefix of a number in the environment's `info`."""
 BENCHMARK = "league.benchmark"
 """The setting that names an opponent."""
+RANDOM = "random"
+"""The opponent that plays uniformly random moves."""
 RATING = "rating"
 """The fitness term for games: the agents' rating, which cannot be combined with other terms."""
 

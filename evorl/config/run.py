@@ -160,7 +160,8 @@ class LeagueSettings(Section):
     results against it. `random`; the directory of a run, whose best agent samples its moves; or
     `package.module:player`, a function that takes an observation and its action mask (or None) and returns a move.
     Such a function should be deterministic, or runs cannot be repeated. A run's agent is read when training begins or
-    resumes; a resumed run warns if it has changed since. `evorl evaluate` uses the same opponent."""
+    resumes, for which another path may be given; a resumed run warns if it has changed since. `evorl evaluate` uses the
+    same opponent."""
     games: Annotated[int, Field(ge=2, le=10_000, multiple_of=2)] = 8
     """Games of each pair of agents in a generation's evaluation, on the same seeds for all pairs, half from either
     seat. Agents act in them as at the end of training, not greedily."""

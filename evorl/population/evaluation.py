@@ -31,8 +31,6 @@ from evorl.types.agents import Agent
 from evorl.types.outcomes import EvorlWarning
 from evorl.types.tensors import Observation
 
-RANDOM = "random"
-"""The `league.benchmark` that plays uniformly random moves."""
 MAX_COPIES = 32
 """Maximum number of environments per agent that an evaluation steps in parallel."""
 ENOUGH_REPEATS = 7

@@ -41,8 +41,9 @@ from evorl.runs.agents.comparison import FEWEST_PAIRS
 from evorl.runs.configuration import read_config
 from evorl.runs.program import Parser
 from evorl.runs.reading.hub import is_on_hub
-from evorl.runs.reading.opponents import benchmark_of, is_run, opponent_of
+from evorl.runs.reading.opponents import benchmark_of, opponent_of
 from evorl.runs.storage.directory import from_here
+from evorl.runs.storage.trust import is_run
 from evorl.system.console import say
 from evorl.system.extras import EXTRAS, require
 from evorl.system.processes import is_first_rank, usable_cores

@@ -83,13 +83,28 @@ def test_a_run_that_goes_on_reads_its_benchmark_where_it_lies(
     with pytest.warns(EvorlWarning, match=r"^league\.benchmark: runs/a has another best agent than when this run was"):
         assert train(*settings, "run.name=changed", "run.resume=auto") == 0
     assert len(forgotten) == 1, "the elite is measured again"
-    shutil.rmtree(own_league_run)
+    own_league_run.rename(runs / "moved")
+    monkeypatch.undo()
+    monkeypatch.chdir(in_directory)
     for name in ("whole", "new"):
         capsys.readouterr()
         assert train(*settings, f"run.name={name}", "run.resume=auto", "training.max_steps=400") == 2
         # A long path is cut.
         assert f"league.benchmark: there is no '{str(own_league_run)[:40]}" in error_line(capsys)
     assert not (runs / "new").exists(), "a mistake is found before there is a directory"
+    moved = "league.benchmark=runs/moved", "training.max_steps=160"
+    with pytest.warns(EvorlWarning, match=r"^league\.benchmark: runs/moved has another best agent than"):
+        assert train(*settings, "run.name=whole", "run.resume=auto", *moved) == 0
+    (runs / "moved").rename(own_league_run)
+    monkeypatch.setattr("os.execve", lambda *arguments: None)
+    assert (
+        run_program(
+            run_command, ["branch", "runs/whole", "branched", "league.benchmark=runs/a", "training.max_steps=200"]
+        )
+        == 0
+    )
+    assert train(*settings, "run.name=whole", "run.resume=auto", "league.benchmark=random") == 2
+    assert "league.benchmark was" in capsys.readouterr().err
 
 
 def test_a_run_faces_its_benchmark_in_evaluation(in_directory, capsys):

@@ -12,14 +12,13 @@ import gymnasium as gym
 import torch
 
 from evorl.config import AnyConfig
-from evorl.config.fields import RATING, RETURN
+from evorl.config.fields import RANDOM, RATING, RETURN
 from evorl.config.run import LeagueSettings
 from evorl.distributed import Placement, Ranks
 from evorl.envs.generation import GenerationPlan
 from evorl.envs.spaces import EnvSpec
 from evorl.evolution.selection import TRUSTED_CORRELATION, selects
 from evorl.kernels.library import executor
-from evorl.population.evaluation import RANDOM
 from evorl.runs.agents.comparison import sentence
 from evorl.runs.agents.elite import ERROR, Score
 from evorl.runs.output.metrics import CONTROL, EVOLVED

@@ -12,14 +12,13 @@ from typing import NamedTuple
 import numpy as np
 
 from evorl.config import AnyConfig, Environment
-from evorl.config.fields import BENCHMARK
+from evorl.config.fields import BENCHMARK, RANDOM
 from evorl.distributed import Ranks
 from evorl.envs.games.players import FunctionPlayers, OpponentFactory, Opponents, RandomPlayers
 from evorl.envs.spaces import EnvSpec
 from evorl.league.players import Players, match_policy
-from evorl.population.evaluation import RANDOM
 from evorl.runs.reading.loaded import LoadedAgent, load
-from evorl.runs.storage.trust import is_function
+from evorl.runs.storage.trust import is_run
 from evorl.seeding import torch_generator
 from evorl.system.files import digest
 from evorl.system.formats import encode_agents
@@ -44,10 +43,6 @@ class SeededPlayers(Players):
 
     def begin(self, seeds: Sequence[int]) -> None:
         self.policy.generator.manual_seed(seeds[0])
-
-
-def is_run(name: str) -> bool:
-    return name != RANDOM and not is_function(name)
 
 
 def opponent_of(name: str, key: str, settings: Environment, interface: EnvSpec, allow_code: bool = False) -> Opponent:

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evorl.config import AnyConfig, read_yaml, validate
-from evorl.config.fields import leaves
+from evorl.config.fields import BENCHMARK, leaves
 from evorl.config.run import LeagueSettings
 from evorl.config.yaml import parse_settings
 from evorl.runs.storage.checkpoint_files import INTERIM, Checkpoints
 from evorl.runs.storage.json_lines import JsonLines
-from evorl.runs.storage.trust import note_trained
+from evorl.runs.storage.trust import is_run, note_trained
 from evorl.system.files import (
     CHECKPOINTS,
     LOCK,
@@ -352,11 +352,18 @@ def load_elite(path: Path) -> tuple[dict[str, Any], Agent]:
 def check_same_run(path: Path, config: AnyConfig) -> None:
     """Raise UserError if `config` differs from that of the run in `path` in a setting that may not change on resume."""
     for key, was, now in differences(validate(read_yaml(path / CONFIG)), config):
-        if key in config.algorithm.frozen_on_resume or not key.startswith(FREE_TO_CHANGE):
+        is_fixed = key in config.algorithm.frozen_on_resume or not key.startswith(FREE_TO_CHANGE)
+        if is_fixed and not is_other_run(key, was, now):
             raise UserError(
                 f"run.resume: {path} was started with another configuration: {key} was {was} and is now {now}; "
                 f"{way_to_change(path, key, now, config)}"
             )
+
+
+def is_other_run(key: str, was: Any, now: Any) -> bool:
+    """True if a benchmark is a run and was one: it may have moved, and where its best agent differs, the elite is
+    measured again."""
+    return key == BENCHMARK and is_run(was) and is_run(now)
 
 
 def may_change_in_branch(key: str, config: AnyConfig) -> bool:

@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 
 from evorl.config import AnyConfig
-from evorl.config.fields import BENCHMARK
+from evorl.config.fields import BENCHMARK, RANDOM
 from evorl.config.task import GAMES, SIMULATORS
 from evorl.system.files import digest, open_file, read_bytes
 from evorl.system.plugins import defined_in, import_from_here, is_installed
@@ -46,6 +46,11 @@ def _is_environment(key: str) -> bool:
 def is_function(name: str) -> bool:
     """True if an opponent is named like a function, `package.module:player`, and not like a run or a file."""
     return re.fullmatch(r"[\w.]+:[\w.]+", name) is not None
+
+
+def is_run(name: str) -> bool:
+    """True if an opponent is named like the directory of a run."""
+    return name != RANDOM and not is_function(name)
 
 
 def code_to_allow(config: AnyConfig) -> dict[str, str]:
