@@ -181,7 +181,9 @@ def _refuse_an_end(where: str, progress: Progress, config: AnyConfig) -> None:
     most, steps, way = config.training.max_steps, progress.agent_steps, "raise it, or take an earlier --generation"
     if progress.is_solved(config):
         raise UserError(f"training.target_fitness: {where} has reached {config.training.target_fitness:g} there; {way}")
-    if most - steps <= MIN_SHARE * config.evolution.steps:
+    rollout = getattr(config.algorithm, "rollout_steps", 1) * config.environment.num_envs
+    # A generation is made of whole rollouts; on several ranks they may be longer still.
+    if most - steps <= MIN_SHARE * rollout * -(-config.evolution.steps // rollout):
         raise UserError(
             f"training.max_steps: {where} has trained {steps:,} of {most:,} steps of each agent, so that too few are "
             f"left; {way}"

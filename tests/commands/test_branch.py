@@ -285,6 +285,17 @@ def test_another_burn_in_decides_anew_when_selection_begins(run, branch):
     assert lines(Path("runs/b/metrics.jsonl"))[-1]["selection_began"] is None
 
 
+@pytest.mark.filterwarnings("ignore::evorl.types.outcomes.EvorlWarning")
+def test_steps_too_few_for_a_rollout_are_refused(branch, capsys):
+    """Generations are rollouts of 32 steps, and a tenth of one is not trained."""
+    settings = (*CASES["ppo-recurrent"], "evolution.steps=8", "training.max_steps=64", "run.name=a")
+    assert run_program(demo(), [*settings]) == 0
+    assert branch("b", "training.max_steps=67") == 2
+    assert "has trained 64 of 67 steps of each agent, so that too few are left" in capsys.readouterr().err
+    assert branch("b", "training.max_steps=70") == 0
+    assert lines(Path("runs/b/metrics.jsonl"))[-1]["generation"] == 3
+
+
 def test_a_run_that_trains_is_copied_and_a_path_may_lie_elsewhere(run, branch):
     (run / "tracking.json").write_text('{"wandb": "abc"}')
     lock, before = Lock(run, wait=0.0), contents(run)
