@@ -39,11 +39,11 @@ from evorl.runs.output.metrics import Counts, RecentEpisodes
 from evorl.runs.reading.opponents import Opponent, load_benchmark
 from evorl.runs.reading.transfer import first_agents
 from evorl.runs.storage.checkpoint import CheckpointManager, Part
-from evorl.runs.storage.directory import RunDirectory, from_here
+from evorl.runs.storage.directory import SUMMARY, RunDirectory, from_here
 from evorl.runs.storage.progress import Position, Progress
 from evorl.seeding import derive_seed, numpy_generator, torch_generator
 from evorl.system.console import WarnOnce, say
-from evorl.system.files import digest
+from evorl.system.files import digest, read_object
 from evorl.system.formats import decode_agents, encode_agents
 from evorl.system.plugins import described
 from evorl.system.signals import Interrupted, raise_if_signalled, signalled, signals_deferred
@@ -77,6 +77,8 @@ class Run:
     summary: Mapping[str, Any]
     _logger: Logger | None
     """On the main process, once the run is entered."""
+    _kept: dict[str, Any]
+    """Of a run that had finished before: what its summary says of the training, and goes on to say."""
     _recorded: Progress
     """The progress at the last generation recorded."""
     _resumes: str
@@ -152,6 +154,8 @@ class Run:
         self._checkpoints.roll_back(self.progress)
         self._unsaved = self._stopped = ""
         self._signals = contextlib.ExitStack()
+        summary = read_object(self.path / SUMMARY) if self.finished else {}
+        self._kept = {name: summary[name] for name in ("ranks", "wall_clock_seconds") if name in summary}
         directory.begin(config, self.ranks, finished=self.finished)
         self.generation = self.progress.generation + 1
         self._resumes = NOT_SAVED
@@ -248,7 +252,7 @@ class Run:
             say(self._resumes)
         ended = end_of(error, self._unsaved, self._stopped)
         self._recorded.wall_clock_seconds = self.progress.wall_clock_seconds
-        self.summary = summary_of(self._recorded, self.config, self.ranks.size, ended, because)
+        self.summary = summary_of(self._recorded, self.config, self.ranks.size, ended, because) | self._kept
         try:
             not_written = self._logger.close(self.summary) if self._logger else ""
         finally:

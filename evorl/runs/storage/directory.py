@@ -227,8 +227,9 @@ class RunDirectory:
     def begin(self, config: AnyConfig, ranks: Ranks, *, finished: bool) -> None:
         """Write the configuration with which training begins or goes on (collective). Raises UserError on all ranks.
 
-        A run that has `finished` and does not go on keeps its summary. If a start fails before this call, the new run's
-        name stays free; if a resume does, its histories already end with the checkpoint (see `roll_back`).
+        A run that has `finished` and does not go on keeps its summary until it ends again. If a start fails before this
+        call, the new run's name stays free; if a resume does, its histories already end with the checkpoint (see
+        `roll_back`).
         """
 
         def write() -> bytes:
