@@ -12,7 +12,7 @@ import shtab
 from evorl.commands.command import COMMANDS, OVERRIDES, WORDS
 from evorl.config import model_of
 from evorl.config.algorithms import SETTINGS
-from evorl.config.docs import settings_of
+from evorl.config.errors import in_collection, keys_of
 from evorl.config.yaml import shipped_names
 
 SETTINGS_OF_SHELL = {
@@ -86,9 +86,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def keys() -> list[str]:
-    """The configuration keys of all algorithms, except keys below a name of the user's own."""
-    paths = {each.path for settings in SETTINGS.values() for each in settings_of(model_of(settings))}
-    return sorted(path for path in paths if "NAME" not in path.split("."))
+    """The configuration keys of all algorithms, except those in mappings and lists."""
+    paths = {path for settings in SETTINGS.values() for path, _, _ in keys_of(model_of(settings))}
+    return sorted(path for path in paths if not in_collection(path))
 
 
 def _function(name: str, texts: Mapping[str, str], **words: str) -> Mapping[str, Any]:

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
-from evorl.config.errors import bounds_of, section_in
+from evorl.config.errors import bounds_of, keys_of, section_in
 from evorl.config.fields import leaves
 from evorl.config.schema import AnyConfig, as_yaml
 from evorl.types.messages import nearest
@@ -41,21 +41,20 @@ class Setting:
     sentence: str
 
 
-def settings_of(model: type[BaseModel], prefix: str = "", defaults: BaseModel | None = None) -> list[Setting]:
-    """Return all keys of a model recursively, each section followed by its own keys.
-
-    `defaults` is the section that the model's parent has by default, if its values differ from the model's own.
-    """
+def settings_of(model: type[BaseModel], prefix: str = "") -> list[Setting]:
+    """Return all keys of a model recursively, each section followed by its own keys."""
     collected: list[Setting] = []
-    for name, field in model.model_fields.items():
-        inner, path = section_in(field.annotation), f"{prefix}{field.alias or name}"
-        sentence = sentence_of(model, name) or (own_sentence(inner) if inner else "")
-        value = _default(field) if defaults is None else getattr(defaults, name)
+    sections: dict[str, BaseModel] = {}
+    """The sections that a default has, by path: their values may differ from those of their own models."""
+    for path, owner, name in keys_of(model, prefix):
+        field = owner.model_fields[name]
+        inner, above = section_in(field.annotation), sections.get(path.rpartition(".")[0])
+        value = _default(field) if above is None else getattr(above, name)
+        if inner is not None and type(value) is inner:
+            sections[path] = value
+        sentence = sentence_of(owner, name) or (own_sentence(inner) if inner else "")
         default = "" if inner is field.annotation else _as_yaml(value)
         collected.append(Setting(path, _takes(field), default, sentence))
-        if inner is not None:
-            section = value if type(value) is inner else None
-            collected += settings_of(inner, f"{path}.{_between(field.annotation)}", section)
     return collected
 
 
@@ -114,12 +113,6 @@ def own_sentence(model: type[BaseModel]) -> str:
     """Return a model's docstring on one line, or that of its nearest base model if it has none."""
     texts = (vars(part).get("__doc__") for part in model.__mro__ if part.__module__ != BaseModel.__module__)
     return " ".join(next((text for text in texts if text), "").split())
-
-
-def _between(annotation: Any) -> str:
-    """Return the path segment between a field and its section's keys: `NAME.` for a mapping of sections, else empty."""
-    named = typing.get_origin(annotation) is dict or any(map(_between, typing.get_args(annotation)))
-    return "NAME." if named else ""
 
 
 def _takes(field: FieldInfo) -> str:

@@ -27,6 +27,8 @@ KINDS: Mapping[str, str] = {
     "string_type": "text",
 }
 """Valid values by the type of an error of pydantic."""
+NAME, NUMBER = "NAME", "NUMBER"
+"""What stands in a path for a user's name in a mapping, and for a place in a list."""
 LISTS = ("tuple_type", "list_type")
 ELSEWHERE: Mapping[str, str] = {
     "batch": "algorithm.batch_size",
@@ -119,7 +121,7 @@ def _nearest_path(model: type[BaseModel], location: tuple[str, ...]) -> str:
     section = _section_at(model, location[:-1])
     if section is None:
         return ""
-    keys = {key.lower(): key for key in keys_of(model)}
+    keys = {key.lower(): key for key, _, _ in keys_of(model) if not in_collection(key)}
     path = ".".join(location).lower()[:MAX_LETTERS]
     above, _, name = path.rpartition(".")
     beside = {key.rpartition(".")[2]: key for key in keys if key.rpartition(".")[0] == above}
@@ -137,18 +139,26 @@ def _names(section: type[BaseModel]) -> list[str]:
     return [field.alias or name for name, field in section.model_fields.items()]
 
 
-def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Yield the paths of all sections and settings, except those in lists and mappings."""
+def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, type[BaseModel], str]]:
+    """Yield every section and setting: its path, the model that has it, and its name there.
+
+    Keys of a section in a mapping have `NAME` before them, those of one in a list `NUMBER`.
+    """
     for name, field in model.model_fields.items():
         path = f"{prefix}{field.alias or name}"
-        yield path
-        section = section_in(field.annotation)
-        if section is not None and not _in_collection(field.annotation):
-            yield from keys_of(section, f"{path}.")
+        yield path, model, name
+        if section := section_in(field.annotation):
+            yield from keys_of(section, ".".join([path, *_collections_in(field.annotation), ""]))
 
 
-def _in_collection(annotation: Any) -> bool:
-    return typing.get_origin(annotation) in (dict, tuple) or any(map(_in_collection, typing.get_args(annotation)))
+def in_collection(path: str) -> bool:
+    """True if a path of `keys_of` leads into a mapping or a list, so that no setting can be given by it."""
+    return not {NAME, NUMBER}.isdisjoint(path.split("."))
+
+
+def _collections_in(annotation: Any) -> list[str]:
+    here = {dict: [NAME], tuple: [NUMBER]}.get(typing.get_origin(annotation), [])
+    return here + [each for inner in typing.get_args(annotation) for each in _collections_in(inner)]
 
 
 def _section_at(model: type[BaseModel], location: Sequence[str]) -> type[BaseModel] | None:

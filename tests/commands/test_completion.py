@@ -56,6 +56,11 @@ def test_bash_completes_commands_options_configurations_keys_and_files(tmp_path)
     ]
 
 
+def test_keys_that_no_argument_can_set_are_not_completed():
+    assert "network.convolutions" in keys()
+    assert not [key for key in keys() if key.startswith(("network.convolutions.", "evolution.hyperparameters."))]
+
+
 @pytest.mark.parametrize("shell", SHELLS)
 def test_each_script_knows_each_command_and_is_read_by_its_shell(shell, tmp_path):
     text = printed(shell)
