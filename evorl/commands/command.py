@@ -26,10 +26,11 @@ OVERRIDES = "overrides"
 """Name of the positional arguments that are all `key.path=value`."""
 
 MAY_CHANGE = (
-    "those of run, training, tracking and checkpoint, population.placement, environment.max_restarts, "
-    "environment.vectorization, evaluation.max_steps and network.bf16; `evorl branch` begins a new run with others"
+    "those of run, training, tracking, checkpoint, population.placement, population.hyperparameters, "
+    "environment.max_restarts, environment.vectorization, evaluation.max_steps, network.bf16; `evorl branch` begins a "
+    "new run with others"
 )
-"""The settings that `evorl resume` may change, in words."""
+"""The settings that `evorl resume` may change, `FREE_TO_CHANGE`, whose import would make help wait."""
 
 
 @dataclass(frozen=True)

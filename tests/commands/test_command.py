@@ -11,8 +11,9 @@ from helpers.support import ROOT, error_line
 
 import evorl
 from evorl import __main__ as cli
-from evorl.commands.command import COMMANDS, EXAMPLES, parser_of, run_command
+from evorl.commands.command import COMMANDS, EXAMPLES, MAY_CHANGE, parser_of, run_command
 from evorl.runs.program import Parser, run_program
+from evorl.runs.storage.directory import FREE_TO_CHANGE
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -35,6 +36,12 @@ def test_the_help_of_all_lists_each(capsys):
     for example in EXAMPLES:
         assert example in shown
         parser_of(example.split()[1], Parser).parse_intermixed_args(shlex.split(example)[2:])
+
+
+def test_the_help_of_resume_names_all_that_may_change():
+    assert MAY_CHANGE.removeprefix("those of ").partition(";")[0].split(", ") == [
+        key.strip(".") for key in FREE_TO_CHANGE
+    ]
 
 
 def test_help_the_version_and_a_mistyped_command_do_not_wait_for_torch():
