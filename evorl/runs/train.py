@@ -17,7 +17,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from evorl.config import AnyConfig, Environment, Evolution, Network
+from evorl.config import AnyConfig, Environment, Evolution, Network, model_of
+from evorl.config.algorithms import SETTINGS
+from evorl.config.errors import keys_of
 from evorl.config.evolution import PopulationSettings
 from evorl.config.fields import DEFAULT_ALGORITHM, AlgorithmSettings, given_in
 from evorl.config.learning import ActorSettings, Replay
@@ -160,17 +162,25 @@ def _settings_in(section: Any) -> Any:
 def assignments(overrides: Mapping[str, Any], section: str = "") -> list[str]:
     """Convert settings of a `section` to `key.path=value` arguments; a mapping under a dotted key is one value.
 
-    Raises UserError for what a configuration cannot hold.
+    A section that names no setting changes nothing, but one that may be null is then not. Raises UserError for what a
+    configuration cannot hold.
     """
-    missing: list[str] = []
+    words: list[str] = []
     for key, given in overrides.items():
         _check_key(key, section)
         path, value = f"{section}{key}", _settings_in(given)
-        if isinstance(value, Mapping) and value and "." not in key and not _is_one_value(path, value):
-            missing += assignments(value, f"{path}.")
+        has_keys = isinstance(value, Mapping) and "." not in key and (value or path in _sections())
+        if has_keys and not _is_one_value(path, value):
+            words += assignments(value, f"{path}.")
         else:
-            missing.append(f"{path}={_text(path, value)}")
-    return missing
+            words.append(f"{path}={_text(path, value)}")
+    return words
+
+
+def _sections() -> set[str]:
+    """The paths of the sections of all algorithms' configurations, without those that may be null."""
+    keys = (key for settings in SETTINGS.values() for key in keys_of(model_of(settings)))
+    return {path for path, owner, name in keys if isinstance(owner.model_fields[name].annotation, type(BaseModel))}
 
 
 def _check_key(key: Any, section: str) -> None:

@@ -80,6 +80,13 @@ def test_only_what_was_given_changes_the_file(configured):
     nothing = {"evolution": evorl.Evolution(mutation=evorl.Mutation()), "environment": evorl.Environment()}
     assert configured(SMALL, **nothing, training=evorl.Training()) == configured(SMALL)
     assert configured(SMALL, training={}, environment={}) == configured(SMALL)
+    changed = {"evolution": {"mutation": {"none": 0.7}}, "algorithm": {"exploration": {"end": 0.3}}}
+    nothing = {"evolution": {"mutation": {}}, "algorithm": {"exploration": evorl.EpsilonGreedy()}}
+    file = read_settings(SMALL, train.assignments(changed))
+    assert configured(file, **nothing) == configured(file)
+    kept = configured(file, evolution={"hyperparameters": {}}, replay={"prioritised": {}})
+    assert kept.evolution.hyperparameters == {}, "a setting that is a mapping"
+    assert kept.replay.prioritised == evorl.Prioritised(), "null before"
 
 
 def test_an_algorithm_s_section_names_the_algorithm(configured):
