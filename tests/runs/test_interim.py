@@ -194,6 +194,16 @@ def test_interim_checkpoint_with_wrong_tensors_is_refused(part, lie, says, stopp
 
 
 @pytest.mark.usefixtures("in_directory")
+def test_a_program_that_saves_nothing_within_generations_refuses_to_resume_within_one(stopped_run, monkeypatch, capsys):
+    stopped_run(CASE, 30)
+    given = run.Run.steps
+    monkeypatch.setattr(run.Run, "steps", lambda self, **keywords: given(self))
+    capsys.readouterr()
+    assert run_program(demo(), [*CASES[CASE], "run.name=b", "run.resume=auto"]) == 2
+    assert "was saved within a generation; give `Run.steps` its parts" in refusal(capsys)
+
+
+@pytest.mark.usefixtures("in_directory")
 def test_interim_checkpoint_that_lacks_a_part_of_its_state_is_not_used(stopped_run, monkeypatch):
     place = stopped_run(CASE, 30)
 

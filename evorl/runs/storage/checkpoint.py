@@ -143,7 +143,6 @@ class CheckpointManager:
             return too_large
         steps = [int(reply) for reply in ranks.gather_bytes(str(done).encode(), "the other ranks' steps")]
         within = replace(progress, replay=True, position=replace(position, steps=steps))
-        within.archive = progress.archive
         within.note_setup(self.config, self.placement)
         problem = self._write(self.directory.interim, self._number, within, agents, states)
         if not problem and ranks.is_main:
@@ -268,7 +267,9 @@ class CheckpointManager:
         Raises UserError on all ranks.
         """
         assert progress.position is not None
-        rank = self._ranks.rank
+        rank, where = self._ranks.rank, self.directory.interim.path(self._number)
+        if not parts:
+            raise UserError(f"{where}: was saved within a generation; give `Run.steps` its parts, as was done then")
         with self._ranks.together("the interim checkpoint"):
             try:
                 for name, part in zip(PARTS, parts, strict=True):
