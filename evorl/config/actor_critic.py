@@ -28,7 +28,7 @@ LOG_SCALES = (-5.0, 2.0)
 bound of -20, where the density loses all precision."""
 
 
-def parts_of(steps: int, batch_size: ArrayLike, sequences: int) -> NDArray[np.int64]:
+def minibatches_of(steps: int, batch_size: ArrayLike, sequences: int) -> NDArray[np.int64]:
     """Number of minibatches [P] of `batch_size` [P] steps that a rollout of `steps` steps is split into.
 
     The count is rounded and lies between 1 and `sequences`.
@@ -112,7 +112,7 @@ class PPOSettings(A2CSettings):
             return super().effective_value(name, value, num_envs, recurrent=recurrent)
         rollout = self.rollout_steps * num_envs
         sequences = rollout // (self.sequence_length if recurrent else 1)
-        return round(rollout / int(parts_of(rollout, value, sequences)))
+        return round(rollout / int(minibatches_of(rollout, value, sequences)))
 
     hyperparameters: ClassVar[tuple[str, ...]] = (
         *A2CSettings.hyperparameters,

@@ -84,11 +84,11 @@ def _united(problems: Sequence[ErrorDetails]) -> list[ErrorDetails]:
 
 
 def _explanation(model: type[BaseModel], problem: ErrorDetails) -> str:
-    text, word = _alone(model, problem), problem.get("ctx", {}).get("word")
+    text, word = _without_words(model, problem), problem.get("ctx", {}).get("word")
     return text if word is None else f"{text}, or {word}"
 
 
-def _alone(model: type[BaseModel], problem: ErrorDetails) -> str:
+def _without_words(model: type[BaseModel], problem: ErrorDetails) -> str:
     location = tuple(str(part) for part in problem["loc"])
     path, kind, value = ".".join(location), problem["type"], problem.get("input")
     if kind == "extra_forbidden":

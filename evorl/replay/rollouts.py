@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evorl.config import AnyConfig
-from evorl.config.actor_critic import parts_of
+from evorl.config.actor_critic import minibatches_of
 from evorl.envs.spaces import ObservationSpecs
 from evorl.replay.experience import ActingAgents, Experience
 from evorl.replay.observations import ObservationStatistics
@@ -71,7 +71,7 @@ class Minibatches:
         """
         size = np.array([agent.hyperparameters.get("batch_size", steps * copies) for agent in agents]) / copies
         epochs = np.array([max(1, round(agent.hyperparameters.get("epochs", 1))) for agent in agents])
-        return cls(epochs, parts_of(steps, size, steps // sequence), steps // sequence, device)
+        return cls(epochs, minibatches_of(steps, size, steps // sequence), steps // sequence, device)
 
     def draw(self, generator: torch.Generator) -> Tensor:
         """Shuffled sequence indices [U, P, B] for all updates."""

@@ -42,7 +42,7 @@ Key = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Generation:
+class GenerationRow:
     """The fields of a `metrics.jsonl` line that reports use."""
 
     __pydantic_config__ = ConfigDict(extra="ignore")
@@ -64,7 +64,7 @@ class Generation:
     made_with: dict[str, str] = field(default_factory=dict)
 
 
-GENERATION = TypeAdapter(Generation)
+GENERATION = TypeAdapter(GenerationRow)
 PAIRS = TypeAdapter(Annotated[list[tuple[Measured | None, Measured | None]], Field(max_length=1_000)])
 
 
@@ -115,7 +115,7 @@ class Drawn(Lives):
 
     name: str
     config: dict[str, Any]
-    generations: Sequence[Generation]
+    generations: Sequence[GenerationRow]
     winner: Sequence[Stage]
     summary: dict[str, Any]
     standings: Standings | None
