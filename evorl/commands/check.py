@@ -141,7 +141,9 @@ def _spaces(settings: Environment, steps: int) -> list[Verdict]:
             refusal = refusal or _without_key(error)
     if not able:
         raise UserError(f"no algorithm takes it: {refusal}")
-    parts = ", ".join(f"{name} ({part.kind} {list(part.sizes or part.shape)})" for name, part in interface.parts.items())
+    parts = ", ".join(
+        f"{name} ({part.kind} {list(part.sizes or part.shape)})" for name, part in interface.parts.items()
+    )
     masked = " with masks" if interface.masked else ""
     setting = small_image_setting(interface.parts)
     small = f"; small images get {setting}" if setting else ""
