@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
-from evorl.config.errors import bounds_of, keys_of, section_in
+from evorl.config.errors import NAME, bounds_of, keys_of, section_in
 from evorl.config.fields import leaves
 from evorl.config.schema import AnyConfig, as_yaml
 from evorl.types.messages import nearest
@@ -89,7 +89,7 @@ def explained(settings: Sequence[Setting], key: str, config: AnyConfig) -> list[
 
 def _matching(settings: Sequence[Setting], key: str) -> list[Setting]:
     """The key and those below it; else the only one of this last part; else those whose descriptions have the word."""
-    exact = [setting for setting in settings if setting.path == key or setting.path.startswith(f"{key}.")]
+    exact = [setting for setting in settings if _is_within(setting.path.split("."), key.split("."))]
     named = [setting for setting in settings if setting.path.endswith(f".{key}")]
     if exact or len(named) == 1:
         return exact or named
@@ -100,6 +100,11 @@ def _matching(settings: Sequence[Setting], key: str) -> list[Setting]:
     if described and "." not in key:
         return described
     raise UserError(f"--explain: there is no key {key!r}" + nearest(key, [setting.path for setting in settings]))
+
+
+def _is_within(path: Sequence[str], section: Sequence[str]) -> bool:
+    """True if a key is a section's, or the section itself, which may have a user's name where the key has `NAME`."""
+    return len(section) <= len(path) and all(part in (given, NAME) for part, given in zip(path, section, strict=False))
 
 
 def sentence_of(model: type[BaseModel], name: str) -> str:

@@ -49,6 +49,7 @@ def test_a_whole_configuration_reads_as_what_it_shows(name, tmp_path):
         ("run.threads", ["run.threads: whole number, at least 1 and at most 1024; or null (default: null)"]),
         ("replay.prioritised", ["section; or null (default: null)", "replay.prioritised.importance_exponent.end:"]),
         ("evolution.hyperparameters", ["sections by name; or null", "evolution.hyperparameters.NAME.min: number"]),
+        ("evolution.hyperparameters.learning_rate", ["evolution.hyperparameters.NAME.min: number"]),
         ("algorithm.exploration", ["algorithm.exploration: section\n    With `noisy`, epsilon is 0"]),
         (
             "algorithm.target",
@@ -61,7 +62,8 @@ def test_a_key_is_explained(key, told, capsys):
     shown = capsys.readouterr().out
     for words in told:
         assert words in shown
-    assert all(line.startswith((key, "    ")) for line in shown.splitlines())
+    keys = key, key.replace("learning_rate", "NAME")
+    assert all(line.startswith((*keys, "    ")) for line in shown.splitlines())
 
 
 @pytest.mark.parametrize(
