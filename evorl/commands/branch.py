@@ -18,7 +18,7 @@ from evorl.config import AnyConfig, override, read_yaml, validate
 from evorl.config.fields import leaves
 from evorl.config.run import THEN
 from evorl.config.yaml import assignment
-from evorl.envs.generation import MIN_SHARE
+from evorl.envs.generation import MIN_SHARE, steps_of_generation
 from evorl.runs.configuration import read_config
 from evorl.runs.launch import check
 from evorl.runs.storage.checkpoint_files import AGENTS, ARCHIVE, ELITE, STATE, Checkpoints
@@ -181,9 +181,9 @@ def _refuse_an_end(where: str, progress: Progress, config: AnyConfig) -> None:
     most, steps, way = config.training.max_steps, progress.agent_steps, "raise it, or take an earlier --generation"
     if progress.is_solved(config):
         raise UserError(f"training.target_fitness: {where} has reached {config.training.target_fitness:g} there; {way}")
-    rollout = getattr(config.algorithm, "rollout_steps", 1) * config.environment.num_envs
-    # A generation is made of whole rollouts; on several ranks they may be longer still.
-    if most - steps <= MIN_SHARE * rollout * -(-config.evolution.steps // rollout):
+    period, copies = getattr(config.algorithm, "rollout_steps", 1), config.environment.num_envs
+    # Of one rank; those of several may be longer.
+    if most - steps <= MIN_SHARE * copies * steps_of_generation(config, 1, period):
         raise UserError(
             f"training.max_steps: {where} has trained {steps:,} of {most:,} steps of each agent, so that too few are "
             f"left; {way}"
