@@ -1,4 +1,4 @@
-"""Environments in JAX: equal to a reference, with states that are saved, so that episodes go on bit for bit."""
+"""Environments in JAX: equal to Gymnasium's, with states that are saved, so that episodes go on bit for bit."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def actions(tensors, rng):
 
 
 def test_gymnaxs_cartpole_is_the_reference():
-    """Each step from the state that gymnax is in."""
+    """Each step from the state that gymnax is in; `test_tensor.py` compares the reference with Gymnasium's."""
     rng, tensors, pole = np.random.default_rng(0), environments(max_steps_in_episode=40), CartPole(6, limit=40)
     tensors.reset(1)
     pole.reset(seed=1)

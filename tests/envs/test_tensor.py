@@ -1,4 +1,4 @@
-"""A population in one simulator. The reference is a CartPole in torch."""
+"""A population in one simulator. The reference is a CartPole in torch, compared with Gymnasium's step by step."""
 
 import math
 from types import SimpleNamespace
@@ -38,6 +38,30 @@ def environments(agents=2, num_envs=3, *overrides, **kwargs):
 
 def actions(tensors, rng):
     return torch.from_numpy(rng.integers(2, size=(tensors.agents, tensors.num_envs)))
+
+
+def test_the_reference_is_gymnasiums_cartpole():
+    rng, pole = np.random.default_rng(0), CartPole(4, limit=40)
+    truth = [gym.make("CartPole-v1", max_episode_steps=40) for _ in range(4)]
+    pole.reset(seed=1)
+    for copy, env in enumerate(truth):
+        env.reset(seed=copy)
+        env.unwrapped.state = pole.state[copy].numpy()
+    ends = 0
+    for _ in range(300):
+        chosen = rng.integers(2, size=4)
+        observation, reward, terminated, truncated, info = pole.step(torch.from_numpy(chosen))
+        for copy, env in enumerate(truth):
+            seen, gained, over, cut, _ = env.step(int(chosen[copy]))
+            np.testing.assert_allclose(info["final_obs"][copy], seen, rtol=0, atol=1e-6)
+            assert (reward[copy], terminated[copy], truncated[copy]) == (gained, over, cut)
+            if over or cut:
+                ends += 1
+                env.reset()
+                env.unwrapped.state = pole.state[copy].numpy()
+            else:
+                assert torch.equal(observation[copy], info["final_obs"][copy])
+    assert ends > 20
 
 
 @pytest.mark.parametrize("final", ["final_obs", "final_observation"])
