@@ -22,6 +22,7 @@ from evorl.types.messages import nearest
 from evorl.types.outcomes import UserError
 
 WORDS: Mapping[Any, str] = {int: "whole number", float: "number", bool: "true or false", str: "text", Path: "path"}
+RANGES = "evolution.hyperparameters"
 MARGIN = " " * 4
 NO_VALUE = object()
 """In place of the value of a section, whose keys have values of their own."""
@@ -82,14 +83,17 @@ def explained(settings: Sequence[Setting], key: str, config: AnyConfig) -> list[
         elif name in ranges:
             lines.append(f"{MARGIN}Evolution changes it between {ranges[name].min:g} and {ranges[name].max:g}.")
         else:
-            range = f"evolution.hyperparameters.{name}"
+            range = f"{RANGES}.{name}"
             lines.append(f"{MARGIN}Evolution does not change it here; it could, by a range {range}.")
     return lines
 
 
 def _matching(settings: Sequence[Setting], key: str) -> list[Setting]:
     """The key and those below it; else the only one of this last part; else those whose descriptions have the word."""
-    exact = [setting for setting in settings if _is_within(setting.path.split("."), key.split("."))]
+    name = key.removeprefix(f"{RANGES}.").partition(".")[0]
+    if any(setting.path == f"algorithm.{name}" for setting in settings):
+        key = key.replace(f"{RANGES}.{name}", f"{RANGES}.{NAME}")
+    exact = [setting for setting in settings if setting.path == key or setting.path.startswith(f"{key}.")]
     named = [setting for setting in settings if setting.path.endswith(f".{key}")]
     if exact or len(named) == 1:
         return exact or named
@@ -100,11 +104,6 @@ def _matching(settings: Sequence[Setting], key: str) -> list[Setting]:
     if described and "." not in key:
         return described
     raise UserError(f"--explain: there is no key {key!r}" + nearest(key, [setting.path for setting in settings]))
-
-
-def _is_within(path: Sequence[str], section: Sequence[str]) -> bool:
-    """True if a key is a section's, or the section itself, which may have a user's name where the key has `NAME`."""
-    return len(section) <= len(path) and all(part in (given, NAME) for part, given in zip(path, section, strict=False))
 
 
 def sentence_of(model: type[BaseModel], name: str) -> str:

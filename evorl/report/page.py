@@ -189,7 +189,7 @@ def compared(groups: Sequence[Group]) -> list[dict[str, Any]]:
 def _with_branch(run: Drawn) -> str:
     """A run's name, and where it began if it is a branch."""
     begun = run.setting("run.branch_of")
-    return run.name if begun is None else f"{run.name} (branch of {str(begun)[:80]})"
+    return run.name if begun is None else f"{run.name} (branch of {str(begun)[-160:]})"
 
 
 def change(value: float) -> str:

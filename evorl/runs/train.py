@@ -169,11 +169,11 @@ def assignments(overrides: Mapping[str, Any], section: str = "") -> list[str]:
     for key, given in overrides.items():
         _check_key(key, section)
         path, value = f"{section}{key}", _settings_in(given)
-        has_keys = isinstance(value, Mapping) and "." not in key and (value or path in _sections())
-        if has_keys and not _is_one_value(path, value):
-            words += assignments(value, f"{path}.")
-        else:
-            words.append(f"{path}={_text(path, value)}")
+        has_keys = isinstance(value, Mapping) and "." not in key and not _is_one_value(path, value)
+        inner = assignments(value, f"{path}.") if has_keys else []
+        if not inner and not (has_keys and path in _sections()):
+            inner = [f"{path}={_text(path, value)}"]
+        words += inner
     return words
 
 

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from helpers.support import error_line
@@ -31,6 +32,7 @@ def test_watch_writes_a_film_of_the_episodes_that_evaluate_plays(run, capsys):
     [
         ("render", lambda self: np.full((4, 4, 3), 0.5), "gave [4, 4, 3] of float64; a picture is an array"),
         ("render", lambda self: None, "no frame was rendered"),
+        ("render", gym.Env.render, "raised NotImplementedError.*watched takes the argument render_mode"),
         ("__init__", lambda self: None, "argument 'render_mode'.*watched takes the argument render_mode"),
     ],
 )

@@ -152,6 +152,7 @@ def test_seeds_train_and_are_taken_up_again(in_directory, capsys):
         (["--processes", "2"], "number of processes"),
         (["--processes", "2", "algorithm.split_batches=true"], "configuration: algorithm.split_batches"),
         (["training.max_steps=40"], "training.max_steps"),
+        (["--processes", "2", "population.placement=sharded"], "population.placement"),
         (["population.placement=sharded"], "population.placement"),
         (["training.max_steps=110"], None),
         (["training.max_steps=200"], None),

@@ -226,7 +226,7 @@ def test_numbers_are_read_as_people_write_them(text, value, tmp_path):
         ),
         (
             "network={name: module, factory: 'helpers.support:buggy_network'}",
-            r"network.factory: .* KeyError: 'units' \(.*support.py:\d+ in buggy_network: return torch.nn.Linear",
+            r"network.factory: .* raised KeyError: 'units' \(.*support.py:\d+ in buggy_network: return torch.nn.Linear",
         ),
         (
             "environment={id: LunarLander-v3, kwargs: {gravity: 5}}",

@@ -102,6 +102,8 @@ def test_the_command_shows_what_a_command_line_stands_for(capsys):
 def test_a_key_that_is_not_there_is_a_mistake(capsys):
     assert run_program(run_command, ["config", "--explain", "algorithm.gama"]) == 2
     assert "there is no key 'algorithm.gama'; did you mean 'algorithm.gamma'?" in error_line(capsys)
+    assert run_program(run_command, ["config", "--explain", "evolution.hyperparameters.gama"]) == 2
+    assert "there is no key 'evolution.hyperparameters.gama'" in error_line(capsys)
     assert run_program(run_command, ["config", "--explain", "algorithm.clip"]) == 2
     assert "dqn has no algorithm.clip, which is a setting of appo, ppo: evorl config appo --explain" in error_line(
         capsys

@@ -17,7 +17,7 @@ def gradients(step):
 
 def optimizer(start):
     """Adam on `start`, with a gradient to be filled in."""
-    return StackedAdam(start, torch.zeros_like(start.flat), 1e-8)
+    return StackedAdam(start, torch.zeros_like(start.flat), 1e-2)
 
 
 def take_step(adam, gradient, rates, active=None):
@@ -27,7 +27,7 @@ def take_step(adam, gradient, rates, active=None):
 
 def references(start, limits):
     parameters = [[view[agent].clone().requires_grad_() for view in start.views.values()] for agent in range(3)]
-    optimizers = [torch.optim.Adam(p, lr=float(rate)) for p, rate in zip(parameters, RATES, strict=True)]
+    optimizers = [torch.optim.Adam(p, lr=float(rate), eps=1e-2) for p, rate in zip(parameters, RATES, strict=True)]
     return parameters, optimizers, limits
 
 

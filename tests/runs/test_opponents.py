@@ -9,6 +9,7 @@ from helpers.support import LEAGUE, error_line, lines, own_copy, steps_until, tr
 
 from evorl.commands.command import run_command
 from evorl.runs.program import run_program
+from evorl.runs.storage.directory import is_other_run
 from evorl.types.outcomes import EvorlWarning
 
 GAME = (*LEAGUE, "training.max_steps=40")
@@ -105,6 +106,7 @@ def test_a_run_that_goes_on_reads_its_benchmark_where_it_lies(
     )
     assert train(*settings, "run.name=whole", "run.resume=auto", "league.benchmark=random") == 2
     assert "league.benchmark was" in capsys.readouterr().err
+    assert not is_other_run("league.benchmark", "random", "runs/a")
 
 
 def test_a_run_faces_its_benchmark_in_evaluation(in_directory, capsys):

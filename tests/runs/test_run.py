@@ -186,7 +186,7 @@ def test_another_setting_for_a_run_without_agents_is_advised_without_them(in_dir
     assert train("run.name=b", *shlex.split(advised[2]), configuration=Path(advised[1])) == 0
 
 
-LOST = "has been trained, but no intact checkpoint is left; nothing was changed"
+LOST = "has been trained, but no checkpoint can be used; its records stay as they are"
 
 
 def test_a_refused_resume_leaves_the_run_as_it_was(run, capsys):
@@ -203,6 +203,20 @@ def test_a_refused_resume_leaves_the_run_as_it_was(run, capsys):
     assert train("run.name=a", "run.resume=auto", "training.max_steps=200") == 2
     assert LOST in error_line(capsys)
     assert contents(run) == before
+
+
+def test_a_run_that_was_killed_in_its_second_generation_does_not_begin_anew_if_its_checkpoint_is_damaged(
+    in_directory, capsys
+):
+    assert train("run.name=a", "training.max_steps=40") == 0
+    run = in_directory / "runs" / "a"
+    capsys.readouterr()
+    (run / "summary.json").unlink()
+    (agents,) = run.glob("checkpoints/generation-*/agents.safetensors")
+    agents.write_bytes(agents.read_bytes() + b"x")
+    with pytest.warns(EvorlWarning, match="damaged"):
+        assert train("run.name=a", "run.resume=auto", "training.max_steps=80") == 2
+    assert LOST in error_line(capsys)
 
 
 def test_a_resume_of_a_finished_run_changes_nothing_even_if_it_is_interrupted(trained_run, in_directory, monkeypatch):

@@ -87,6 +87,8 @@ def test_only_what_was_given_changes_the_file(configured):
     kept = configured(file, evolution={"hyperparameters": {}}, replay={"prioritised": {}})
     assert kept.evolution.hyperparameters == {}, "a setting that is a mapping"
     assert kept.replay.prioritised == evorl.Prioritised(), "null before"
+    inner = evorl.Prioritised(importance_exponent=evorl.ImportanceExponent())
+    assert configured(file, replay=evorl.Replay(prioritised=inner)).replay.prioritised == evorl.Prioritised()
 
 
 def test_an_algorithm_s_section_names_the_algorithm(configured):

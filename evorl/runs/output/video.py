@@ -71,7 +71,7 @@ def play(
     try:
         vector = make_vector(rendered.model_copy(update={"life_loss_ends": False}) if frames else rendered, 1)
     except UserError as error:
-        raise UserError(f"{error}; {TO_BE_SHOWN}") from error
+        raise UserError(f"{error}; {TO_BE_SHOWN}" if "render_mode" in str(error) else str(error)) from error
     if isinstance(vector, SyncVectorEnv):
         # A reset within the step that ends an episode would replace its last frame.
         vector.autoreset_mode = AutoresetMode.NEXT_STEP
@@ -176,7 +176,8 @@ def _rendered(id: str, vector: Vector, observation: Any) -> Image | None:
     try:
         images = vector.render()
     except Exception as error:
-        raise UserError(f"environment.id: {id} raised {described(error)}; {TO_BE_SHOWN}") from error
+        hint = f"; {TO_BE_SHOWN}" if isinstance(error, AttributeError | NotImplementedError) else ""
+        raise UserError(f"environment.id: {id} raised {described(error)}{hint}") from error
     return None if images is None else _picture(id, images[0])
 
 
