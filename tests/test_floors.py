@@ -1,6 +1,7 @@
 """A file imports only from floors below its own, or from its own room."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,12 @@ FLOORS = [
     {"__main__"},
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+ALONE = {
+    "evorl.distributed.local_launch": "it is run, not imported",
+}
+"""Small files with fewer than two users, and why."""
+REGISTRIES = PACKAGE / "algorithms" / "__init__.py", PACKAGE / "tracking" / "trackers.py"
+"""Files of registries, each entry of which has a file of its own."""
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
 
@@ -88,3 +95,17 @@ def test_no_files_import_each_other():
     while free := {module for module in left if not imports[module] & left}:
         left -= free
     assert not left
+
+
+def test_a_small_file_has_more_than_one_user():
+    """A file that only one other imports is a section of that one, unless it is a subject of its own."""
+    modules = {path: ".".join(("evorl", *path.relative_to(PACKAGE).with_suffix("").parts)) for path in FILES}
+    texts = {path: path.read_text() for path in [*FILES, PACKAGE / "__init__.pyi"]}
+    for path, module in modules.items():
+        if len(texts[path].splitlines()) >= 60 or path.name.startswith("__") or module in ALONE:
+            continue
+        package, _, name = module.rpartition(".")
+        by_name = re.compile(rf"\b{re.escape(module)}\b|from {re.escape(package)} import .*\b{name}\b")
+        users = [other for other in texts if other != path and by_name.search(texts[other])]
+        is_entry = users in ([registry] for registry in REGISTRIES)
+        assert len(users) > 1 or is_entry, f"{path.name} is imported by {users[0].name if users else 'nobody'} alone"
