@@ -244,7 +244,7 @@ class Origin(NamedTuple):
 
 
 def _origin(run: Drawn) -> Origin | None:
-    """Where a branch began, or None if a run is none."""
+    """The root run of a branch and the generations that it went on from; None for a run that is no branch."""
     begun = run.setting("run.branch_of")
     if begun is None:
         return None

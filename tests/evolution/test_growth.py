@@ -36,21 +36,28 @@ def trained(activation, layer_norm, branches, dqn):
     return group.to_agents()[0]
 
 
+def check_function_kept(member, dqn, *changes):
+    before = outputs(member, dqn)
+    for change in changes:
+        change()
+        check_tensors(member, dqn)
+        for was, now in zip(before, outputs(member, dqn), strict=True):
+            torch.testing.assert_close(now, was, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(("activation", "layer_norm", "dueling"), KINDS)
 def test_growth_preserves_the_function(activation, layer_norm, dueling):
     (dqn, branches), rng = made(dueling), np.random.default_rng(3)
     member = trained(activation, layer_norm, branches, dqn)
-    before = outputs(member, dqn)
-    for grow in (
+    check_function_kept(
+        member,
+        dqn,
         lambda: operations.enlarge(member, dqn.networks, "q", "hidden.0", 37, rng),
         lambda: operations.enlarge(member, dqn.networks, "q", "hidden.1", 50, rng),
         lambda: operations.add_layer(member, dqn.networks, "q", "hidden.0", rng),
         lambda: operations.add_layer(member, dqn.networks, "q", "hidden.1", rng),
         lambda: operations.enlarge(member, dqn.networks, "q", "hidden.1", 70, rng),
-    ):
-        grow()
-        for was, now in zip(before, outputs(member, dqn), strict=True):
-            torch.testing.assert_close(now, was, rtol=1e-4, atol=1e-5)
+    )
     assert member.architectures["q"].hidden_sizes == (37, 70)
     assert member.architectures["q"].residual_layers == (2, 1)
 
@@ -59,17 +66,14 @@ def test_growth_preserves_the_function(activation, layer_norm, dueling):
 def test_growth_preserves_the_function_of_noisy_layers_mean_weights(dueling):
     (dqn, branches), rng = made(dueling, "algorithm.noisy={sigma: 0.4}"), np.random.default_rng(3)
     member = trained("relu", False, branches, dqn)
-    before = outputs(member, dqn)
-    for grow in (
+    check_function_kept(
+        member,
+        dqn,
         lambda: operations.enlarge(member, dqn.networks, "q", "hidden.0", 37, rng),
         lambda: operations.enlarge(member, dqn.networks, "q", "hidden.1", 50, rng),
         lambda: operations.add_layer(member, dqn.networks, "q", "hidden.1", rng),
         lambda: operations.add_layer(member, dqn.networks, "q", "hidden.0", rng),
-    ):
-        grow()
-        check_tensors(member, dqn)
-        for was, now in zip(before, outputs(member, dqn), strict=True):
-            torch.testing.assert_close(now, was, rtol=1e-4, atol=1e-5)
+    )
     scales = {name: value for name, value in member.tensors["q"]["parameters"].items() if name.startswith(SIGMA)}
     head = "advantage" if dueling else "q_values"
     assert not scales[f"{SIGMA}{head}.weight"][24:].any(), "new units are read without noise too"
