@@ -140,6 +140,11 @@ def verdicts(name, *words, steps=60):
     return list(check.verdicts(settings, steps))
 
 
+def test_the_categories_of_an_observation_are_counted(capsys):
+    run_command(["check", "FrozenLake-v1", "--steps", "20"])
+    assert "observation (categories [16]); Discrete(4); " in capsys.readouterr().out
+
+
 def test_what_is_right_passes_with_figures(capsys):
     run_command(["check", "checked_module:Good", "size=5", "--steps", "60"])
     lines = capsys.readouterr().out.splitlines()
