@@ -19,6 +19,8 @@ def main() -> int:
             raise
         discard(sys.stdout)
         return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:  # While torch is imported; later, `run_program` handles signals.
+        return 128 + signal.SIGINT
     return code
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from evorl.commands.train import become, launch_command, processes_for, program_of, verbosity
+from evorl.commands.train import processes_for, program_of, start, verbosity
 from evorl.config import AnyConfig, override, read_yaml, validate
 from evorl.config.fields import leaves
 from evorl.config.run import THEN
@@ -59,7 +59,7 @@ LOCATION = ("run", "run.name", "run.directory", "run.resume", "run.branch_of")
 
 
 def branch(parsed: argparse.Namespace) -> None:
-    """`evorl branch`: copies a checkpoint to a new run; the training program, which resumes it, replaces this process.
+    """`evorl branch`: copies a checkpoint to a new run and trains that further.
 
     Raises UserError if the settings do not suit the agents; nothing is then written.
     """
@@ -88,7 +88,7 @@ def branch(parsed: argparse.Namespace) -> None:
             say(f"{key}: is now {now}, and was {was}")
     for name in names:
         say(_change(name, agents, begun, config))
-    become(launch_command([str(program), "--config", str(new / CONFIG), *verbosity(parsed)], ranks))
+    start(program, ["--config", str(new / CONFIG), *verbosity(parsed)], ranks)
 
 
 def new_directory(run: Path, name: str) -> Path:

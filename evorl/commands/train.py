@@ -18,7 +18,7 @@ from evorl.commands.inspect import state_of
 from evorl.config import AnyConfig, read_yaml, validate
 from evorl.config.fields import leaves
 from evorl.config.yaml import ACCELERATE, PACKAGE, VERBOSE, assignment, override
-from evorl.runs.configuration import program_for, read_config
+from evorl.runs.configuration import ASYNCHRONOUS, ONLINE, program_for, read_config
 from evorl.runs.reading.read import read_overview
 from evorl.runs.storage.checkpoint_files import INTERIM, STATE, Checkpoints
 from evorl.runs.storage.directory import (
@@ -39,7 +39,7 @@ LOCAL_LAUNCHER = PACKAGE / "distributed" / "local_launch.py"
 
 
 def train(parsed: argparse.Namespace) -> None:
-    """`evorl train`: trains in this process or, for several processes, replaces it with Accelerate's launcher."""
+    """`evorl train`: a run, or one for each seed."""
     _refuse_settings_given_twice(parsed)
     if parsed.no_track:
         parsed.words = [*parsed.words, "tracking.backends=[]"]
@@ -48,19 +48,26 @@ def train(parsed: argparse.Namespace) -> None:
         return
     arguments = program_arguments([*parsed.words, *verbosity(parsed)], parsed.seed, parsed.name)
     config = read_config(Path(arguments[1]), arguments[2:])
-    program = program_for(config)
-    if parsed.processes == 1:
+    if parsed.processes > 1:
+        from evorl.runs.launch import check
+
+        # Otherwise every process would find the same error, and the launcher would add a traceback for each.
+        check(config, ranks=parsed.processes)
+    start(program_for(config), arguments, parsed.processes)
+
+
+def start(program: Path, arguments: Sequence[str], processes: int) -> None:
+    """Train in this process, or replace it by Accelerate's launcher or by a program of the user's own."""
+    if processes == 1 and program in (ONLINE, ASYNCHRONOUS):
         from evorl.runs.train import main_of
 
         main_of(program)(arguments, ())
         return
-    from evorl.runs.launch import check
-
-    # Check first: otherwise every process would find the same error, and the launcher would add a traceback for each.
-    check(config, ranks=parsed.processes)
-    if parsed.processes > (cores := usable_cores()):
-        say(f"warning: --processes: {parsed.processes} processes share {cores} cores and wait for each other")
-    become(launch_command([str(program), *arguments], parsed.processes))
+    if processes > (cores := usable_cores()):
+        say(f"warning: --processes: {processes} processes share {cores} cores and wait for each other")
+    command = launch_command(program, arguments, processes)
+    # Signals and the exit code are then the command's.
+    os.execve(command[0], command, with_this_package())
 
 
 def _refuse_settings_given_twice(parsed: argparse.Namespace) -> None:
@@ -92,15 +99,15 @@ def program_arguments(words: Sequence[str], seed: int | None, name: str | None) 
 
 
 def resume(parsed: argparse.Namespace) -> None:
-    """`evorl resume`: the training program replaces this process."""
+    """`evorl resume`: trains the run further."""
     assignments = [*parsed.overrides, *verbosity(parsed)]
-    become(resume_command(parsed.run, assignments, parsed.program, parsed.processes, parsed.allow_code))
+    start(*resumption(parsed.run, assignments, parsed.program, parsed.processes, parsed.allow_code))
 
 
-def resume_command(
+def resumption(
     run: Path, overrides: Sequence[str], program: Path | None, processes: int | None, allow_code: bool = False
-) -> list[str]:
-    """Return the command that resumes a run, by default on as many processes as it had.
+) -> tuple[Path, list[str], int]:
+    """The program that resumes a run, its arguments, and the number of processes, by default that of the run.
 
     Raises UserError if the overrides change a setting that a resumed run may not change.
     """
@@ -121,7 +128,7 @@ def resume_command(
 
     ranks = processes_for(ranks_of(run), processes)
     check_same_run(run, check(config, ranks=ranks))
-    return launch_command([str(program_of(config, program)), "--config", str(run / CONFIG), *assignments], ranks)
+    return program_of(config, program), ["--config", str(run / CONFIG), *assignments], ranks
 
 
 def program_of(config: AnyConfig, program: Path | None) -> Path:
@@ -132,13 +139,13 @@ def program_of(config: AnyConfig, program: Path | None) -> Path:
     return program
 
 
-def launch_command(arguments: Sequence[str], processes: int) -> list[str]:
-    """Return the command that starts the program `arguments[0]` on a number of processes."""
+def launch_command(program: Path, arguments: Sequence[str], processes: int) -> list[str]:
+    """The command that starts a program on a number of processes."""
     if processes == 1:
-        return [sys.executable, *arguments]
+        return [sys.executable, str(program), *arguments]
     # Without -P, a `yaml.py` in the working directory, which may be an untrusted run, would be imported as yaml.
     launcher = [sys.executable, "-P", str(LOCAL_LAUNCHER), "--config_file", str(ACCELERATE)]
-    return [*launcher, "--num_processes", str(processes), *arguments]
+    return [*launcher, "--num_processes", str(processes), str(program), *arguments]
 
 
 def processes_for(had: int, asked: int | None) -> int:
@@ -168,11 +175,6 @@ def ranks_of(run: Path) -> int:
 def _number(state: Mapping[str, Any], key: str) -> int:
     value = state.get(key)
     return value if isinstance(value, int) else -1
-
-
-def become(command: Sequence[str]) -> None:
-    """Replace this process by a command, so that signals and the exit code are the command's."""
-    os.execve(command[0], list(command), with_this_package())
 
 
 def with_this_package() -> dict[str, str]:

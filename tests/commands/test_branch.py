@@ -31,18 +31,13 @@ from evorl.types.outcomes import EvorlWarning
 
 @pytest.fixture
 def branch(in_directory, monkeypatch):
-    """A function that branches `runs/a` as the command does, and trains the branch in this process unless told."""
-    begun = []
-    monkeypatch.setattr("os.execve", lambda path, command, variables: begun.append(command))
+    """A function that branches `runs/a` as the command does; it does not train the branch if told not to."""
 
     def run(*words, trains=True):
-        begun.clear()
-        code = run_program(run_command, ["branch", "runs/a", *words])
-        if code or not trains:
-            return code
-        ((*_, program, option, file),) = begun
-        assert (program, option) == (str(ROOT / "demos" / "online.py"), "--config")
-        return run_program(demo(), [option, file])
+        with monkeypatch.context() as patch:
+            if not trains:
+                patch.setattr("evorl.commands.branch.start", lambda program, arguments, processes: None)
+            return run_program(run_command, ["branch", "runs/a", *words])
 
     return run
 
@@ -318,15 +313,15 @@ def test_damaged_checkpoints_are_passed_over(run, branch):
 
 def test_a_branch_has_as_many_ranks_as_trained_its_generation(run, branch, monkeypatch):
     begun = []
-    monkeypatch.setattr("os.execve", lambda path, command, variables: begun.append(command))
+    monkeypatch.setattr("evorl.commands.branch.start", lambda program, arguments, processes: begun.append(processes))
     monkeypatch.setattr("evorl.commands.train.usable_cores", lambda: 2)
     checkpoints = Checkpoints(run / "checkpoints")
     files = {name: checkpoints.read(3, name) for name in checkpoints.files(3)}
     files[STATE] = json_bytes(json.loads(files[STATE]) | {"ranks": 2})
     checkpoints.complete(3, {name: checkpoints.write(3, name, payload) for name, payload in files.items()})
-    assert branch("b", "--generation", "2", "training.max_steps=160", trains=False) == 0
-    assert branch("c", "--generation", "3", "training.max_steps=160", trains=False) == 0
-    assert ["--num_processes 2" in " ".join(command) for command in begun] == [False, True]
+    assert branch("b", "--generation", "2", "training.max_steps=160") == 0
+    assert branch("c", "--generation", "3", "training.max_steps=160") == 0
+    assert begun == [1, 2]
 
 
 def test_a_failing_copy_leaves_nothing(run, branch, monkeypatch, capsys):

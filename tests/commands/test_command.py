@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 from helpers.support import ROOT, error_line
@@ -78,6 +79,12 @@ def test_a_reader_that_leaves_early_sees_no_traceback(line, monkeypatch, capfd):
         assert cli.main() == 141
         print("more")
     assert capfd.readouterr().err == ""
+
+
+def test_an_interrupt_while_torch_is_imported_shows_no_traceback(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["evorl", "list"])
+    monkeypatch.setattr(cli, "mistake_in", Mock(side_effect=KeyboardInterrupt))
+    assert cli.main() == 130
 
 
 @pytest.mark.parametrize(

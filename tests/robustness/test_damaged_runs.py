@@ -111,7 +111,8 @@ def run(run):
 
 def check(command, run, capsys, monkeypatch):
     """Give a damaged run to a command, which must end with one line of error or none; give its code."""
-    monkeypatch.setattr("os.execve", lambda path, command, variables: None)
+    for module in ("train", "branch"):
+        monkeypatch.setattr(f"evorl.commands.{module}.start", lambda program, arguments, processes: None)
     beside = run.with_name("b")
     before = contents(beside)
     with warnings.catch_warnings():

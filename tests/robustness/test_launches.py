@@ -174,7 +174,7 @@ def test_the_processes_of_one_machine_can_be_reached_from_nowhere_else(tmp_path)
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     environment.pop("GLOO_SOCKET_IFNAME", None)
     done = subprocess.run(
-        launch_command([str(tmp_path / "program.py")], 2),
+        launch_command(tmp_path / "program.py", [], 2),
         cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
@@ -201,7 +201,7 @@ def test_the_launcher_leaves_it_to_the_ranks_to_tell_of_their_end(end, code, tmp
     (tmp_path / "program.py").write_text(ENDING.format(end=end))
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        launch_command([str(tmp_path / "program.py")], 2),
+        launch_command(tmp_path / "program.py", [], 2),
         cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (code, "")

@@ -11,7 +11,7 @@ import torch
 from helpers.support import ROOT, config
 
 from evorl.commands.command import run_command
-from evorl.commands.train import LOCAL_LAUNCHER, resume_command
+from evorl.commands.train import LOCAL_LAUNCHER, launch_command, resumption
 from evorl.runs.launch import check
 from evorl.runs.program import run_program
 from evorl.system.processes import check_room, free_memory
@@ -51,7 +51,7 @@ def test_module_of_a_strangers_run_is_not_imported(command, run, capsys):
 
 def test_resuming_imports_nothing_from_the_working_directory(run):
     canary = plant(run, "yaml", "torch", "accelerate", "sitecustomize", "ale_py")
-    command = resume_command(Path(), ["training.max_steps=80"], ROOT / "demos" / "online.py", processes=2)
+    command = launch_command(*resumption(Path(), ["training.max_steps=80"], None, processes=2))
     launcher = command.index(str(LOCAL_LAUNCHER))
     done = subprocess.run([*command[: launcher + 1], "--help"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

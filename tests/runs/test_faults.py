@@ -27,7 +27,7 @@ from helpers.support import (
 )
 
 from evorl.commands.command import MAY_CHANGE
-from evorl.commands.train import resume_command
+from evorl.commands.train import launch_command, resumption
 from evorl.distributed.ranks import Ranks
 from evorl.runs.storage.checkpoint_files import Checkpoints
 from evorl.runs.storage.directory import FREE_TO_CHANGE, RunDirectory
@@ -322,16 +322,16 @@ def test_a_resumed_run_may_have_a_name_that_yaml_reads_otherwise(name, tmp_path)
     run = tmp_path / "e #1" / name
     run.mkdir(parents=True)
     (run / "config.yaml").write_text(config().to_yaml())
-    command = resume_command(run, [], None, 1)
-    resumed = config(*command[command.index("--config") + 2 :]).run
+    _, arguments, _ = resumption(run, [], None, 1)
+    resumed = config(*arguments[2:]).run
     assert (resumed.directory, resumed.name, resumed.resume) == (run.parent, name, "auto")
 
 
 def test_a_resumed_run_stays_in_its_directory(trained_run):
     with pytest.raises(UserError, match=r"a resumed run stays in its directory, .* with population\.from="):
-        resume_command(trained_run, ["run.name=other"], None, None)
+        resumption(trained_run, ["run.name=other"], None, None)
     with pytest.raises(UserError, match="evorl branch"):
-        resume_command(trained_run, ["algorithm.learning_rate=0.005"], None, 1)
+        resumption(trained_run, ["algorithm.learning_rate=0.005"], None, 1)
     for key in FREE_TO_CHANGE:
         assert key.rstrip(".") in MAY_CHANGE or key == "population.hyperparameters", "`evorl resume --help` lists it"
 
@@ -363,14 +363,13 @@ def test_a_signal_ends_a_program_in_order_and_processes_of_environments_do_not_h
 
 def test_resume_goes_on_as_the_run_was_begun(run, tmp_path):
     program = ROOT / "demos" / "online.py"
-    command = resume_command(run, ["training.max_steps=200"], program, None)
+    command = launch_command(*resumption(run, ["training.max_steps=200"], program, None))
     assert command[:2] == [sys.executable, str(program)]
     assert command[-3:] == [f'run.directory="{run.parent}"', 'run.name="a"', "run.resume=auto"]
     assert subprocess.run(command, cwd=tmp_path, capture_output=True, check=False).returncode == 0
     assert lines(run / "metrics.jsonl")[-1]["agent_steps"] >= 196
-    two = resume_command(run, [], program, 2)
-    assert two[two.index("--num_processes") + 1] == "2"
+    assert resumption(run, [], program, 2)[2] == 2
     with pytest.raises(UserError, match=r"algorithm.gamma was 0.99 and is now 0.5"):
-        resume_command(run, ["algorithm.gamma=0.5"], program, None)
+        resumption(run, ["algorithm.gamma=0.5"], program, None)
     with pytest.raises(UserError, match="there is no run here"):
-        resume_command(tmp_path / "nothing", [], program, None)
+        resumption(tmp_path / "nothing", [], program, None)

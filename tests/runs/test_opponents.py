@@ -97,7 +97,7 @@ def test_a_run_that_goes_on_reads_its_benchmark_where_it_lies(
     with pytest.warns(EvorlWarning, match=r"^league\.benchmark: runs/moved has another best agent than"):
         assert train(*settings, "run.name=whole", "run.resume=auto", *moved) == 0
     (runs / "moved").rename(own_league_run)
-    monkeypatch.setattr("os.execve", lambda *arguments: None)
+    monkeypatch.setattr("evorl.commands.branch.start", lambda *arguments: None)
     assert (
         run_program(
             run_command, ["branch", "runs/whole", "branched", "league.benchmark=runs/a", "training.max_steps=200"]

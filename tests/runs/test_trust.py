@@ -10,7 +10,7 @@ from helpers.support import config, error_line, train
 
 import evorl
 from evorl.commands.command import run_command
-from evorl.commands.train import resume_command
+from evorl.commands.train import resumption
 from evorl.runs.program import run_program
 from evorl.runs.storage.trust import code_to_allow, is_trained, note_trained, refuse_code
 from evorl.types.outcomes import UserError
@@ -127,14 +127,14 @@ def test_no_command_asks_for_trained_code_and_each_for_other_code(in_directory, 
     for run in ("runs/a", "runs/b"):
         assert run_program(run_command, ["evaluate", run, "--episodes", "2"]) == 0
         assert evorl.load(run).agent is not None
-        assert resume_command(Path(run), (), None, 1)
+        assert resumption(Path(run), (), None, 1)
     path = Path("runs/b/config.yaml")
     path.write_text(path.read_text().replace("length: 5", "length: 6"))
     capsys.readouterr()
     assert run_program(run_command, ["evaluate", "runs/b"]) == 2
     assert REFUSAL in error_line(capsys)
     with pytest.raises(UserError, match=REFUSAL):
-        resume_command(Path("runs/b"), (), None, 1)
+        resumption(Path("runs/b"), (), None, 1)
     assert run_program(run_command, ["evaluate", "runs/b", "--episodes", "2", "--allow-code"]) == 0
 
 
