@@ -48,12 +48,19 @@ def train(parsed: argparse.Namespace) -> None:
         return
     arguments = program_arguments([*parsed.words, *verbosity(parsed)], parsed.seed, parsed.name)
     config = read_config(Path(arguments[1]), arguments[2:])
-    if parsed.processes > 1:
+    check_launch(config, parsed.processes)
+    start(program_for(config), arguments, parsed.processes)
+
+
+def check_launch(config: AnyConfig, processes: int) -> None:
+    """Raise UserError if several processes would; otherwise the launcher would add a traceback for each.
+
+    A single process does it itself.
+    """
+    if processes > 1:
         from evorl.runs.launch import check
 
-        # Otherwise every process would find the same error, and the launcher would add a traceback for each.
-        check(config, ranks=parsed.processes)
-    start(program_for(config), arguments, parsed.processes)
+        check(config, ranks=processes)
 
 
 def start(program: Path, arguments: Sequence[str], processes: int) -> None:
@@ -124,10 +131,9 @@ def resumption(
     assignments = [*overrides, *location]
     config = read_config(run / CONFIG, assignments)
     refuse_code(validate(read_yaml(run / CONFIG)), allow_code)
-    from evorl.runs.launch import check
-
     ranks = processes_for(ranks_of(run), processes)
-    check_same_run(run, check(config, ranks=ranks))
+    check_same_run(run, config)
+    check_launch(config, ranks)
     return program_of(config, program), ["--config", str(run / CONFIG), *assignments], ranks
 
 
@@ -252,25 +258,15 @@ def train_each(commands: Sequence[tuple[int, Sequence[str]]], group: str) -> dic
     environment = {"WANDB_RUN_GROUP": group, **with_this_package()}
     codes = {}
     for number, command in commands:
-        with subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, errors="replace",
-        ) as process:  # fmt: skip
+        say(f"seed {number}:")
+        with subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL) as process:
             try:
-                codes[number] = _relay(process, number)
+                codes[number] = process.wait()
             except BaseException:
                 process.terminate()
-                _relay(process, number)
+                process.wait()
                 raise
     return codes
-
-
-def _relay(process: subprocess.Popen[str], number: int) -> int:
-    """Print a process's lines, prefixed by its seed, until it has ended; return its exit code."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        say(f"seed {number} | {line.rstrip()}")
-    return process.wait()
 
 
 def summary_lines(runs: Sequence[tuple[int, Path]]) -> list[str]:

@@ -43,19 +43,22 @@ def test_seeds_summary_has_a_line_for_each_and_the_mean(tmp_path):
     assert last.startswith("best agents of 3 seeds: mean 203.3; "), "its best agent had fewer steps"
 
 
-def test_a_line_is_told_with_its_seed_and_codes_are_given_back(capsys):
-    commands = [(1, [sys.executable, "-c", "print('one')"]), (2, [sys.executable, "-c", "raise SystemExit(3)"])]
+def test_output_follows_its_seed_and_codes_are_given_back(capfd):
+    commands = [
+        (1, [sys.executable, "-c", "import sys; print('one', file=sys.stderr)"]),
+        (2, [sys.executable, "-c", "raise SystemExit(3)"]),
+    ]
     assert train.train_each(commands, "") == {1: 0, 2: 3}
-    assert capsys.readouterr().err == "seed 1 | one\n"
+    assert capfd.readouterr().err == "seed 1:\none\nseed 2:\n"
 
 
-def test_seeds_are_a_group_of_wandb_unless_the_user_names_one(capsys, monkeypatch):
+def test_seeds_are_a_group_of_wandb_unless_the_user_names_one(capfd, monkeypatch):
     tell = [sys.executable, "-c", "import os; print(os.environ['WANDB_RUN_GROUP'])"]
     for variable, group in ((None, "wide"), ("mine", "mine")):
         if variable:
             monkeypatch.setenv("WANDB_RUN_GROUP", variable)
         assert train.train_each([(1, tell)], "wide") == {1: 0}
-        assert capsys.readouterr().err == f"seed 1 | {group}\n"
+        assert capfd.readouterr().out == f"{group}\n"
 
 
 def test_interrupted_seeds_end_all_and_begin_no_other(tmp_path):
@@ -123,25 +126,25 @@ def test_wrong_options_of_seeds_are_refused_first(words, message, in_directory, 
 
 
 @pytest.mark.slow
-def test_seeds_train_and_are_taken_up_again(in_directory, capsys):
+def test_seeds_train_and_are_taken_up_again(in_directory, capfd):
     settings = ["--name", "a", "training.max_steps=40"]
     words = ["train", str(SMALL), "--seeds", "1", "2", *settings]
     assert run_program(run_command, ["train", str(SMALL), "--seeds", "1", *settings]) == 0
     first = in_directory / "runs" / "a-seed-1" / "metrics.jsonl"
     kept = first.read_bytes()
-    capsys.readouterr()
+    capfd.readouterr()
     assert run_program(run_command, words) == 0
-    told = capsys.readouterr()
+    told = capfd.readouterr()
     assert "best agents of 2 seeds: mean" in told.out
-    assert {line.split(" | ")[0] for line in told.err.splitlines()} == {"seed 1", "seed 2"}
+    assert [line for line in told.err.splitlines() if line.startswith("seed ")] == ["seed 1:", "seed 2:"]
     assert sorted(path.parent.name for path in in_directory.rglob("metrics.jsonl")) == ["a-seed-1", "a-seed-2"]
     assert first.read_bytes() == kept
     assert run_program(run_command, [*words, "algorithm.gamma=0.5"]) == 2
-    refused = capsys.readouterr().err
+    refused = capfd.readouterr().err
     assert "was started with another configuration: algorithm.gamma was" in refused
     assert "`evorl branch runs/a-seed-1 NEW algorithm.gamma=0.5`" in refused
     assert run_program(run_command, [*words, "evaluation.max_steps=7"]) == 2
-    told = capsys.readouterr()
+    told = capfd.readouterr()
     assert "was started with another evaluation.max_steps; choose another --name" in told.err
     assert "best agents of" not in told.out, "they are of other settings"
 
@@ -158,7 +161,7 @@ def test_seeds_train_and_are_taken_up_again(in_directory, capsys):
         (["training.max_steps=200"], None),
     ],
 )
-def test_a_seed_that_cannot_be_averaged_with_the_others_is_refused(words, reason, run, monkeypatch, capsys):
+def test_a_seed_that_cannot_be_averaged_with_the_others_is_refused(words, reason, run, monkeypatch, capfd):
     """The run has gone to 116 steps."""
     (run / "config.yaml").write_text((run / "config.yaml").read_text().replace("max_steps: 116", "max_steps: 110"))
     run.rename(run.parent / "a-seed-1")
@@ -166,6 +169,6 @@ def test_a_seed_that_cannot_be_averaged_with_the_others_is_refused(words, reason
     code = run_program(
         run_command, ["train", str(SMALL), "training.max_steps=110", *words, "--name", "a", "--seeds", "1"]
     )
-    assert code == (2 if reason else 0), capsys.readouterr().err
+    assert code == (2 if reason else 0), capfd.readouterr().err
     if reason:
-        assert f"runs/a-seed-1 was started with another {reason}" in error_line(capsys)
+        assert f"runs/a-seed-1 was started with another {reason}" in error_line(capfd)
