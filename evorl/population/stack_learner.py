@@ -162,14 +162,16 @@ class StackLearner:
         norms = network.adam.norms() if needs_norms else network.divergence
         if checks_agents:
             active = self._quarantine(active, torch.stack((network.mean_loss + network.divergence, norms)))
+        measured = active
         if loss.limit is not None:
             active = (self._healthy if active is None else active) * (network.divergence <= loss.limit)
         if not self._applied:
             clip = None if limit is None else share_within(limit(self.stack), norms)
             network.step(self.stack, objective.learning_rate(self.stack), active, clip)
         if reported:
-            # A gradient from another worker comes with the norm that it had there.
-            self._add_metrics(objective, {"gradient_norm": norms, **metrics}, active)
+            # A gradient from another worker comes with the norm that it had there. Metrics without the updates beyond
+            # the limit would show a divergence that never exceeds it.
+            self._add_metrics(objective, {"gradient_norm": norms, **metrics}, measured)
         if objective.every == 1:
             self.active = active
         elif checks_agents:

@@ -236,6 +236,8 @@ def test_ppo_ends_a_rollout_early_only_with_target_kl(target, updates):
     learner, environments = trained(settings, "environment.num_envs=2", steps=8)
     environments.close()
     assert learner._calls == updates
+    # Of every seventh update, and the divergence that ended the rollout.
+    assert learner.metrics().counts["approx_kl"].tolist() == [2, 2]
 
 
 @pytest.mark.parametrize("at_once", [0, 2**24])
