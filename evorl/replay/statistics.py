@@ -87,14 +87,17 @@ def discounted_sums(reward: Tensor, ended: Tensor, discount: Tensor, before: Ten
 
 def normalized(x: Tensor, weight: Tensor) -> Tensor:
     """Shift and scale `x` [..., B] to mean 0 and variance 1 under `weight` [..., B], which sums to 1."""
-    centred = x - (x * weight).sum(-1, keepdim=True)
-    variance = (centred.square() * weight).sum(-1, keepdim=True)
-    return centred * _inverse_deviation(variance)
+    mean = (x * weight).sum(-1, keepdim=True)
+    centred = x - mean
+    return centred * _inverse_deviation(mean, (centred.square() * weight).sum(-1, keepdim=True))
 
 
-def _inverse_deviation(variance: Tensor) -> Tensor:
-    """The inverse standard deviation; NaN for a variance that overflowed, where 0 would pass for equal samples."""
-    return torch.rsqrt(variance + 1e-8).add(variance, alpha=0.0)
+def _inverse_deviation(mean: Tensor, variance: Tensor) -> Tensor:
+    """The inverse standard deviation; NaN for a variance that overflowed, where 0 would pass for equal samples.
+
+    Equal samples have the variance of rounding errors, which grow with their mean.
+    """
+    return torch.rsqrt(variance + 1e-8 * mean.square() + 1e-30).add(variance, alpha=0.0)
 
 
 WHERE, SUMS = "the rollout", "reward_sums"
@@ -183,7 +186,7 @@ class RolloutStatistics:
         samples, counts = (values.flatten(0, 1).T.unsqueeze(-1) for values in (advantage, counted))
         union = self.moments(samples.unsqueeze(-1), counts)
         number, mean, variance = (torch.from_numpy(x).view(*advantage.shape[:2], 1).to(advantage) for x in union)
-        return counted * (copies / number.clamp(min=1)), mean, _inverse_deviation(variance)
+        return counted * (copies / number.clamp(min=1)), mean, _inverse_deviation(mean, variance)
 
 
 def _check_finite(statistics: Tensors) -> None:

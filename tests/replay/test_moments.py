@@ -52,8 +52,16 @@ def test_unequal_weights_count_like_repeated_samples():
     torch.testing.assert_close(weighted, repeated[:, 1:])
 
 
-def test_equal_values_are_normal_at_zero():
-    assert not normalized(torch.full((2, 4), 8.0), torch.full((2, 4), 0.25)).any()
+@pytest.mark.parametrize("value", [0.0, 1e-3, 8.1, 1e4])
+def test_equal_values_are_normal_at_zero(value):
+    """The mean of nine equal numbers is off by some units in the last place."""
+    assert normalized(torch.full((2, 9), value), torch.full((2, 9), 1 / 9)).abs().max() < 0.01
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1e-4, 1e9])
+def test_normal_values_do_not_depend_on_the_unit_of_rewards(scale):
+    x, weight = random(P, 6, seed=15).float(), torch.full((P, 6), 1 / 6)
+    torch.testing.assert_close(normalized(x * scale, weight), normalized(x, weight), rtol=1e-4, atol=1e-4)
 
 
 def test_an_agent_without_samples_that_count_stays_finite():
