@@ -238,9 +238,12 @@ def continuation(vector: Vector, copies: int, atari: bool) -> Continuation | Non
 
 
 def is_plain(vector: Vector) -> bool:
-    """True if a native environment holds only numbers, strings and arrays, besides spaces, its spec and generator."""
+    """True if a native environment holds only numbers, strings and arrays, besides spaces, its spec and generator.
+
+    A wrapper may hold more.
+    """
     fixed = (gym.Space, EnvSpec, np.random.Generator, type(None))
-    return all(
+    return vector.unwrapped is vector and all(
         value.dtype.kind in "biufUS" if isinstance(value, np.ndarray) else isinstance(value, (*PLAIN, *fixed))
         for value in vars(vector.unwrapped).values()
     )

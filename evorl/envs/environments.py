@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import iterate
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -35,7 +36,7 @@ from evorl.envs.reading import ActionMasks, Copies, ObservationReader, action_re
 from evorl.envs.spaces import MASK, EnvSpec
 from evorl.envs.stepped import COUNTED, OBSERVATION_PREFIX, WHERE, SteppedEnvironments, layout
 from evorl.envs.vector import make_vector, serving_action, stacked_frames
-from evorl.seeding import seed_global_generators
+from evorl.seeding import global_generators_restored, seed_global_generators
 from evorl.system.formats import check_tensors, part_of, with_prefix
 from evorl.types.batches import Transition
 from evorl.types.messages import nearest, shown
@@ -194,7 +195,8 @@ class Environments(SteppedEnvironments):
         self._episodes = Episodes(self.agents, self.num_envs, resets=int(not self._resets.in_step))
         self._begin_counting()
         self._may_be_endless = longest_episode(settings) is None
-        _, info = self._reset_vector(0)
+        with global_generators_restored():  # Copies that are made next would draw the same numbers on every rank.
+            _, info = self._reset_vector(0)
         self._info = info
         # Only the info of a reset reveals whether the environment masks actions.
         self._masks: ActionMasks | None = None
@@ -417,8 +419,10 @@ class Environments(SteppedEnvironments):
                 f"environment.id: {self._id} resets within the step (autoreset mode SAME_STEP), but gives no "
                 "info['final_obs'] where an episode ends"
             )
-        copies = np.flatnonzero(ended).tolist()
-        last = {copy: self._observations.read(info["final_obs"][copy], copy, "the last observation") for copy in copies}
+        copies, final = np.flatnonzero(ended).tolist(), info["final_obs"]
+        if not isinstance(final, np.ndarray):
+            final = list(iterate(self._vector.observation_space, final))
+        last = {copy: self._observations.read(final[copy], copy, "the last observation") for copy in copies}
         if self._masks is not None:
             for copy, parts in last.items():
                 parts[MASK] = self._masks.last(info, copy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from typing import Any
 
 import gymnasium as gym
@@ -67,7 +68,8 @@ def space_from_json(data: Any) -> gym.Space[Any]:
     kind = data["kind"]
     if kind in ("Dict", "Tuple"):
         if kind == "Dict":
-            return gym.spaces.Dict({str(name): space_from_json(inner) for name, inner in data["spaces"]})
+            # Gymnasium sorts the names of a plain dictionary.
+            return gym.spaces.Dict(OrderedDict((str(name), space_from_json(inner)) for name, inner in data["spaces"]))
         return gym.spaces.Tuple([space_from_json(inner) for inner in data["spaces"]])
     shape = tuple(int(size) for size in data.get("shape", ()))
     if math.prod(shape) > MAX_NUMBERS:

@@ -161,3 +161,10 @@ def test_a_native_environment_with_hidden_state_cannot_be_continued():
             self.engine = object()
 
     assert continuation.continuation(Hidden(), 1, atari=False) is None
+
+
+def test_a_native_environment_in_a_wrapper_which_may_have_state_cannot_be_continued():
+    native = gym.make_vec("CartPole-v1", 2, "vector_entry_point")
+    assert continuation.continuation(native, 2, atari=False) is not None
+    wrapped = gym.wrappers.vector.RecordEpisodeStatistics(native)
+    assert continuation.continuation(wrapped, 2, atari=False) is None

@@ -309,6 +309,25 @@ def test_what_a_native_vector_environment_lacks_is_named(kwargs, told, module):
         made.step(torch.zeros(1, 2, dtype=torch.int64))
 
 
+def test_a_native_vector_environment_may_give_last_observations_as_one_dictionary(module):
+    class DictVector(OwnVector):
+        single_observation_space = gym.spaces.Dict(position=Good.observation_space)
+        observation_space = gym.vector.utils.batch_space(single_observation_space, 2)
+
+        def reset(self, *, seed=None, options=None):
+            return {"position": np.zeros((2, 2), np.float32)}, {}
+
+        def step(self, actions):
+            observation, *outcome, _ = super().step(actions)
+            return {"position": observation}, *outcome, {"final_obs": {"position": np.eye(2, dtype=np.float32)}}
+
+    gym.register("Own-v0", vector_entry_point=DictVector)
+    with Environments(Environment(id="Own-v0"), 1, 2) as made:
+        made.reset(1)
+        last = made.step(torch.zeros(1, 2, dtype=torch.int64)).next_observation["position"]
+    assert last.tolist() == [[[1, 0], [0, 1]]]
+
+
 def test_an_environment_that_raises_ends_the_run_by_name_where_its_space_cannot_be_sampled(module):
     error = mistake("own:Wide64")
     assert error.startswith("environment.max_restarts: environment 0 of agent 0 and 3 more (own:Wide64, step 0 of the")

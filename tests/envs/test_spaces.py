@@ -1,5 +1,7 @@
 """How boxes are read: the bounds of bytes, and where an image has its channels; the mask beside them."""
 
+from collections import OrderedDict
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -117,6 +119,11 @@ def test_a_mask_is_a_part_of_its_own_with_an_entry_for_each_action_of_each_choic
 def test_unbounded_spaces_of_every_type_are_read_again(dtype):
     space = gym.spaces.Box(0, np.inf if dtype != np.uint8 else 255, (2,), dtype)
     assert space_from_json(space_to_json(space)) == space
+
+
+def test_parts_of_a_space_that_is_read_again_keep_their_order():
+    parts = OrderedDict((name, gym.spaces.Discrete(2)) for name in "zab")
+    assert [*space_from_json(space_to_json(gym.spaces.Dict(parts)))] == [*"zab"]
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint32, np.int64, np.uint64])

@@ -18,6 +18,7 @@ from evorl.envs import Environments, make_environments
 from evorl.population import Policy
 from evorl.population.evaluation import EpisodeResults, Evaluator
 from evorl.population.initial import initial_population
+from evorl.seeding import seed_process
 from evorl.types.outcomes import EvorlWarning
 
 COIN = "helpers.probes:Coin"
@@ -42,6 +43,15 @@ def test_copies_that_draw_from_a_global_generator_differ_wherever_they_run(sourc
     assert len(set(built)) == len(set(begun)) == 6
     assert begun == draws("sync", source)[1], "the draws of a copy follow from its seed"
     assert not {*begun} & {*draws("async", source, seed=105)[1]}
+
+
+def test_constructors_draw_other_numbers_on_each_rank():
+    built = []
+    for rank in range(2):
+        seed_process(1, rank)
+        make_environments(Environment(id=COIN, kwargs={"source": "numpy"}), 1, 1).close()  # As programs do first.
+        built += draws("sync", "numpy")[0]
+    assert len(set(built)) == 12
 
 
 def test_actors_that_draw_from_a_global_generator_differ(in_directory):
