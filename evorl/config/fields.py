@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
 from types import FunctionType
@@ -138,6 +138,19 @@ class Section(BaseModel):
         # explained together, each with its path.
         __init__.__pydantic_base_init__ = True
 
+    def ineffective(self, name: str) -> str | None:
+        """Return why a setting has no effect given the others of its section, or None if it has one."""
+        return None
+
+    def ineffective_changes(self, key: str) -> Iterator[tuple[str, str]]:
+        """Settings that differ from their defaults and have no effect: their keys, below `key`, and why."""
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            if value != field.default and (reason := self.ineffective(name)):
+                yield f"{key}.{name}", reason
+            elif isinstance(value, Section):
+                yield from value.ineffective_changes(f"{key}.{name}")
+
     @field_validator("*", mode="before")
     @classmethod
     def _is_no_boolean(cls, value: Any, info: ValidationInfo) -> Any:
@@ -243,10 +256,6 @@ class AlgorithmSettings(Section):
     def effective_value(self, name: str, value: float, num_envs: int, *, recurrent: bool) -> float:
         """Return a hyperparameter's value as used in training; evolution perturbs integers continuously."""
         return round(value) if self._is_whole(name) else value
-
-    def ineffective(self, name: str) -> str | None:
-        """Return why a hyperparameter has no effect given the other settings, or None if it has one."""
-        return None
 
     def _is_whole(self, name: str) -> bool:
         return name in type(self).model_fields and _takes_only_whole(type(self).model_fields[name].annotation)

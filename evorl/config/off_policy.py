@@ -74,6 +74,9 @@ class EpsilonGreedy(Section):
     steps: Count | None = None
     """Steps of an agent, over all its environments and ranks, after which `linear` reaches `end`."""
 
+    def ineffective(self, name: str) -> str | None:
+        return "because `schedule` is linear" if name == "decay" and self.schedule == "linear" else None
+
     @model_validator(mode="after")
     def _has_steps_where_they_count(self) -> Self:
         if (self.schedule == "linear") != (self.steps is not None):
@@ -93,6 +96,10 @@ class ActionNoise(Section):
     """The standard deviation of the noise drawn in each step; the sigma of an Ornstein-Uhlenbeck process."""
     reversion: Rate = 0.15
     """`ornstein_uhlenbeck`: the mean reversion rate theta, per step."""
+
+    def ineffective(self, name: str) -> str | None:
+        used_by = {"scale": ("gaussian", "ornstein_uhlenbeck"), "reversion": ("ornstein_uhlenbeck",)}
+        return None if self.noise in used_by.get(name, (self.noise,)) else f"because `noise` is {self.noise}"
 
     @property
     def kept(self) -> float:
@@ -184,8 +191,11 @@ class DQNSettings(OffPolicySettings):
         return max(1, int(used) // self.sequence_length) * self.sequence_length
 
     def ineffective(self, name: str) -> str | None:
-        periodic = name == "tau" and self.target == "periodic"
-        return "because `target: periodic` copies the whole network" if periodic else super().ineffective(name)
+        if name == "tau" and self.target == "periodic":
+            return "because `target: periodic` copies the whole network"
+        used_by = {"loss": "none", "categorical": "categorical", "quantile": "quantile"}
+        is_used = self.distribution == used_by.get(name, self.distribution)
+        return super().ineffective(name) if is_used else f"because `distribution` is {self.distribution}"
 
     @property
     def representation(self) -> tuple[Any, ...]:

@@ -182,6 +182,8 @@ def _doubts(config: AnyConfig) -> Iterator[str]:
             f"training.target_fitness: {target:g}, but {environment.id} counts as solved at {threshold:g}; if "
             f"it is the target of another environment, use training.target_fitness={threshold:g}, or null for none"
         )
+    for key, reason in config.algorithm.ineffective_changes("algorithm"):
+        yield f"{key}: changes nothing, {reason}"
     if config.evolution.initial == "sampled" and config.population.from_ is not None:
         yield "evolution.initial: sampled has no effect together with population.from, whose agents keep their settings"
     if config.population.from_ is None and config.population.from_agents == "population":

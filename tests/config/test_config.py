@@ -431,6 +431,30 @@ def test_a_run_says_that_its_mutations_of_hyperparameters_change_nothing():
     load_config(["evolution.hyperparameters={}", "evolution.mutation.hyperparameters=0"], DQN)
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "key", "why"),
+    [
+        ("dqn, categorical: {v_max: 500}", "categorical", "`distribution` is none"),
+        ("dqn, distribution: quantile, loss: mse", "loss", "`distribution` is quantile"),
+        ("dqn, target: periodic, target_period: 9, tau: 0.5", "tau", "`target: periodic` copies the whole network"),
+        ("dqn, exploration: {schedule: linear, steps: 9, decay: 0.9}", "exploration.decay", "`schedule` is linear"),
+        ("td3, exploration: {noise: none, scale: 0.4}", "exploration.scale", "`noise` is none"),
+        ("ddpg, exploration: {noise: gaussian, reversion: 0.4}", "exploration.reversion", "`noise` is gaussian"),
+    ],
+)
+def test_a_run_says_that_a_setting_changes_nothing(algorithm, key, why):
+    changes = [*config(f"algorithm={{name: {algorithm}}}").algorithm.ineffective_changes("algorithm")]
+    assert changes == [(f"algorithm.{key}", f"because {why}")]
+    if key == "tau":
+        with pytest.warns(EvorlWarning, match=f"^algorithm.{key}: changes nothing, because {why}"):
+            load_config([f"algorithm={{name: {algorithm}}}"], DQN)
+
+
+def test_every_setting_of_the_shipped_configurations_has_an_effect():
+    for path in TRAINING:
+        assert not [*validate(read_yaml(path)).algorithm.ineffective_changes("algorithm")], path.name
+
+
 def test_the_weight_of_an_added_mutation_is_no_boolean():
     with pytest.raises(UserError, match=r"evolution.mutation.noise: True does not fit: it must be a number"):
         load_config(["evolution.mutation.noise=true"], DQN)
