@@ -1,4 +1,4 @@
-"""The base class of off-policy algorithms with a replay buffer: settings and storage.
+"""The base class of off-policy algorithms, with the replay that they learn from.
 
 Axes: P agents, E environments, B batch, C critics.
 """
@@ -14,11 +14,18 @@ from evorl.algorithms.base import Algorithm
 from evorl.algorithms.functional import n_step_return
 from evorl.config import Config
 from evorl.distributed import Placement
+from evorl.envs.generation import steps_of_generation
 from evorl.envs.spaces import EnvSpec
 from evorl.networks.stack import Stack
 from evorl.replay import Experience
-from evorl.replay.factory import replay_experience
+from evorl.replay.batches import BatchBuilder, SequenceBuilder
+from evorl.replay.observations import ObservationStatistics
+from evorl.replay.prioritised import PrioritisedSampler, PriorityTree
+from evorl.replay.replay import ReplayExperience
+from evorl.replay.samplers import Sampler, UniformSampler
 from evorl.replay.storage import Field as StoredField
+from evorl.replay.storage import make_replay
+from evorl.system.processes import check_room
 from evorl.system.stopwatch import Stopwatch
 from evorl.types.batches import Loss
 from evorl.types.outcomes import UserError
@@ -48,17 +55,60 @@ class OffPolicy(Algorithm):
         return None
 
     def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> Experience:
-        return replay_experience(
-            self.config,
-            self.interface,
-            placement,
-            action=self.stored_action,
-            returns=lambda reward, steps, gamma: n_step_return(reward, steps, self.discount(gamma)),
-            always_valid=always_valid,
+        """This rank's part of the replay; an island's `capacity` and `learning_starts` are divided over the ranks.
+
+        Raises UserError if memory is insufficient, or the part too small for n-step windows or sequences.
+        """
+        config, ranks, replay = self.config, placement.ranks, self.config.replay
+        # The agents of a population that is divided over ranks share a replay only within a rank.
+        populations, sharing = len(config.population.places), min(config.population.size, placement.local_size)
+        share = max(1, replay.capacity * populations // ranks.size)
+        islands, lanes = placement.local_size // sharing, placement.local_size * config.environment.num_envs
+        storage = make_replay(share, lanes, self.interface, self.stored_action, ranks.device, ranks.on_host, islands)
+        prioritised, split = replay.prioritised is not None or not replay.shared, config.algorithm.split_batches
+        period = 1 if config.actors is None else int(config.algorithm.sent_steps)
+        builder = BatchBuilder(storage, replay.n_step, self._n_step_return)
+        if self.sequences is not None:
+            builder = SequenceBuilder(storage, *self.sequences)
+        common = {"seed": config.seed, "rank": ranks.rank, "part": placement.copy, "split_batches": split}
+        common["transitions"] = builder.transitions
+        sampler: Sampler = UniformSampler(storage, **common)
+        if prioritised:
+            # Per-agent replay without prioritisation has equal priorities.
+            size = PriorityTree.memory(placement.local_size, storage.size // islands)
+            check_room(size, "replay.capacity: priorities", processes=ranks.on_host)
+            rows = steps_of_generation(config, placement.copies, period)
+            sampler = PrioritisedSampler(
+                storage,
+                placement.local_size,
+                replay.prioritised,
+                shared=replay.shared,
+                generation_steps=rows * config.environment.num_envs * placement.copies,
+                max_steps=config.training.max_steps,
+                **common,
+            )
+        gather = placement.gather_copies
+        statistics = ObservationStatistics(self.normalized_parts, gather, stopwatch, sharing if replay.shared else 1)
+        return ReplayExperience(
+            storage,
+            builder,
+            sampler,
+            statistics,
+            learning_starts=min(
+                replay.learning_starts * populations * placement.copies // ranks.size, share * placement.copies
+            ),
+            # Ranks that exchange priorities learn each other's sizes anyway and need no lockstep.
+            lockstep=always_valid and not prioritised and config.actors is None,
+            reward_clip=config.algorithm.reward_clip,
+            split_batches=split,
+            gather=gather,
             stopwatch=stopwatch,
-            normalized=self.normalized_parts,
-            sequences=self.sequences,
+            period=period,
         )
+
+    def _n_step_return(self, reward: Tensor, steps: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
+        """The n-step return of rewards [..., P, B, n] from discounts gamma [P], which negamax negates, and the last one."""
+        return n_step_return(reward, steps, self.discount(gamma))
 
 
 def actor_learning_rate(stack: Stack) -> Tensor:

@@ -24,9 +24,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evorl.envs.spaces import ObservationSpec
+from evorl.envs.spaces import EnvSpec, ObservationSpec
 from evorl.system.devices import is_host
 from evorl.system.formats import check_tensors, numbers_to_tensors
+from evorl.system.processes import check_room
 from evorl.types.batches import Transition
 from evorl.types.outcomes import UserError
 from evorl.types.tensors import Tensors
@@ -432,3 +433,25 @@ class Storage:
         expected |= {f"last.{name}": ((last, *data.shape[1:]), data.dtype) for name, data in self._data.items()}
         check_tensors(tensors, expected | dict.fromkeys(COUNTERS, ((), torch.int64)), WHERE)
         return written, oldest, broken
+
+
+def make_replay(
+    capacity: int,
+    lanes: int,
+    interface: EnvSpec,
+    action: Field,
+    device: torch.device,
+    ranks_on_host: int = 1,
+    islands: int = 1,
+) -> Storage:
+    """Allocate a storage of `capacity` transitions from `lanes` environments, at least one row of them.
+
+    Raises UserError if memory is insufficient.
+    """
+    parts = interface.with_mask()
+    columns: dict[str, Field] = {"action": action, "reward": ((), torch.float32), "terminated": ((), torch.bool)}
+    rows = max(1, capacity // lanes)
+    on_cpu = device.type == "cpu"
+    size = Storage(rows, lanes, parts, columns, torch.device("meta")).memory(second_ring=not on_cpu)
+    check_room(size, "replay.capacity", device=device, processes=ranks_on_host if on_cpu else 1)
+    return Storage(rows, lanes, parts, columns, device, islands=islands)

@@ -13,7 +13,7 @@ from evorl.envs.reading import ObservationReader
 from evorl.envs.vector import for_evaluation, stacked_frames
 from evorl.population import initial_population
 from evorl.population.evaluation import evaluate
-from evorl.replay.factory import make_replay
+from evorl.replay.storage import make_replay
 from evorl.runs.output.video import play as film_of
 from evorl.runs.reading.loaded import LoadedAgent
 from evorl.types.outcomes import UserError

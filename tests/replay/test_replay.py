@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evorl.replay.experience import UpdateSchedule
-from evorl.replay.factory import make_replay
 from evorl.replay.samplers import share_of_draws
+from evorl.replay.storage import make_replay
 
 
 @given(
@@ -104,7 +104,7 @@ def test_forbidden_actions_are_kept_with_what_was_seen():
 
 def test_final_observations_of_a_replay_on_a_gpu_must_fit_too(monkeypatch):
     sizes = []
-    monkeypatch.setattr("evorl.replay.factory.check_room", lambda size, *_, device, **__: sizes.append(size))
+    monkeypatch.setattr("evorl.replay.storage.check_room", lambda size, *_, device, **__: sizes.append(size))
     for kind in ("cpu", "meta"):
         make_replay(1_000, 2, interface(), ((), torch.int64), torch.device(kind))
     seen = sum(4 * math.prod(part.shape) for part in interface().parts.values())
