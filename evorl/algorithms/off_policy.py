@@ -107,7 +107,7 @@ class OffPolicy(Algorithm):
         )
 
     def _n_step_return(self, reward: Tensor, steps: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
-        """The n-step return of rewards [..., P, B, n] from discounts gamma [P], which negamax negates, and the last one."""
+        """The n-step return of rewards [..., P, B, n] and the discount after it, both by discounts gamma [P]."""
         return n_step_return(reward, steps, self.discount(gamma))
 
 

@@ -63,7 +63,8 @@ def watch(parsed: argparse.Namespace) -> None:
             shown = write_video(parsed.video, images())
             print(f"{parsed.video}: {shown} frames")
     mean, listed = sum(returns) / len(returns), ", ".join(map(digits, returns))
-    print(f"agent {agent.agent.id}: mean return {digits(mean)} over {len(returns)} episodes ({listed})")
+    episodes = "1 episode" if len(returns) == 1 else f"{len(returns)} episodes"
+    print(f"agent {agent.agent.id}: mean return {digits(mean)} over {episodes} ({listed})")
 
 
 def report(parsed: argparse.Namespace) -> None:
@@ -101,6 +102,8 @@ def export(parsed: argparse.Namespace) -> None:
 
     require("onnx", "an export")
     if parsed.output is not None:
+        if parsed.output.suffix != ".onnx":
+            raise UserError(f"--output: {parsed.output} will be an ONNX file; give it the ending .onnx")
         check_folder(parsed.output)
     saved = load(parsed.run, agent=parsed.agent, generation=parsed.generation, allow_code=parsed.allow_code)
     here = Path() if is_on_hub(parsed.run) else parsed.run

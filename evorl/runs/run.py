@@ -502,6 +502,12 @@ class Run:
         setting = small_image_setting(interface.parts)
         if setting and config.network.name == "standard" and config.network.convolutions is None:
             lines.append(f"layers for small images: {setting}")
+        length = self._whole_plan.steps * self._whole_plan.agent_steps_per_vector_step
+        if length >= 2 * config.evolution.steps:
+            lines.append(
+                f"evolution.steps: {config.evolution.steps:,} become {length:,}, as generations have whole rollouts of "
+                "all environments"
+            )
         if config.run.verbose:
             lines += details(config, placement, interface, self._whole_plan)
         if is_tensor(config.environment.id) and not simulator_of(config.environment).can_save:

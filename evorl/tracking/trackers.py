@@ -10,6 +10,7 @@ from pathlib import Path
 
 from evorl.config import AnyConfig
 from evorl.system.plugins import place
+from evorl.system.signals import note_activity
 from evorl.tracking.tensorboard import TensorBoard
 from evorl.tracking.tracker import TRACKER_PATIENCE, History, Points, Record, Row, Tracker
 from evorl.tracking.trackio import Trackio, sent_to_trackio
@@ -65,7 +66,9 @@ class Trackers:
 
     def finish(self, summary: Row, lineage: Sequence[Row]) -> None:
         """Close all trackers, abandoning those that take too long."""
+        note_activity("the closing of trackers")
         self._each(lambda tracker: _within(TRACKER_PATIENCE + GRACE, lambda: tracker.finish(summary, lineage)))
+        note_activity("")
 
     def _each(self, use: Callable[[Tracker], None]) -> None:
         for name, tracker in list(self._trackers.items()):

@@ -44,6 +44,8 @@ class Mutation:
         before, after = (
             use(self.target, value) if isinstance(value, int | float) else value for value in (self.before, self.after)
         )
+        if before == after and self.after is not None and after is not None:
+            after = f"{_shown(self.after)} (used as {_shown(after)})"
         return replace(self, before=before, after=after)
 
     def __str__(self) -> str:

@@ -138,6 +138,9 @@ def test_a_mutation_is_shown_with_the_numbers_that_are_used():
     assert str(Mutation("hyperparameters", "batch_size", 256.0, 381.067).with_effective_values(use)) == (
         "hyperparameters (batch_size: 256 -> 381)"
     )
+    assert str(Mutation("hyperparameters", "batch_size", 256.0, 256.4).with_effective_values(use)) == (
+        "hyperparameters (batch_size: 256 -> 256.4 (used as 256))"
+    )
     for other in (
         Mutation("hyperparameters", "learning_rate", 1e-3, 2.5e-3),
         Mutation("parameters", "batch_size", None, 0.02),

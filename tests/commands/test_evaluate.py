@@ -23,5 +23,5 @@ def test_returns_below_one_are_shown_by_their_digits(trained_run, monkeypatch, c
 def test_a_class_of_the_users_is_known_to_what_only_evaluates(in_directory):
     (in_directory / "door_of_mine.py").write_text("import gymnasium as gym\nclass Door(gym.Env):\n    pass\n")
     assert for_evaluation(Environment(id="door_of_mine:Door")).vectorization == "auto"
-    with pytest.raises(UserError, match=r"environment\.id: cannot make 'no_such_module:Door': No module named"):
+    with pytest.raises(UserError, match=r"environment\.id: cannot make 'no_such_module:Door': No module named .*; run"):
         for_evaluation(Environment(id="no_such_module:Door"))

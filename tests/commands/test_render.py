@@ -59,3 +59,9 @@ def test_what_watch_lacks_is_said_before_anything_is_loaded(words, message, monk
     monkeypatch.setattr(console.sys, "platform", "linux")
     assert run_program(run_command, ["watch", "runs/none", *words]) == 2
     assert message in error_line(capsys)
+
+
+def test_an_export_has_the_ending_of_its_format(in_directory, capsys):
+    pytest.importorskip("onnx")
+    assert run_program(run_command, ["export", "runs/none", "-o", "agent.pt"]) == 2
+    assert "agent.pt will be an ONNX file; give it the ending .onnx" in error_line(capsys)

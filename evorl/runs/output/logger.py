@@ -179,11 +179,12 @@ class Logger:
             problem = reason(error, self._directory.path)
         except RunFailed as error:
             problem = str(error)
-        self._trackers.finish(summary, lineage)
+        # After a signal, a tracker that takes too long to close ends the process by force.
         if summary["ended"] in (FINISHED, STOPPED, *Signals.__members__):
             has_elite = bool(self._written_elite)
             for line in closing_lines(summary, self._config, self._directory.path, has_elite=has_elite):
                 say(line)
+        self._trackers.finish(summary, lineage)
         return problem
 
     def _log(self, row: Row, lineage: Sequence[Row], elite: bytes) -> None:
