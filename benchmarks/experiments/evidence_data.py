@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,6 @@ ENDS = {
 }
 """The mean returns of a random policy and of a solved task, which define the scores 0 and 1."""
 Line = Mapping[str, Any]
-Runs = Mapping[tuple[str, str], Sequence[Line]]
-"""Lines of runs by task and arm."""
 
 
 def read(*paths: Path) -> dict[tuple[str, str], list[Line]]:

@@ -6,7 +6,6 @@ Scores are lists with one array per task, of one score per run; runs are resampl
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import comb
 from typing import NamedTuple
 
 import numpy as np
@@ -22,13 +21,6 @@ class Estimate(NamedTuple):
     value: float
     low: float
     high: float
-
-
-def interquartile_mean(scores: Scores) -> float:
-    """Return the interquartile mean over all runs of all tasks: a quarter, rounded down, is trimmed at either end."""
-    ordered = np.sort(np.concatenate(list(scores)))
-    cut = len(ordered) // 4
-    return float(ordered[cut : len(ordered) - cut].mean())
 
 
 def probability_of_improvement(ours: Scores, theirs: Scores) -> float:
@@ -56,19 +48,11 @@ def bootstrap(
     return Estimate(statistic(*samples), float(low), float(high))
 
 
-def best_of(k: int, fitness: Array, scores: Array) -> float:
-    """Return the expected score of the fittest of `k` agents drawn without replacement; ties share their mean score."""
-    shared = np.array([scores[fitness == value].mean() for value in np.sort(fitness)])
-    total = comb(len(fitness), k)
-    weights = [comb(rank, k - 1) / total for rank in range(len(fitness))]
-    return float(np.dot(weights, shared))
-
-
 def shares_of_trials(count: int) -> Array:
     """Return the probability that the fittest of k agents has rank r, [count, count]: k - 1 by r, without replacement.
 
-    The rows are the weights of `best_of` for all k. The estimate is unbiased, unlike that by drawing with replacement
-    (Tang et al., arXiv 2004.13705).
+    The rows are the weights of the expected best of k. The estimate is unbiased, unlike that by drawing with
+    replacement (Tang et al., arXiv 2004.13705).
     """
     factorials = np.append(0.0, np.log(np.arange(1, count + 1)).cumsum())
     k, rank = np.arange(1, count + 1)[:, None], np.arange(count)[None]
@@ -86,8 +70,8 @@ def worth_in_trials(
     """Return the number of random trials whose expected best equals the mean of `values`, with a 95 % interval.
 
     The trials are the agents of all `pools`, each [agents, 2] of fitness and score, as many in each; the best is the
-    fittest, as in `best_of`. Numbers between two whole ones are interpolated. If the mean exceeds the best of all
-    trials, their number is returned. The bootstrap resamples the values and whole pools.
+    fittest, and the equally fit share their mean score. Numbers between two whole ones are interpolated. If the mean
+    exceeds the best of all trials, their number is returned. The bootstrap resamples the values and whole pools.
     """
     shares = shares_of_trials(sum(map(len, pools)))
 
@@ -108,52 +92,3 @@ def worth_in_trials(
         draws.append(worth(float(drawn.mean()), np.concatenate([pools[one] for one in chosen])))
     low, high = np.percentile(draws, [2.5, 97.5])
     return Estimate(worth(float(values.mean()), np.concatenate(list(pools))), float(low), float(high))
-
-
-def improvement_by_trials(more: int, fewer: int, trials: Array) -> float:
-    """Return the probability that random search with `more` trials ends higher than with `fewer`; ties count half.
-
-    The agents of both searches are drawn with replacement from `trials` [agents, 2] of fitness and score, and each
-    search selects its fittest.
-    """
-    order = np.argsort(trials[:, 0], kind="stable")
-    _, place = np.unique(trials[order, 0], return_inverse=True)
-    sizes = np.bincount(place)
-    ends = sizes.cumsum() / len(trials)
-    scores = trials[order, 1]
-    ours, theirs = (
-        (np.diff(np.append(0.0, ends**k)) / sizes)[place] for k in (more, fewer)
-    )  # fmt: skip
-    higher = (scores[:, None] > scores[None]) + 0.5 * (scores[:, None] == scores[None])
-    return float(ours @ higher @ theirs)
-
-
-def rank_correlation(x: Array, y: Array) -> float:
-    """Return Spearman's rank correlation; equal values share their mean rank, and a constant gives NaN."""
-    ranks = [_ranks(np.asarray(values, dtype=float)) for values in (x, y)]
-    centred = [one - one.mean() for one in ranks]
-    size = float(np.sqrt(np.prod([np.square(one).sum() for one in centred])))
-    return float(centred[0] @ centred[1]) / size if size else float("nan")
-
-
-def _ranks(values: Array) -> Array:
-    below = (values[None] < values[:, None]).sum(1)
-    equal = (values[None] == values[:, None]).sum(1)
-    ranks: Array = below + (equal - 1) / 2
-    return ranks
-
-
-def successive_halving(fitness: Array, scores: Array, rungs: Sequence[int]) -> tuple[float, int]:
-    """Return the score of the agent that successive halving selects, and the total generations trained by all agents.
-
-    After each generation in `rungs` the better half by `fitness` [generations, agents] is kept; the fittest agent at
-    the end is selected. The first of equals is preferred.
-    """
-    alive = np.arange(fitness.shape[1])
-    learned = 0
-    for number, row in enumerate(fitness, 1):
-        learned += len(alive)
-        if number in rungs:
-            order = np.argsort(-row[alive], kind="stable")
-            alive = np.sort(alive[order[: max(1, len(alive) // 2)]])
-    return float(scores[alive[np.argmax(fitness[-1][alive])]]), learned

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from functools import reduce
 from itertools import product
-from math import comb, sqrt
 from statistics import NormalDist
 from typing import TypeVar
 
@@ -17,21 +15,6 @@ EXACT = 16
 """The largest number of pairs for which all flips of signs are enumerated."""
 FLIPS = 100_000
 """The number of random flips for more pairs."""
-
-
-def fisher_exact(ours: tuple[int, int], theirs: tuple[int, int]) -> float:
-    """Return the two-sided p of Fisher's exact test for two groups, each given as counts (with, without).
-
-    All tables with the same margins that are at most as probable as the observed one count.
-    """
-    with_it, size, total = ours[0] + theirs[0], sum(ours), sum(ours) + sum(theirs)
-
-    def probability(count: int) -> float:
-        return comb(with_it, count) * comb(total - with_it, size - count) / comb(total, size)
-
-    observed = probability(ours[0]) * (1 + 1e-9)
-    possible = range(max(0, size - (total - with_it)), min(with_it, size) + 1)
-    return sum(found for found in map(probability, possible) if found <= observed)
 
 
 def flips(pairs: int, draws: int, rng: np.random.Generator) -> Array:
@@ -80,48 +63,3 @@ def holm(found: Mapping[Name, float], tests: int) -> dict[Name, float]:
         largest = max(largest, min(1.0, (tests - place) * p))
         adjusted[name] = largest
     return adjusted
-
-
-def rank_sum_distribution(ours: int, theirs: int) -> Array:
-    """Return the null distribution of Mann and Whitney's U [ours * theirs + 1] without ties.
-
-    U counts the pairs of runs in which ours is higher. The highest of all runs is either ours, and beats all of theirs,
-    or one of theirs, and beats none for us (Mann and Whitney 1947).
-    """
-    before = [np.ones(1)] * (theirs + 1)
-    for m in range(1, ours + 1):
-        row = [np.ones(1)]
-        for n in range(1, theirs + 1):
-            counts = np.zeros(m * n + 1)
-            counts[n:] += before[n]
-            counts[: m * (n - 1) + 1] += row[n - 1]
-            row.append(counts)
-        before = row
-    return before[theirs] / comb(ours + theirs, ours)
-
-
-class RankSum:
-    """The exact two-sided rank-sum test at 5 %, by simulation of normally distributed scores of equal variance.
-
-    With several tasks of as many runs, U is summed over tasks.
-    """
-
-    def __init__(self, ours: int, theirs: int, tasks: int = 1, *, rng: np.random.Generator, runs: int = 40_000) -> None:
-        null = reduce(np.convolve, [rank_sum_distribution(ours, theirs)] * tasks)
-        self.rejected = 2 * np.minimum(null.cumsum(), null[::-1].cumsum()[::-1]) <= 0.05
-        self.ours = rng.normal(size=(tasks, runs, ours))
-        self.theirs = rng.normal(size=(tasks, runs, theirs))
-
-    def power(self, chance: float) -> float:
-        """Return the power at a true probability of improvement of `chance` on each task."""
-        ours = self.ours + sqrt(2) * NormalDist().inv_cdf(chance)
-        won = sum((ours[..., place, None] > self.theirs).sum((0, 2)) for place in range(ours.shape[-1]))
-        return float(np.mean(self.rejected[won]))
-
-    def distinguishable(self, power: float = 0.8) -> float:
-        """Return the smallest probability of improvement that the test distinguishes from 0.5 with this power."""
-        low, high = 0.5, 1 - 1e-9
-        for _ in range(20):
-            middle = (low + high) / 2
-            low, high = (low, middle) if self.power(middle) >= power else (middle, high)
-        return high

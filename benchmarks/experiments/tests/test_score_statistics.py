@@ -9,30 +9,11 @@ from helpers.support import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks" / "experiments"))
 from score_statistics import (
-    best_of,
     bootstrap,
-    improvement_by_trials,
-    interquartile_mean,
     probability_of_improvement,
-    rank_correlation,
     shares_of_trials,
-    successive_halving,
     worth_in_trials,
 )
-
-
-@pytest.mark.parametrize(
-    ("scores", "expected"),
-    [
-        ([range(1, 9)], 4.5),
-        ([range(1, 11)], 5.5),
-        ([[1, 2], [3, 4], [5, 1000]], 3.5),
-        ([[7]], 7.0),
-        ([[0, 0, 3]], 1.0),
-    ],
-)
-def test_the_interquartile_mean_cuts_whole_runs_off_either_end(scores, expected):
-    assert interquartile_mean([np.array(task, dtype=float) for task in scores]) == expected
 
 
 def test_the_probability_of_improvement_counts_pairs_and_halves_ties():
@@ -70,29 +51,12 @@ def test_the_bootstrap_of_two_groups_resamples_both():
     assert found == (0.5, 0.0, 1.0)
 
 
-@pytest.mark.parametrize("k", [1, 2, 3, 5])
-def test_the_best_of_k_is_the_mean_over_all_subsets(k):
-    fitness, scores = np.array([3.0, 1.0, 3.0, 0.0, 2.0]), np.array([10.0, 20.0, 30.0, 40.0, 50.0])
-
-    def handed_out(chosen):
-        best = max(fitness[place] for place in chosen)
-        return np.mean([scores[place] for place in range(5) if fitness[place] == best])
-
-    expected = np.mean([handed_out(chosen) for chosen in combinations(range(5), k)])
-    assert best_of(k, fitness, scores) == pytest.approx(expected)
-
-
-def test_successive_halving_drops_the_worse_half_for_good():
-    fitness = np.array([[1.0, 2.0, 3.0, 4.0], [0.0, 0.0, 9.0, 8.0], [99.0, 99.0, 1.0, 5.0]])
-    scores = np.array([-1.0, -2.0, -3.0, -4.0])
-    assert successive_halving(fitness, scores, rungs=(1, 2)) == (-3.0, 4 + 2 + 1)
-    assert successive_halving(fitness, scores, rungs=(1,)) == (-4.0, 4 + 2 + 2)
-    assert successive_halving(fitness, scores, rungs=()) == (-1.0, 12)
-
-
 def test_the_shares_of_trials_are_the_weights_of_the_best_of_k():
     fitness, scores = np.array([3.0, 1.0, 4.0, 0.0, 2.0]), np.array([10.0, 20.0, 30.0, 40.0, 50.0])
-    expected = [best_of(k, fitness, scores) for k in range(1, 6)]
+    expected = [
+        np.mean([scores[max(chosen, key=lambda place: fitness[place])] for chosen in combinations(range(5), k)])
+        for k in range(1, 6)
+    ]
     assert shares_of_trials(5) @ scores[np.argsort(fitness)] == pytest.approx(expected)
     assert shares_of_trials(640).sum(1) == pytest.approx(np.ones(640))
 
@@ -120,25 +84,3 @@ def test_the_interval_of_the_worth_covers_both_runs_and_pools():
     for part in (only_pools, only_runs):
         assert part.low < part.value < part.high
         assert both.high - both.low > part.high - part.low
-
-
-def test_more_trials_improve_as_often_as_in_all_draws():
-    trials = np.array([[0.0, 5.0], [1.0, 2.0], [1.0, 7.0]])
-
-    def outcomes(k):
-        """The score of the fittest of each draw of k, with its weight; equally fit agents share the draw."""
-        for drawn in product(range(3), repeat=k):
-            best = [place for place in drawn if trials[place, 0] == max(trials[list(drawn), 0])]
-            for place in best:
-                yield trials[place, 1], 1 / len(best) / 3**k
-
-    expected = sum(p * q * ((a > b) + 0.5 * (a == b)) for a, p in outcomes(3) for b, q in outcomes(2))
-    assert improvement_by_trials(3, 2, trials) == pytest.approx(expected)
-    assert improvement_by_trials(2, 2, trials) == pytest.approx(0.5)
-
-
-def test_the_rank_correlation_shares_ranks_and_needs_variation():
-    assert rank_correlation([1, 2, 3, 4], [10, 20, 40, 30]) == pytest.approx(0.8)
-    # Ranks 0.5 0.5 2 3 against 0 1 2 3: covariance 4.5, sums of squares 4.5 and 5.
-    assert rank_correlation([7, 7, 8, 9], [1, 2, 3, 4]) == pytest.approx(4.5 / 22.5**0.5)
-    assert np.isnan(rank_correlation([1, 1], [1, 2]))

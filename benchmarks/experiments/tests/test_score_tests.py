@@ -1,8 +1,7 @@
 """Exact tests and their power against values worked by hand and slow, obvious implementations."""
 
 import sys
-from itertools import combinations, product
-from math import comb
+from itertools import product
 
 import numpy as np
 import pytest
@@ -11,10 +10,7 @@ from helpers.support import ROOT
 sys.path.insert(0, str(ROOT / "benchmarks" / "experiments"))
 from score_tests import (
     EXACT,
-    RankSum,
-    fisher_exact,
     holm,
-    rank_sum_distribution,
     sign_flip_power,
     sign_flip_test,
 )
@@ -22,20 +18,6 @@ from score_tests import (
 
 def rng():
     return np.random.default_rng(0)
-
-
-def test_fishers_exact_test_against_all_draws_of_the_marked():
-    """The lady tasting tea (Fisher 1935) and an uneven table."""
-    assert fisher_exact((3, 1), (1, 3)) == pytest.approx(34 / 70)
-    assert fisher_exact((4, 0), (0, 4)) == pytest.approx(2 / 70)
-    # Five of 25 runs failed; each five are as likely. Four or more, or one or none, among the first 16 are as rare.
-    shares = {
-        count: sum(1 for drawn in combinations(range(25), 5) if sum(run < 16 for run in drawn) == count)
-        for count in range(6)
-    }
-    rare = sum(times for times in shares.values() if times <= shares[4])
-    assert fisher_exact((4, 12), (1, 8)) == pytest.approx(rare / comb(25, 5))
-    assert fisher_exact((0, 3), (0, 5)) == 1
 
 
 def test_the_sign_flip_test_enumerates_all_flips_of_few_pairs():
@@ -80,32 +62,6 @@ def test_holm_multiplies_the_smallest_by_the_planned_number_of_tests():
     assert holm({"a": 0.02}, 2) == {"a": 0.04}
     assert holm({"a": 0.7, "b": 0.9}, 2) == {"a": 1, "b": 1}
     assert holm({}, 2) == {}
-
-
-@pytest.mark.parametrize(("ours", "theirs"), [(1, 1), (2, 2), (3, 5), (5, 3)])
-def test_the_rank_sum_distribution_lists_all_orders(ours, theirs):
-    counts = np.zeros(ours * theirs + 1)
-    for mine in combinations(range(ours + theirs), ours):
-        others = set(range(ours + theirs)) - set(mine)
-        counts[sum(a > b for a in mine for b in others)] += 1
-    assert rank_sum_distribution(ours, theirs) == pytest.approx(counts / counts.sum())
-
-
-def test_the_rank_sum_test_rejects_as_often_as_its_level_allows():
-    # With 4 against 4, only the two most extreme of 70 orders are below 5 %.
-    test = RankSum(4, 4, rng=rng())
-    assert test.power(0.5) == pytest.approx(2 / 70, abs=0.004)
-    assert test.power(1 - 1e-12) == 1
-    # 3 against 3 cannot reach 5 % on one task, two tasks can.
-    assert RankSum(3, 3, rng=rng()).power(0.99) == 0
-    assert RankSum(3, 3, tasks=2, rng=rng()).power(0.99) > 0.9
-
-
-def test_the_smallest_distinguishable_probability_has_that_power():
-    test = RankSum(8, 6, rng=rng())
-    found = test.distinguishable(0.8)
-    assert test.power(found) == pytest.approx(0.8, abs=0.005)
-    assert test.power(found - 0.01) < 0.8
 
 
 def test_two_looks_with_these_levels_err_in_five_percent():
