@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 from baselines import landing
-from time_to_target import run_peer
 
 import evorl
 from evorl.runs.reading.loaded import LoadedAgent
@@ -88,6 +87,21 @@ def train(system: str, seed: int, seconds: float, runs: Path) -> dict[str, Any]:
     return {"reached": score is not None, "seconds": took, "steps": steps, "score": score}
 
 
+def run_peer(command: list[str], log: Path) -> dict[str, Any]:
+    """Run a peer and return the line that it prints, or a line with its time and error if it fails."""
+    started = time.perf_counter()
+    with log.open("w+") as file:
+        ended = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=file)
+        took = time.perf_counter() - started
+        file.seek(0)
+        errors = file.read().splitlines()
+    if ended.returncode:
+        error = errors[-1] if errors else f"exit code {ended.returncode}"
+        return {"reached": False, "seconds": round(took, 1), "error": error}
+    line: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return line
+
+
 def actions_of(agent: LoadedAgent) -> Callable[[np.ndarray], Any]:
     """The actions of an agent that does not explore."""
     return lambda observation: agent.predict(observation)[0]
@@ -118,7 +132,7 @@ def main() -> None:
         else:
             script = ROOT / "benchmarks" / "experiments" / "baselines" / "sb3_search.py"
             arguments = [system.removeprefix("sb3_"), "--seed", str(seed), "--seconds", str(parsed.seconds)]
-            line = run_peer([str(parsed.peers), str(script), *arguments], runs / f"{system}-{seed}.log", os.environ)
+            line = run_peer([str(parsed.peers), str(script), *arguments], runs / f"{system}-{seed}.log")
         line = {"system": system, "seed": seed, "revision": code, "machine": cpu(), **line}
         append(parsed.data, line)
         print(json.dumps(line), flush=True)
