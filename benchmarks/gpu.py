@@ -38,7 +38,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from freeze import short_run
 from records import run
 from throughput import Trainer
 
@@ -123,6 +122,21 @@ def run_part(part: str, names: Sequence[str], sizes: Sequence[int], jobs: int, s
         return [pong(seconds)]
     timed: Mapping[str, Iterable[str]] = {"cost": COSTS, "launches": LAUNCHED}
     return [alone(f"{part}:{name}", sizes) for name in timed[part]]
+
+
+def short_run(name: str) -> list[str]:
+    """Return the overrides that shorten a shipped configuration to two short generations."""
+    config = load_config([], CONFIGS / f"{name}.yaml")
+    rollout = getattr(config.algorithm, "rollout_steps", 0) * config.environment.num_envs
+    steps = max(1024, 2 * rollout)
+    settings = [f"evolution.steps={steps}", f"training.max_steps={2 * steps}", "training.target_fitness=null"]
+    settings += ["evaluation.episodes=2", "evaluation.confirmation_episodes=2", "evaluation.max_steps=200"]
+    settings += ["tracking.backends=[]", "run.timeout=100"]
+    if config.algorithm.replayed:
+        settings += ["replay.learning_starts=300", "replay.capacity=4000"]
+    if config.actors is not None:
+        settings.append("actors.lockstep=true")
+    return settings
 
 
 def train(folder: Path, settings: Sequence[str], name: str, ranks: int, suffix: str) -> Row:
