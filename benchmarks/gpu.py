@@ -23,7 +23,6 @@ Results are written to a JSON file as they arrive, and each part's table is prin
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import math
 import os
@@ -184,7 +183,7 @@ def recorded(name: str, settings: Sequence[str], count: int) -> tuple[Trainer, l
     update = trainer.learner.update
 
     def remember(batch: Batch) -> Any:
-        batches.append(moved(batch, lambda value: value.clone()))
+        batches.append(batch.mapped(torch.clone))
         return update(batch)
 
     trainer.learner.update = remember  # type: ignore[method-assign]
@@ -192,12 +191,6 @@ def recorded(name: str, settings: Sequence[str], count: int) -> tuple[Trainer, l
     while len(batches) < count:
         trainer.step()
     return trainer, batches[:count]
-
-
-def moved(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
-    """Apply a change to every tensor of a batch."""
-    gradients = {name: change(value) for name, value in batch.gradients.items()}
-    return dataclasses.replace(batch.mapped(change), gradients=gradients)
 
 
 def learner_of(agents: Sequence[Agent], algorithm: Algorithm, device: str) -> Learner:
@@ -218,7 +211,7 @@ def losses(name: str) -> Row:
         learner = learner_of(agents, algorithm, device)
         before = learner.policy.generator.get_state().clone()
         for batch in batches:
-            learner.update(moved(batch, lambda value, device=device: value.to(device)))  # type: ignore[misc]
+            learner.update(batch.mapped(lambda value, device=device: value.to(device)))  # type: ignore[misc]
         metrics, draws = learner.metrics(), not torch.equal(before, learner.policy.generator.get_state())
         parameters.append(learner.policy.flat.cpu())
         seen[device] = {key: metrics.sums[key] / metrics.counts[key] for key in metrics.sums}
@@ -239,7 +232,7 @@ def losses(name: str) -> Row:
 
 def tiled(batch: Batch, agents: int) -> Batch:
     """Repeat the first agent's batch for `agents` agents."""
-    return moved(batch, lambda value: value[:1].expand(agents, *value.shape[1:]).contiguous())
+    return batch.mapped(lambda value: value[:1].expand(agents, *value.shape[1:]).contiguous())
 
 
 def waited(device: torch.device) -> float:

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from evorl.population.graphs import Recorder
+from evorl.types.batches import Batch, RecurrentInput
 from evorl.types.outcomes import EvorlWarning, UserError
 
 aten = torch.ops.aten
@@ -152,6 +153,18 @@ class Failing(OnCPU):
 
 def small(case):
     return config("population.size=2", "run.kernel=false", "network.hidden_sizes=[16]", *CASES[case])
+
+
+def test_a_batch_is_copied_as_a_whole():
+    """A tensor that `Batch.mapped` left out would keep the numbers of the batch that was captured."""
+    some, named = torch.zeros(2, 3), {"name": torch.zeros(2, 3)}
+    batch = Batch(named, named, named, some, some, RecurrentInput(some, some, burn_in=named), share=some)
+    assert all(value is not None for value in vars(batch).values()), "a part is new"
+    there = batch.mapped(lambda value: value.to("meta"))
+    parts = tree_leaves([list(vars(whole).values()) for whole in (there, there.recurrent)])
+    tensors = [part for part in parts if isinstance(part, torch.Tensor)]
+    assert len(tensors) == 9
+    assert all(tensor.is_meta for tensor in tensors)
 
 
 def test_updates_in_which_the_host_waits_are_taken_singly():
