@@ -3,10 +3,8 @@
     python benchmarks/stopping.py [--runs 400]
 
 A run has 25 generations of four agents that play 10 episodes each; the best challenges the `Elite`, and the target is
-tested. Agents are distributions of returns. "before" is the previous rule: the elite's score pooled the episodes that
-decided the duel, and the target was tested by Student's bound, corrected for skewness (Hall 1992), with a share of the
-error for each test. Runs of the first table have not seen the failures of new
-agents, so the worst return is least informative; those of the second have (`known`).
+tested. Agents are distributions of returns. Runs of the first table have not seen the failures of new agents, so the
+worst return is least informative; those of the second have (`known`).
 """
 
 from __future__ import annotations
@@ -14,15 +12,14 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from statistics import NormalDist, mean, median
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evorl.runs.agents.elite import Elite, Play, error_of_test, play_until_clear
+from evorl.runs.agents.elite import Elite, Play
 
 Returns = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, int], Returns]
@@ -48,28 +45,15 @@ class Outcome(NamedTuple):
     episodes: int
 
 
-class Rule(Protocol):
-    """A rule that chooses the elite and decides when a run stops."""
-
-    def generation(self, agents: Returns, replay: Returns | None, duel: Play, measure: Play, target: float) -> bool:
-        """Process the agents' returns [P, N] and the elite's [N] on the same episodes; return True to stop the run."""
-
-    @property
-    def reported(self) -> float:
-        """The reported mean of the elite."""
-
-    def see(self, worst: float) -> None:
-        """Record the worst return of an agent of an earlier generation."""
-
-
-class After:
-    """The current rule."""
+class StoppingRule:
+    """The rule by which a run chooses its elite and decides to stop."""
 
     def __init__(self) -> None:
         self._elite = Elite()
         self._number = 0
 
     def generation(self, agents: Returns, replay: Returns | None, duel: Play, measure: Play, target: float) -> bool:
+        """Process the agents' returns [P, N] and the elite's [N] on the same episodes; return True to stop the run."""
         elite = self._elite
         self._number += 1
         elite.note_worst(agents)
@@ -81,46 +65,12 @@ class After:
 
     @property
     def reported(self) -> float:
+        """The reported mean of the elite."""
         return self._elite.score.mean if self._elite.score else math.nan
 
     def see(self, worst: float) -> None:
+        """Record the worst return of an agent of an earlier generation."""
         self._elite.note_worst(np.array([worst]))
-
-
-@dataclass
-class Before:
-    """The previous rule."""
-
-    returns: Returns | None = None
-    tests: int = 0
-
-    def generation(self, agents: Returns, replay: Returns | None, duel: Play, measure: Play, target: float) -> bool:
-        best = agents[agents.mean(1).argmax()]
-        seems_reached = max(best.mean(), -math.inf if self.returns is None else self.returns.mean()) >= target
-        self._challenge(best, replay, duel)
-        if not seems_reached or self.returns is None:
-            return False
-        self.tests += 1
-        if self.returns.mean() + 2 * self.returns.std(ddof=1) / math.sqrt(len(self.returns)) >= target:
-            self.returns = np.concatenate([self.returns, measure(0, CONFIRMATION)[0]])
-        return students_bound(self.returns, error_of_test(self.tests)) >= target
-
-    def _challenge(self, best: Returns, replay: Returns | None, duel: Play) -> None:
-        if replay is None:
-            self.returns = duel(0, EPISODES)[0]
-            return
-        assert self.returns is not None
-        self.returns = np.concatenate([self.returns, replay])
-        if best.mean() >= replay.mean():
-            ours, theirs = play_until_clear(duel, EPISODES, CONFIRMATION)
-            self.returns = ours if ours.mean() >= theirs.mean() else np.concatenate([self.returns, theirs])
-
-    @property
-    def reported(self) -> float:
-        return math.nan if self.returns is None else float(self.returns.mean())
-
-    def see(self, worst: float) -> None:
-        """Do nothing: this rule does not use the worst return."""
 
 
 def students_bound(returns: Returns, error: float) -> float:
@@ -138,12 +88,9 @@ def students_bound(returns: Returns, error: float) -> float:
     return float(returns.mean() - quantile * std / math.sqrt(count))
 
 
-RULES: Mapping[str, Callable[[], Rule]] = {"before": Before, "after": After}
-
-
-def run(rule: Rule, case: Case, rng: np.random.Generator, *, known: bool) -> Outcome:
+def run(case: Case, rng: np.random.Generator, *, known: bool) -> Outcome:
     """Simulate one run of identical agents; `known` is explained in the module docstring."""
-    episodes = 0
+    rule, episodes = StoppingRule(), 0
 
     def played(agents: int, count: int) -> Returns:
         nonlocal episodes
@@ -216,14 +163,13 @@ ABOVE: Mapping[str, Case] = {
 }
 
 
-def outcomes(name: str, case: Case, runs: int, *, known: bool, seed: int = 0) -> list[Outcome]:
-    """Simulate `runs` runs with the named rule."""
-    return [run(RULES[name](), case, np.random.default_rng((seed, number)), known=known) for number in range(runs)]
+def outcomes(case: Case, runs: int, *, known: bool, seed: int = 0) -> list[Outcome]:
+    """Simulate `runs` runs."""
+    return [run(case, np.random.default_rng((seed, number)), known=known) for number in range(runs)]
 
 
-def heading(first: str, *measures: str) -> str:
-    """Return the header of a Markdown table with every measure for both rules."""
-    cells = [first, *(f"{each}, {rule}" for each in measures for rule in RULES)]
+def heading(*cells: str) -> str:
+    """Return the header of a Markdown table."""
     return f"| {' | '.join(cells)} |\n|{'---|' * len(cells)}"
 
 
@@ -234,19 +180,18 @@ def main() -> None:
     runs = parser.parse_args().runs
     print(heading("agents below the target", "false stops", "reported - true mean, in sd", "episodes in a generation"))
     for name, case in BELOW.items():
-        ends = [outcomes(rule, case, runs, known=False) for rule in RULES]
-        cells = [f"{mean(each.stopped for each in some):.3f}" for some in ends]
-        cells += [f"{mean(each.reported - case.true for each in some) / (case.std or 1):+.3f}" for some in ends]
-        cells += [f"{mean(each.episodes / each.generation for each in some):.0f}" for some in ends]
-        print(f"| {name} | {' | '.join(cells)} |")
+        ends = outcomes(case, runs, known=False)
+        stops = mean(each.stopped for each in ends)
+        bias = mean(each.reported - case.true for each in ends) / (case.std or 1)
+        episodes = mean(each.episodes / each.generation for each in ends)
+        print(f"| {name} | {stops:.3f} | {bias:+.3f} | {episodes:.0f} |")
     print()
     print(heading("agents above the target", "generations until a stop", "later than the first", "episodes"))
     for name, case in ABOVE.items():
-        ends = [outcomes(rule, case, runs, known=True) for rule in RULES]
-        cells = [f"{mean(each.generation for each in some):.2f}" for some in ends]
-        cells += [f"{mean(each.generation > 1 for each in some):.3f}" for some in ends]
-        cells += [f"{median(each.episodes for each in some):.0f}" for some in ends]
-        print(f"| {name} | {' | '.join(cells)} |")
+        ends = outcomes(case, runs, known=True)
+        generations = mean(each.generation for each in ends)
+        later = mean(each.generation > 1 for each in ends)
+        print(f"| {name} | {generations:.2f} | {later:.3f} | {median(each.episodes for each in ends):.0f} |")
 
 
 if __name__ == "__main__":

@@ -17,26 +17,26 @@ from evorl.runs.storage.progress import PROGRESS, Progress, progress_of
 from evorl.types.outcomes import UserError
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
-from stopping import ABOVE, BELOW, After, outcomes, run, students_bound
+from stopping import ABOVE, BELOW, outcomes, run, students_bound
 
 RARE = ("one landing in 30 crashes", "one landing in 60 crashes", "success 0.97, target 0.98")
 
 
 @pytest.mark.parametrize("name", ["normal, 70", *RARE, "scores of -21 to 21"])
 def test_a_run_of_agents_below_the_target_does_not_stop(name):
-    assert not any(each.stopped for each in outcomes("after", BELOW[name], 6, known=False))
+    assert not any(each.stopped for each in outcomes(BELOW[name], 6, known=False))
 
 
 @pytest.mark.parametrize("name", ABOVE)
 def test_a_run_stops_soon_once_an_agent_is_clearly_above_the_target(name):
-    ends = outcomes("after", ABOVE[name], 8, known=True)
+    ends = outcomes(ABOVE[name], 8, known=True)
     assert all(each.stopped and each.generation <= 3 for each in ends)
     assert sum(each.generation for each in ends) <= 1.3 * len(ends)
 
 
 def test_equal_returns_stop_a_run_at_once():
     """Cart poles that all stay up, with a target just below, and the worst return of agents that all fell."""
-    end = run(After(), ABOVE["constant 500 (target 475)"], np.random.default_rng(0), known=True)
+    end = run(ABOVE["constant 500 (target 475)"], np.random.default_rng(0), known=True)
     assert (end.generation, end.stopped, end.reported) == (1, True, 500.0)
     assert end.episodes <= 40 + 90
 
@@ -44,7 +44,7 @@ def test_equal_returns_stop_a_run_at_once():
 def test_the_mean_that_is_reported_is_not_too_high():
     """The mean of the episodes that won the duel would be, by a tenth of a standard deviation."""
     case = BELOW["normal, far below"]
-    ends = outcomes("after", case, 30, known=False)
+    ends = outcomes(case, 30, known=False)
     assert np.mean([end.reported - case.true for end in ends]) / case.std < 0.05
 
 
