@@ -6,7 +6,6 @@ import torch
 from helpers.support import agent, algorithm, population, score, trained
 
 from evorl.algorithms.functional import of_action
-from evorl.networks.flat import Weights
 from evorl.types.batches import Batch, RecurrentInput
 
 RECURRENT = "network.recurrent=gru", "network.recurrent_size=7", "network.hidden_sizes=[9]"
@@ -84,30 +83,6 @@ def test_the_loss_is_that_of_every_step_in_turn(parts):
             own = of_action(online[:, time].unsqueeze(-1), batch.columns["action"][:, index])[:, 0]
             torch.testing.assert_close(loss.errors[:, index], own - wanted, rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(loss.per_sample[:, index], (own - wanted) ** 2, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("parts", [(), ("algorithm.dueling=true",)])
-def test_the_gradient_is_the_slope_of_the_loss(parts):
-    """Along a random direction, and where episodes begin after the burn-in, through which no gradient flows."""
-    dqn = algorithm(*RECURRENT, *SHAPE, "algorithm.loss=mse", "algorithm.double=false", *parts)
-    learner = population(two_agents(dqn), dqn)
-    stack, batch = learner.policy.stacks[0], sequences([0, 1], seed=1)
-    batch.recurrent.started = torch.zeros_like(batch.recurrent.started)
-    batch.recurrent.started[:, BURN_IN] = True
-    learner.losses(dqn.objectives[0], [batch])
-    flat, gradient = stack.networks["q"].parameters.flat, learner.stacks[0].networks["q"].gradient.clone()
-    for name, part in Weights(gradient, stack.networks["q"].weights.shapes, {}).items():
-        assert part.abs().sum() > 0, name
-    direction = torch.randn(flat.shape, generator=torch.Generator().manual_seed(0)) * (flat != 0)
-
-    def loss(shift):
-        with torch.no_grad():
-            flat.add_(direction, alpha=shift)
-            found = (dqn.loss(stack, batch, torch.Generator()).per_sample * batch.weight).sum().double()
-            flat.add_(direction, alpha=-shift)
-        return float(found)
-
-    assert float(gradient @ direction) == pytest.approx((loss(1e-3) - loss(-1e-3)) / 2e-3, rel=0.02)
 
 
 def test_what_was_shown_once_is_remembered():

