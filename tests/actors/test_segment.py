@@ -2,10 +2,8 @@
 
 import pytest
 import torch
-from helpers.support import config
 
 from evorl.actors.memory import Arena, SharedMemory
-from evorl.envs import Environments
 from evorl.envs.spaces import ObservationSpec
 from evorl.replay.rollout_memory import RolloutLayout, RolloutMemory
 from evorl.types.batches import PolicyOutput, Transition
@@ -77,23 +75,3 @@ def test_the_learner_reads_what_the_actor_wrote(frames):
             following = learner.next_observation(step)["x"]
             torch.testing.assert_close(following, transitions[step].next_observation["x"], rtol=0, atol=0)
             assert learner.state(step + 1).equal(outputs[step].next_state)
-
-
-def test_segment_holds_steps_of_real_environments():
-    settings = config("environment={id: CartPole-v1, vectorization: sync, kwargs: {max_episode_steps: 5}}").environment
-    environments = Environments(settings, P, E)
-    layout = RolloutLayout(
-        T, P, E, environments.interface.parts, {"reward": FIELDS["reward"], "truncated": FLAG}, (0, 0)
-    )
-    actor, learner = two_views(layout)
-    environments.reset(1)
-    transitions = []
-    for step in range(T):
-        none = torch.zeros(P, E, 0, 0)
-        transitions.append(environments.step(torch.full((P, E), step % 2)))
-        actor.write(step, transitions[-1], PolicyOutput(torch.zeros(P, E), {}, none, none))
-    assert learner.ends() == [4, 5]
-    last = transitions[4].next_observation["observation"]
-    assert learner.next_observation(4)["observation"].equal(last)
-    assert not learner.observation()["observation"][:, 5].equal(last)
-    assert learner.state(0) is None
