@@ -192,21 +192,6 @@ def test_a_mask_that_only_resets_give_is_refused(vectorization):
         assert masks.read(info, np.array([True, True])).all(), "the next action only resets these"
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "actions", "taken"),
-    [
-        ({"low": 0, "high": 3, "kind": "int64"}, [0.4, 1.6, 2.6, 3.0], [0, 2, 3, 3]),
-        ({"low": -0.3, "high": 0.3, "kind": "float64"}, [-0.3, 0.0, 0.1, 0.3], [-0.3, 0.0, 0.1, 0.3]),
-    ],
-)
-def test_actions_fit_the_box_that_takes_them(kwargs, actions, taken):
-    environments = Environments(Environment(id="helpers.spaces:Interrupted-v0", kwargs=kwargs), 2, 2)
-    environments.reset(0)
-    told = environments.step(torch.tensor(actions).view(2, 2, 1)).next_observation["observation"]
-    torch.testing.assert_close(told[..., 0].flatten(), torch.tensor(taken, dtype=torch.float32))
-    assert told[..., 1].all(), "the space contains what was taken"
-
-
 def test_carry_over_keeps_episodes_running():
     for carries in (False, True):
         environments = Environments(Environment(id="helpers.probes:Counter-v0"), 1, 1)

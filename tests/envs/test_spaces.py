@@ -139,7 +139,7 @@ def test_actions_at_the_bounds_of_integers_stay_there(dtype, inward):
             assert space.contains(action)
             # 64 bits are more than a float64 holds.
             assert abs(int(action[0]) - end) <= (2047 if limits.bits == 64 else 0)
-    assert read(np.array([[2.5], [np.nan], [3.4]], np.float32)).ravel().tolist() == [2, max(0, ends[0]), 3]
+    assert read(np.array([[2.5], [np.nan], [3.6]], np.float32)).ravel().tolist() == [2, max(0, ends[0]), 4]
 
 
 def test_names_of_parts_are_strings():

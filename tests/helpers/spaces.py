@@ -66,22 +66,6 @@ class Done(gym.Env):
         return np.zeros(1, np.float32), float(reward), True, False, {}
 
 
-class Interrupted(gym.Env):
-    """Shows what the last action was, in a box of any kind."""
-
-    def __init__(self, low, high, kind):
-        self.action_space = gym.spaces.Box(low, high, (1,), dtype=kind)
-        self.observation_space = gym.spaces.Box(-1e6, 1e6, (2,))
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action):
-        fits = self.action_space.contains(action)
-        return np.array([float(action[0]), float(fits)], np.float32), 0.0, False, False, {}
-
-
 class Masked(gym.Env):
     """Two steps; what pays most is forbidden, and whoever does it all the same is told so."""
 
@@ -165,7 +149,6 @@ class SometimesMasked(gym.Env):
 gym.register("SometimesMasked-v0", entry_point=SometimesMasked, disable_env_checker=True)
 gym.register("Shown-v0", entry_point=Shown)
 gym.register("Done-v0", entry_point=Done)
-gym.register("Interrupted-v0", entry_point=Interrupted)
 gym.register("Masked-v0", entry_point=Masked, disable_env_checker=True)
 gym.register("Recall-v0", entry_point=Recall)
 gym.register("Endless-v0", entry_point=Endless)
