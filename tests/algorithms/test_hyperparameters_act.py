@@ -22,8 +22,6 @@ EAGER = (*REPLAYED, "algorithm.exploration.random_steps=4")
 SMALL = {
     "a2c": ROLLOUT,
     "a3c": ROLLOUT,
-    "a3c_data_parallel": (*ROLLOUT, "algorithm.rollouts=1"),
-    "a3c_shared": ROLLOUT,
     "apex_ddpg": (*BOX, *EAGER, *ROLLOUT, "replay.prioritised={}"),
     "apex_dqn": (*REPLAYED, *ROLLOUT, "replay.prioritised={}"),
     "appo": ROLLOUT,
@@ -34,6 +32,8 @@ SMALL = {
     "sac": (*BOX, *EAGER),
     "td3": (*BOX, *EAGER),
 }
+SAME_AS_A3C = {"a3c_data_parallel": (*ROLLOUT, "algorithm.rollouts=1"), "a3c_shared": ROLLOUT}
+"""Algorithms that differ from A3C only in what several processes share."""
 CHOICES = tuple(setting for setting in EAGER if setting not in BOX)
 SWITCHED_ON = {
     "actor_learning_rate": {"actor_learning_rate": 1e-3}, "max_grad_norm": {"max_grad_norm": 10.0},
@@ -46,7 +46,7 @@ OTHERS = {
     "target_kl": 1e-9,
 }  # fmt: skip
 """Values that differ enough to be noticed within some updates; for all else it is half of what is configured."""
-CASES = [(algorithm, name) for algorithm in sorted(SETTINGS) for name in SETTINGS[algorithm].hyperparameters]
+CASES = [(algorithm, name) for algorithm in sorted(SMALL) for name in SETTINGS[algorithm].hyperparameters]
 
 
 def overrides_for(algorithm, name):
@@ -77,7 +77,13 @@ def course(algorithm, overrides, other=None):
 
 
 def test_every_algorithm_is_tried():
-    assert SMALL.keys() == ALGORITHMS.keys()
+    assert SMALL.keys() | SAME_AS_A3C.keys() == ALGORITHMS.keys()
+
+
+@pytest.mark.parametrize("algorithm", SAME_AS_A3C)
+def test_variants_of_a3c_are_the_same_in_one_process(algorithm):
+    assert SETTINGS[algorithm].hyperparameters == SETTINGS["a3c"].hyperparameters
+    assert course(algorithm, SAME_AS_A3C[algorithm]).equal(course("a3c", SMALL["a3c"]))
 
 
 @pytest.mark.parametrize("algorithm", SMALL)
