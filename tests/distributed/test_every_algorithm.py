@@ -51,8 +51,7 @@ SETTINGS = {
         "actors={count: 2, lockstep: true}",
         "network.recurrent=gru", "network.recurrent_size=8",
     ),
-    "ppo": ("algorithm={name: ppo, rollout_steps: 8, batch_size: 8, epochs: 2}",),
-    "ppo on images": (
+    "ppo": (
         "algorithm={name: ppo, rollout_steps: 8, batch_size: 8, epochs: 2, normalize_observations: true,"
         " normalize_rewards: true}",
         "environment={id: 'helpers.spaces:Shown-v0', kwargs: {kind: dict}, num_envs: 2}",
@@ -73,7 +72,7 @@ SETTINGS = {
 }  # fmt: skip
 
 
-MUTATED = {"ppo on images": "channels", "ppo with memory": "recurrent"}
+MUTATED = {"ppo": "channels", "ppo with memory": "recurrent"}
 """Sizes that only these have, which must mutate in them."""
 
 
