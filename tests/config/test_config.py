@@ -341,19 +341,18 @@ def test_one_tracker_or_none_needs_no_list(given, backends):
     assert config(f"tracking.backends={given}").tracking.backends == backends
 
 
-@pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("setting", ["prioritised={}", "n_step=3", "capacity=5000", "shared=false"])
-def test_a_replay_is_refused_where_there_is_none(name, setting):
-    settings = f"algorithm={{name: {name}}}", "replay={}", f"replay.{setting}"
-    if SETTINGS[name].replayed:
-        assert config(*settings).replay != config("replay={}").replay
-        return
+def test_a_replay_is_refused_where_there_is_none(setting):
     key = setting.partition("=")[0]
-    small = "replay.capacity=100"
-    with pytest.raises(UserError, match=rf"replay\.capacity: {name} learns from rollouts; leave it out"):
-        config(settings[0], small)
-    with pytest.raises(UserError, match=rf"replay\.{key}: {name} learns from rollouts; leave it out"):
-        config(*settings)
+    for name in SETTINGS:
+        settings = f"algorithm={{name: {name}}}", "replay={}", f"replay.{setting}"
+        if SETTINGS[name].replayed:
+            assert config(*settings).replay != config("replay={}").replay
+        else:
+            with pytest.raises(UserError, match=rf"replay\.{key}: {name} learns from rollouts; leave it out"):
+                config(*settings)
+            with pytest.raises(UserError, match=rf"replay\.capacity: {name} learns from rollouts; leave it out"):
+                config(settings[0], "replay.capacity=100")
 
 
 def test_a_population_must_divide_over_sharded_ranks(monkeypatch):
