@@ -45,25 +45,27 @@ def test_the_help_of_resume_names_all_that_may_change():
     ]
 
 
-def test_help_the_version_and_a_mistyped_command_do_not_wait_for_torch():
+def test_help_the_version_and_what_is_mistyped_do_not_wait_for_torch():
     code = """
 import contextlib, io, sys
 from evorl.__main__ import main
-for words in (["--help"], ["--version"], ["-V"], ["trian"], ["lineage", "--help"]):
-    sys.argv = ["evorl", *words]
+def tell(words, slow):
+    sys.argv = ["evorl", *words.split()]
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
         code = main()
-    print(code, (out.getvalue() or err.getvalue()).splitlines()[0])
-print([name for name in ("torch", "numpy", "pydantic", "yaml") if name in sys.modules])
+    print(code, (out.getvalue() or err.getvalue()).splitlines()[0], [name for name in slow if name in sys.modules])
+for words in ("--help", "--version", "-V", "trian", "lineage --help"):
+    tell(words, ("torch", "numpy", "pydantic", "yaml"))
+tell("train ppo algorithm.learing_rate=1", ("torch",))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.splitlines() == [
-        "0 usage: evorl COMMAND ...",
-        f"0 evorl {evorl.__version__}",
-        f"0 evorl {evorl.__version__}",
-        "2 error: evorl: there is no command 'trian'; did you mean 'train'?",
-        "0 usage: evorl lineage [-h] [--settings] run",
-        "[]",
+        "0 usage: evorl COMMAND ... []",
+        f"0 evorl {evorl.__version__} []",
+        f"0 evorl {evorl.__version__} []",
+        "2 error: evorl: there is no command 'trian'; did you mean 'train'? []",
+        "0 usage: evorl lineage [-h] [--settings] run []",
+        "2 error: algorithm.learing_rate: unknown key; did you mean 'algorithm.learning_rate'? []",
     ]
 
 

@@ -2,9 +2,6 @@
 
 import json
 import os
-import re
-import subprocess
-import sys
 
 import pytest
 from helpers.support import ROOT, SMALL, error_line, lines
@@ -75,14 +72,6 @@ def test_each_shipped_configuration_has_its_program():
         program = program_for(read_config(configuration_file(name), []))
         assert program == (ASYNCHRONOUS if name.startswith(("a3c", "apex", "appo", "impala")) else ONLINE), name
         assert callable(main_of(program))
-
-
-def test_a_mistyped_key_is_told_without_torch():
-    command = ["-X", "importtime", "-m", "evorl", "train", "ppo", "algorithm.learing_rate=1"]
-    told = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
-    assert told.returncode == 2
-    assert "algorithm.learing_rate: unknown key; did you mean 'algorithm.learning_rate'" in told.stderr
-    assert not re.search(r"\| +torch$", told.stderr, re.MULTILINE)
 
 
 def test_train_refuses_unknown_configurations(in_directory):
