@@ -107,10 +107,10 @@ PROBE = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("options", DQNS.values(), ids=DQNS)
-def test_a_truncated_step_is_worth_what_would_have_followed(options):
+@pytest.mark.parametrize("name", ["quantile, dueling, no kappa", "noisy, dueling, categorical, normalised"])
+def test_a_truncated_step_is_worth_what_would_have_followed(name):
     """For ever 1 a step, discounted by 0.5, is 2; the wrong action loses 1 of it."""
-    learner, _ = trained(*options, *PROBE, "algorithm.tau=0.1", "replay.n_step=3", steps=500)
+    learner, _ = trained(*DQNS[name], *PROBE, "algorithm.tau=0.1", "replay.n_step=3", steps=500)
     shown = torch.tensor([[-1.0, 1.0], [1.0, -1.0]]).expand(2, 2, 2)
     (stack,), dqn = learner.policy.stacks, learner.policy.algorithm
     with torch.no_grad():
