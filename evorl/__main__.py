@@ -19,7 +19,7 @@ def main() -> int:
             raise
         discard(sys.stdout)
         return 128 + signal.SIGPIPE
-    except KeyboardInterrupt:  # While torch is imported; later, `run_program` handles signals.
+    except KeyboardInterrupt:  # Before `run_program` handles signals.
         return 128 + signal.SIGINT
     return code
 

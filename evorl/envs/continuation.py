@@ -245,7 +245,7 @@ def is_plain(vector: Vector) -> bool:
     fixed = (gym.Space, EnvSpec, np.random.Generator, type(None))
     return vector.unwrapped is vector and all(
         value.dtype.kind in "biufUS" if isinstance(value, np.ndarray) else isinstance(value, (*PLAIN, *fixed))
-        for value in vars(vector.unwrapped).values()
+        for value in vars(vector).values()
     )
 
 

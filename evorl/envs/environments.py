@@ -420,7 +420,7 @@ class Environments(SteppedEnvironments):
                 "info['final_obs'] where an episode ends"
             )
         copies, final = np.flatnonzero(ended).tolist(), info["final_obs"]
-        if not isinstance(final, np.ndarray):
+        if isinstance(final, Mapping):
             final = list(iterate(self._vector.observation_space, final))
         last = {copy: self._observations.read(final[copy], copy, "the last observation") for copy in copies}
         if self._masks is not None:

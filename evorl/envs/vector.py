@@ -109,7 +109,7 @@ def _why_unknown(id: str, error: Exception) -> str:
         return f"the module {path!r} neither defines nor registers {name!r}{nearest(name, names)}"
     missing = error.__cause__ or error
     if path and isinstance(missing, ModuleNotFoundError) and missing.name == path.partition(".")[0]:
-        return f"{message_of(missing)}; run the command in the folder of {missing.name}.py, or install the module"
+        return f"{message_of(missing)}; run the command in the folder of {missing.name}, or install it"
     if path or not isinstance(error, gym.error.NameNotFound | gym.error.NamespaceNotFound):
         return message_of(error)
     own = ":".join(name.rpartition(".")[::2]) if "." in name else f"module:{name}"

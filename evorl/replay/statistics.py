@@ -97,7 +97,8 @@ def _inverse_deviation(mean: Tensor, variance: Tensor) -> Tensor:
 
     Equal samples have the variance of rounding errors, which grow with their mean.
     """
-    return torch.rsqrt(variance + 1e-8 * mean.square() + 1e-30).add(variance, alpha=0.0)
+    square = mean.square()
+    return torch.rsqrt(variance + 1e-10 * square + 1e-30).add(variance + square, alpha=0.0)
 
 
 WHERE, SUMS = "the rollout", "reward_sums"

@@ -19,10 +19,12 @@ from evorl.config import AnyConfig, check_name
 from evorl.config.fields import BENCHMARK, RATING, RETURN, leaves
 from evorl.config.run import LeagueSettings
 from evorl.config.yaml import (
+    TRAINING,
     VERBOSE,
     configuration_file,
     override,
     plain_assignments,
+    read_yaml,
     source,
 )
 from evorl.envs import make_environments
@@ -158,7 +160,7 @@ def load_config(arguments: Sequence[str], default: Path, asynchronous: bool | No
         raise UserError(f"algorithm.name: {config.algorithm.name} is trained by {other}")
     if is_first_rank():
         say(f"settings: {source(file, parsed.overrides)}")
-        for warning in _doubts(config):
+        for warning in (*_ineffective(config, file, parsed.overrides), *_doubts(config)):
             warnings.warn(warning, EvorlWarning, stacklevel=2)
     return config
 
@@ -172,6 +174,17 @@ def _with_named(config: AnyConfig, overrides: Sequence[str]) -> AnyConfig:
     return config.model_copy(update={"population": population.model_copy(update={"hyperparameters": (*named,)})})
 
 
+def _ineffective(config: AnyConfig, file: Path, overrides: Sequence[str]) -> Iterator[str]:
+    """Warnings about the user's settings of the algorithm that change nothing.
+
+    Those of a shipped file change nothing where an override has replaced what they belong to.
+    """
+    given = leaves(override({} if file.parent == TRAINING else read_yaml(file), overrides))
+    for key, reason in config.algorithm.ineffective_changes("algorithm"):
+        if any(name == key or name.startswith(f"{key}.") for name in given):
+            yield f"{key}: changes nothing, {reason}"
+
+
 def _doubts(config: AnyConfig) -> Iterator[str]:
     """Warnings about settings that change nothing in this configuration, and about a target that is out of reach."""
     name, target = config.algorithm.name, config.training.target_fitness
@@ -182,8 +195,6 @@ def _doubts(config: AnyConfig) -> Iterator[str]:
             f"training.target_fitness: {target:g}, but {environment.id} counts as solved at {threshold:g}; if "
             f"it is the target of another environment, use training.target_fitness={threshold:g}, or null for none"
         )
-    for key, reason in config.algorithm.ineffective_changes("algorithm"):
-        yield f"{key}: changes nothing, {reason}"
     if config.evolution.initial == "sampled" and config.population.from_ is not None:
         yield "evolution.initial: sampled has no effect together with population.from, whose agents keep their settings"
     if config.population.from_ is None and config.population.from_agents == "population":

@@ -504,9 +504,10 @@ class Run:
             lines.append(f"layers for small images: {setting}")
         length = self._whole_plan.steps * self._whole_plan.agent_steps_per_vector_step
         if length >= 2 * config.evolution.steps:
+            whole = "whole rollouts" if self._whole_plan.period > 1 else "one step or more"
             lines.append(
-                f"evolution.steps: {config.evolution.steps:,} become {length:,}, as generations have whole rollouts of "
-                "all environments"
+                f"each generation has {length:,} steps of each agent, not {config.evolution.steps:,} "
+                f"(evolution.steps): {whole} of every environment"
             )
         if config.run.verbose:
             lines += details(config, placement, interface, self._whole_plan)

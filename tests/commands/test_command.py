@@ -83,7 +83,7 @@ def test_a_reader_that_leaves_early_sees_no_traceback(line, monkeypatch, capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_an_interrupt_while_torch_is_imported_shows_no_traceback(monkeypatch):
+def test_an_interrupt_before_signals_are_handled_shows_no_traceback(monkeypatch):
     monkeypatch.setattr("sys.argv", ["evorl", "list"])
     monkeypatch.setattr(cli, "mistake_in", Mock(side_effect=KeyboardInterrupt))
     assert cli.main() == 130

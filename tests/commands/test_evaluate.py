@@ -25,3 +25,6 @@ def test_a_class_of_the_users_is_known_to_what_only_evaluates(in_directory):
     assert for_evaluation(Environment(id="door_of_mine:Door")).vectorization == "auto"
     with pytest.raises(UserError, match=r"environment\.id: cannot make 'no_such_module:Door': No module named .*; run"):
         for_evaluation(Environment(id="no_such_module:Door"))
+    (in_directory / "door_that_needs.py").write_text("import not_installed\n")
+    with pytest.raises(UserError, match=r"No module named 'not_installed'(?!; run)"):
+        for_evaluation(Environment(id="door_that_needs:Door"))

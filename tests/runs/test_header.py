@@ -86,6 +86,15 @@ def test_a_run_says_it_in_four_lines(in_directory, capsys):
     assert lines[4].startswith("gen 1/")
 
 
+def test_a_run_says_that_rollouts_lengthen_its_generations(in_directory, capsys):
+    assert (
+        train("run.name=a", *ROLLOUTS, "evolution.steps=10", "training.max_steps=40", "environment.carry_over=true")
+        == 0
+    )
+    told = "each generation has 32 steps of each agent, not 10 (evolution.steps): whole rollouts of every environment"
+    assert capsys.readouterr().err.splitlines()[4] == told
+
+
 def test_on_request_it_says_how_agents_learn_and_in_which_generations(in_directory, capsys):
     assert train("run.name=a", *ROLLOUTS, "-v") == 0
     lines = capsys.readouterr().err.splitlines()

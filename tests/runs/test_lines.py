@@ -11,7 +11,7 @@ from helpers.support import config, lines, train
 
 from evorl.runs.agents.elite import Elite
 from evorl.runs.output.console import closing_lines, generation_line
-from evorl.system.console import compact
+from evorl.system.console import compact, say
 from evorl.system.signals import Interrupted
 from evorl.types.agents import Mutation
 
@@ -88,6 +88,14 @@ def test_closing_lines_say_how_the_run_ended_and_what_is_next(change, target, to
         assert words in text
     assert ("evorl evaluate" in text) == has_elite
     assert ("resume" in text) != (change.get("solved") is True)
+
+
+def test_how_a_run_ended_is_told_before_trackers_close(in_directory, monkeypatch, capsys):
+    """A tracker that takes too long after a signal is ended with the process."""
+    monkeypatch.setattr("evorl.tracking.trackers.Trackers.finish", lambda *given: say("trackers close"))
+    assert train("run.name=a", "training.max_steps=40") == 0
+    *_, advice, last = capsys.readouterr().err.splitlines()
+    assert (advice.partition(":")[0], last) == ("next", "trackers close")
 
 
 def test_commands_that_are_suggested_can_be_pasted(in_directory):

@@ -123,7 +123,7 @@ FIXED_IN_A_BRANCH = (
     "algorithm.exploration.start",
 )
 """Exceptions: the elite's score is a fitness, and agents are past the start."""
-BUILT_IN = ("algorithm.", "network.", "environment.id", "population.from", "evolution.initial")
+BUILT_IN = ("algorithm.", "network.", "population.from", "evolution.initial")
 """Settings, or prefixes of settings, by which agents are made: those of a run do not go on with others."""
 NOT_SET = "not set"
 """Shown for a setting that one of two configurations lacks."""
@@ -211,13 +211,12 @@ class RunDirectory:
     def _take_over(self, config: AnyConfig, restarted: bool) -> None:
         refuse_links_within(self.path)
         there = {path.name for path in self.path.iterdir()} - {LOCK}
-        if CONFIG in there:
-            if config.run.resume != "never" or restarted:
-                check_same_run(self.path, config)
-            elif there & {METRICS, CHECKPOINTS, SUMMARY}:  # Others' first generation has not ended.
+        if there and CONFIG in there:
+            if config.run.resume == "never" and not restarted:
                 raise UserError(
                     f"run.name: {self.path} already holds a run; choose another name, or go on with run.resume=auto"
                 )
+            check_same_run(self.path, config)
         elif any(not name.startswith(".") for name in there):
             raise UserError(f"run.name: {self.path} is not empty and holds no run; choose another name")
         self.checkpoints.discard()
@@ -394,6 +393,8 @@ def way_to_change(run: Path, key: str, value: Any, config: AnyConfig) -> str:
     agents, which = f" population.from={where}", " from its best agent"
     if key.startswith(BUILT_IN) or not has_agents:
         agents = which = ""
+    elif key == "environment.id":
+        which += ", if the spaces are the same (otherwise leave population.from out)"
     return f"`evorl train {where}/{CONFIG} {changed}{agents} --name NEW` begins a new run with it{which}"
 
 
