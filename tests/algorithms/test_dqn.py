@@ -186,6 +186,11 @@ def test_probe_two_steps_discount_the_second():
     torch.testing.assert_close(q, value - 1 + torch.eye(2).expand(2, 2, 2), atol=0.2, rtol=0)
 
 
+def test_a_users_own_network_learns_the_same():
+    q, _, _ = learned("network={name: module, factory: 'helpers.support:probe_network'}")
+    torch.testing.assert_close(q, torch.eye(2).expand(2, 2, 2), atol=0.15, rtol=0)
+
+
 def test_frozen_and_unused_parameters_of_a_module_stay():
     dqn = algorithm("network={name: module, factory: 'helpers.support:partly_frozen'}")
     members = [agent(Architecture(), id=index, dqn=dqn) for index in range(2)]
