@@ -63,18 +63,18 @@ class A2C(Algorithm):
 
     def _distribution(self) -> Distribution:
         """The action distribution. Raises UserError if the action space is not supported."""
-        interface, space, wanted = self.interface, self.interface.action, self.settings.distribution
+        interface, space, distribution = self.interface, self.interface.action, self.settings.distribution
         kind = known_kind(space, DISTRIBUTIONS)
         if kind is None:
             spaces = ", ".join(sorted(space.__name__ for space in DISTRIBUTIONS))
             raise wrong_actions(self.settings.name, interface, spaces)
-        if wanted == "squashed" and not (isinstance(space, gym.spaces.Box) and space.is_bounded()):
+        if distribution == "squashed" and not (isinstance(space, gym.spaces.Box) and space.is_bounded()):
             raise UserError(
                 f"algorithm.distribution: squashed is for a Box between bounds, and {interface.environment} has "
                 f"{space}; leave it out"
             )
         if kind is gym.spaces.Box:
-            return BOX_DISTRIBUTIONS[wanted](space, self.settings.initial_log_std)
+            return BOX_DISTRIBUTIONS[distribution](space, self.settings.initial_log_std)
         return DISTRIBUTIONS[kind](space)
 
     def check_copies(self, copies: int) -> None:

@@ -187,8 +187,8 @@ class ContinuousSAC(SAC):
         if inputs.deterministic:
             return ActOutput(self.distribution.to_environment(self.distribution.mode(outputs, None)))
         if self.noise is not None:
-            held, state = self.noise.draw(outputs, inputs.recurrent, generator)
-            action = torch.tanh(self.distribution.moved(outputs, held))
+            noise, state = self.noise.draw(outputs, inputs.recurrent, generator)
+            action = torch.tanh(self.distribution.moved(outputs, noise))
         else:
             action = torch.tanh(self.distribution.sample(outputs, None, generator))
             noise, state = draw_noise(exploration, action, inputs.recurrent, generator)

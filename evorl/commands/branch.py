@@ -149,7 +149,10 @@ def checkpoint_of(run: Path, wanted: int | None, begun: AnyConfig, config: AnyCo
     checkpoints, where, damaged = Checkpoints(run / CHECKPOINTS), from_here(run), set[int]()
     if wanted is not None and wanted not in checkpoints.generations():
         there = ", ".join(map(str, checkpoints.generations())) or "none"
-        raise UserError(f"--generation: {where} has no checkpoint of generation {wanted}; there are: {there}")
+        raise UserError(
+            f"--generation: {where} has no checkpoint of generation {wanted}; its checkpoints are of generations "
+            f"{there}"
+        )
     while numbers := [number for number in checkpoints.generations() if number not in damaged]:
         number = wanted or numbers[-1]
         try:
@@ -226,7 +229,8 @@ def without_mutation(files: Mapping[str, bytes], id: int, generation: int, confi
         earlier = [agent for agent in agents if agent.id == id and agent.mutation.kind not in UNCHANGED]
         hint = f"; #{id} was mutated before: --generation {earlier[0].parent_generation}" if earlier else ""
         raise UserError(
-            f"--without: agent #{id} was not mutated after generation {generation}; mutated were: {there}{hint}"
+            f"--without: agent #{id} was not mutated after generation {generation}; the mutated agents are: "
+            f"{there}{hint}"
         )
     child = next(agent for agent in agents if agent.id == id)
     parent = next((agent for agent in agents if agent.id == child.parent), None)

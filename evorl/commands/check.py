@@ -101,13 +101,13 @@ def verdicts(settings: Environment, steps: int) -> Iterator[tuple[str, Verdict]]
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                found = examine(settings, steps)
+                verdicts = examine(settings, steps)
         except UserError as error:
-            found = [Verdict("fail", _without_key(error))]
+            verdicts = [Verdict("fail", _without_key(error))]
         except Exception as error:  # Environments may raise anything.
-            found = [Verdict("fail", f"raised {described(error)}")]
-        yield from ((name, verdict) for verdict in found)
-        if name in NEEDED and found[0].level == "fail":
+            verdicts = [Verdict("fail", f"raised {described(error)}")]
+        yield from ((name, verdict) for verdict in verdicts)
+        if name in NEEDED and verdicts[0].level == "fail":
             return
 
 
@@ -198,7 +198,7 @@ def _gymnasium(settings: Environment, steps: int) -> list[Verdict]:
         except TypeError as error:
             if "render_mode" not in str(error):
                 raise
-            failed.append(Verdict("warn", "cannot be filmed: what makes it takes no `render_mode`"))
+            failed.append(Verdict("warn", "cannot be filmed: its constructor takes no `render_mode`"))
         except (AssertionError, gym.error.Error) as error:
             failed.append(Verdict("fail", _plain(str(error))))
         finally:
@@ -304,7 +304,7 @@ def _plain(text: str) -> str:
 
 
 def _without_key(error: UserError) -> str:
-    """Its text without the key of a setting, and without the restarts, of which a check allows none."""
+    """The message without its leading key, and without the number of restarts, which is always 0 in a check."""
     return re.sub(r"^environment\.(id|max_restarts): |; after 0 restarts, the maximum for each copy$", "", str(error))
 
 

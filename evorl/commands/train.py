@@ -80,7 +80,7 @@ def start(program: Path, arguments: Sequence[str], processes: int) -> None:
 def _refuse_settings_given_twice(parsed: argparse.Namespace) -> None:
     """Raise UserError if an option is given together with the setting that it stands for."""
     words = [*parsed.words, *(each for each in parsed.seeds or () if isinstance(each, str))]
-    given = leaves(override({}, file_and_assignments(words)[1]))
+    overridden = leaves(override({}, file_and_assignments(words)[1]))
     for option, key, value in (
         ("--seed", "seed", parsed.seed),
         ("--seeds", "seed", parsed.seeds),
@@ -89,7 +89,7 @@ def _refuse_settings_given_twice(parsed: argparse.Namespace) -> None:
         ("--verbose", "run.verbose", parsed.verbose or None),
         ("--no-track", "tracking.backends", parsed.no_track or None),
     ):
-        if value is not None and key in given:
+        if value is not None and key in overridden:
             raise UserError(f"{key}: {option} sets it; leave one of them out")
 
 
@@ -119,9 +119,9 @@ def resumption(
     Raises UserError if the overrides change a setting that a resumed run may not change.
     """
     check_run(run)
-    given = leaves(override({}, overrides))
+    overridden = leaves(override({}, overrides))
     for key in ("run", "run.name", "run.directory", "run.resume"):
-        if key in given:
+        if key in overridden:
             raise UserError(
                 f"{key}: a resumed run stays in its directory, {run}; leave it out, or begin a new run from its agents "
                 f"with population.from={run}"

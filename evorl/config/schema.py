@@ -240,9 +240,9 @@ def validate(data: Mapping[str, Any]) -> AnyConfig:
     name = algorithm_of(data)
     settings = None if name is None else SETTINGS.get(name) or installed("evorl.settings", name, AlgorithmSettings)
     if settings is None:
-        given = name or data["algorithm"]
+        wrong_name = name or data["algorithm"]
         known = [*SETTINGS, *(entry.name for entry in entries("evorl.settings"))]
-        raise UserError(f"algorithm.name: there is no algorithm {shown(given)}" + nearest(str(name), known))
+        raise UserError(f"algorithm.name: there is no algorithm {shown(wrong_name)}" + nearest(str(name), known))
     model = model_of(settings)
     try:
         return model.model_validate({"algorithm": {"name": name}, **data}).resolved()

@@ -271,7 +271,11 @@ class Environments(SteppedEnvironments):
             )
         once = "" if where in self._reported_places else where
         self._reported_places.add(where)
-        warnings.warn(f"{what}{once}; restarted; an episode that had not ended is dropped", EvorlWarning, stacklevel=3)
+        warnings.warn(
+            f"{what}{once}; the environment was restarted, and its unfinished episode is dropped",
+            EvorlWarning,
+            stacklevel=3,
+        )
         return faulty
 
     def step(self, action: Tensor) -> Transition:

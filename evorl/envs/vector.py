@@ -132,7 +132,7 @@ def _cannot_make(settings: Environment, error: BaseException) -> UserError:
     if settings.kwargs:
         return UserError(f"environment.kwargs: {settings.id!r} cannot be made with these arguments: {reason}")
     if isinstance(error, TypeError) and "required" in reason:
-        return UserError(f"environment.kwargs: {settings.id!r} needs some: {reason}")
+        return UserError(f"environment.kwargs: {settings.id!r} needs arguments: {reason}")
     return UserError(f"{begin}{type(error).__name__}: {reason}")
 
 

@@ -72,7 +72,7 @@ class ActingAgent(nn.Module):
         """The names of the outputs of `forward`, in order."""
         return (ACTION, NEXT_STATE) if self.state_shape[0] else (ACTION,)
 
-    def given(
+    def forward_inputs(
         self, observation: Any, mask: NDArray[np.bool_] | None, state: NDArray[np.float32] | None
     ) -> list[Tensor]:
         """Convert a batch of raw observations, the action mask and the recurrent state to inputs of `forward`."""

@@ -50,11 +50,11 @@ def write_onnx(loaded: LoadedAgent, output: Path, facts: Mapping[str, str]) -> f
     require("onnx", "an export")
     indices = loaded.config.environment.observation_indices
     acting = ActingAgent(loaded.agent, loaded.algorithm, loaded.observation_space, indices)
-    example = acting.given(*_sampled(acting, loaded, 2, np.random.default_rng(0)), None)
+    example = acting.forward_inputs(*_sampled(acting, loaded, 2, np.random.default_rng(0)), None)
     payload = _exported(acting, example, facts, loaded.action_space.dtype)
     difference = compare(acting, loaded, payload)
     if not difference <= TOLERANCE:
-        raise UserError(f"{output}: is not written, since it would differ by {difference:.2g} from what the agent does")
+        raise UserError(f"{output}: was not written, because its outputs differ from the agent's by {difference:.2g}")
     write_atomically(output, payload)
     return difference
 
@@ -121,20 +121,21 @@ def compare(acting: ActingAgent, loaded: LoadedAgent, payload: bytes) -> float:
         rng = np.random.default_rng(batch)
         for _ in range(STEPS if acting.state_shape[0] else 1):
             observation, mask = _sampled(acting, loaded, batch, rng)
-            inputs = acting.given(observation, mask, own_state)
+            inputs = acting.forward_inputs(observation, mask, own_state)
             # Without what only critics read: they have states of their own in a recurrent network.
             is_mapping = isinstance(observation, Mapping)
             seen = {key: observation[key] for key in observation if key in read} if is_mapping else observation
             action, after = loaded.predict(seen, state, action_mask=mask)
-            wanted = {ACTION: action}
+            expected = {ACTION: action}
             if after is not None:
                 # The state of a loaded agent is padded to more units.
-                wanted[NEXT_STATE] = after[..., : acting.state_shape[1]]
+                expected[NEXT_STATE] = after[..., : acting.state_shape[1]]
             named = {name: value.numpy() for name, value in zip(acting.inputs, inputs, strict=True)}
-            got = dict(zip(acting.outputs, session.run(None, named), strict=True))
+            actual = dict(zip(acting.outputs, session.run(None, named), strict=True))
             # Unlike Python's `max`, `np.max` propagates NaN.
-            largest = float(np.max([largest, *(_difference(np.asarray(wanted[name]), got[name]) for name in got)]))
-            state, own_state = after, got.get(NEXT_STATE)
+            differences = [_difference(np.asarray(expected[name]), output) for name, output in actual.items()]
+            largest = float(np.max([largest, *differences]))
+            state, own_state = after, actual.get(NEXT_STATE)
     return largest
 
 
@@ -167,8 +168,8 @@ def _cut(space: gym.Space[Any]) -> gym.Space[Any]:
     return gym.spaces.Box(low, high, dtype=space.dtype.type)
 
 
-def _difference(wanted: NDArray[Any], got: NDArray[Any]) -> float:
-    if (wanted.shape, wanted.dtype) != (got.shape, got.dtype):
+def _difference(expected: NDArray[Any], actual: NDArray[Any]) -> float:
+    if (expected.shape, expected.dtype) != (actual.shape, actual.dtype):
         return float("inf")
-    scale = np.maximum(1.0, np.abs(wanted.astype(np.float64)))
-    return float((np.abs(wanted.astype(np.float64) - got) / scale).max(initial=0.0))
+    scale = np.maximum(1.0, np.abs(expected.astype(np.float64)))
+    return float((np.abs(expected.astype(np.float64) - actual) / scale).max(initial=0.0))

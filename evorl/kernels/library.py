@@ -100,7 +100,7 @@ def _address(tensor: Tensor | None, dtype: torch.dtype = torch.float32) -> int:
 
 @functools.cache
 def load_kernel() -> Kernel | str:
-    """The kernel, built unless the cache has it; or in one line why this machine cannot use it."""
+    """The kernel, from the cache or newly built; or a line that says why this machine cannot use it."""
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX", ""), "c++", "g++", "clang++"))), None)
     if compiler is None:
         return "no C++ compiler (CXX, c++, g++, clang++)"

@@ -59,34 +59,34 @@ class Players:
         # [S, 1, slots, units]: each seat keeps its recurrent state from turn to turn.
         self._state = policy.initial_state(1)[:1].expand(len(self.places), -1, -1, -1).clone()
 
-    def __call__(self, asked: MoveRequest) -> NDArray[Any]:
-        """Moves [N', ...] of the seats `asked.copies` [N'].
+    def __call__(self, request: MoveRequest) -> NDArray[Any]:
+        """Moves [N', ...] of the seats `request.copies` [N'].
 
         Observations are gathered to [K, M, ...] and padded, so that one product serves all agents of a stack.
         """
-        places = self.places[asked.copies]
+        places = self.places[request.copies]
         order = np.argsort(places, kind="stable")
         columns = np.empty(len(places), dtype=np.intp)
         columns[order] = np.arange(len(places)) - np.searchsorted(places[order], places[order])
         shape = len(self.policy.agents), int(columns.max()) + 1
         device = self.policy.generator.device
         seen = {}
-        for name, array in self._reader.read(asked.observation).items():
+        for name, array in self._reader.read(request.observation).items():
             value = torch.from_numpy(array)
             padded = value.new_zeros(*shape, *value.shape[1:])
             padded[places, columns] = value
             seen[name] = padded.to(device)
         if self._mask_size:
             allowed = torch.ones(*shape, self._mask_size, dtype=torch.bool)
-            if asked.mask is not None:
-                allowed[places, columns] = torch.from_numpy(asked.mask)
+            if request.mask is not None:
+                allowed[places, columns] = torch.from_numpy(request.mask)
             seen[MASK] = allowed.to(device)
         started = torch.zeros(shape, dtype=torch.bool)
-        started[places, columns] = torch.from_numpy(asked.first)
+        started[places, columns] = torch.from_numpy(request.first)
         state = self.policy.initial_state(shape[1])
-        state[places, columns] = self._state[asked.copies, 0]
+        state[places, columns] = self._state[request.copies, 0]
         output, after = self.policy.act(seen, started.to(device), state, self._deterministic)
-        self._state[asked.copies, 0] = after[places, columns]
+        self._state[request.copies, 0] = after[places, columns]
         return self._read_actions(output.action[places, columns].numpy(force=True))
 
 

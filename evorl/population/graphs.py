@@ -80,8 +80,8 @@ class UpdateGraphs:
         tensors = _tensors(batch)
         key = kind, tuple(batch.columns), tuple((each.shape, each.dtype, each.device) for each in tensors)
         if key in self._captured:
-            own, result, replay = self._captured[key]
-            for mine, given in zip(_tensors(own), tensors, strict=True):
+            static_batch, result, replay = self._captured[key]
+            for mine, given in zip(_tensors(static_batch), tensors, strict=True):
                 mine.copy_(given)
         elif self._waits or len(self._captured) == MOST_GRAPHS:
             return update(batch)
@@ -97,16 +97,16 @@ class UpdateGraphs:
                 )
             return result
         else:
-            own = batch.mapped(torch.clone)
+            static_batch = batch.mapped(torch.clone)
             try:
-                result, replay = self._recorder.capture(lambda: update(own))
+                result, replay = self._recorder.capture(lambda: update(static_batch))
             except Exception as error:
                 # What a broken capture leaves to the allocator and to generators is unknown.
                 raise UserError(
                     "run.kernel: an update could not be captured as a CUDA graph "
                     f"({described(error.__context__ or error)}); use run.kernel=auto"
                 ) from error
-            self._captured[key] = own, result, replay
+            self._captured[key] = static_batch, result, replay
         replay()
         return UpdateResult(_copied(result.active), _copied(result.errors))
 

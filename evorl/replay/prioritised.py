@@ -328,18 +328,18 @@ class PrioritisedSampler(Sampler):
         self._set_priorities()
         self._drop()
         self._add_rows()
-        held = rows_held(self._storage.written, self._storage.ring) * self._storage.width
+        leaf_count = rows_held(self._storage.written, self._storage.ring) * self._storage.width
         return {
-            "priorities": torch.from_numpy(self.tree.leaves[:, :held].copy()),
+            "priorities": torch.from_numpy(self.tree.leaves[:, :leaf_count].copy()),
             "priorities.maximum": torch.from_numpy(self.maximum.copy()),
             "priorities.agents": torch.tensor(self._ids, dtype=torch.int64),
         } | super().state_dict()
 
     def load_state_dict(self, state: Tensors) -> None:
         storage, agents = self._storage, len(self.maximum)
-        held = rows_held(storage.written, storage.ring) * storage.width
+        leaf_count = rows_held(storage.written, storage.ring) * storage.width
         expected = {
-            "priorities": ((agents, held), torch.float64),
+            "priorities": ((agents, leaf_count), torch.float64),
             "priorities.maximum": ((agents,), torch.float64),
             "priorities.agents": ((agents,), torch.int64),
         }
@@ -349,7 +349,7 @@ class PrioritisedSampler(Sampler):
         leaves, maximum = tensors["priorities"].numpy(), tensors["priorities.maximum"].numpy()
         if not (np.isfinite(leaves).all() and np.isfinite(maximum).all()):
             raise UserError(f"{WHERE}: a priority is not finite")
-        self.tree.fill(0, held, leaves)
+        self.tree.fill(0, leaf_count, leaves)
         self.maximum, self._ids = maximum.copy(), tensors["priorities.agents"].tolist()
         self._oldest, self._newest = storage.oldest, storage.written
 

@@ -403,14 +403,14 @@ class Storage:
         if not written:
             return
         self.written, self.oldest, self.broken = written, oldest, bool(broken)
-        held = rows_held(written, self.ring)
+        row_count = rows_held(written, self.ring)
         for name, values in self._stores().items():
-            values[:held] = tensors[name].to(self.device)
+            values[:row_count] = tensors[name].to(self.device)
         at = self.size + 1 + tensors["final"].flatten().nonzero()[:, 0].to(self.device)
         for name, data in self._data.items():
             data[at] = tensors[f"last.{name}"].to(self.device)
         valid = tensors["valid"].cpu()
-        self._invalid[:held] = self._by_island(~valid)
+        self._invalid[:row_count] = self._by_island(~valid)
         self.gaps = self._invalid[np.arange(self.oldest, self.written) % self.ring].sum(0)
         self._was_valid = valid[self.newest_row].clone()
 
@@ -428,8 +428,8 @@ class Storage:
             raise UserError(f"{WHERE}: has {rows} rows of {lanes} environments, not {self.rows} rows of {self.lanes}")
         if not max(0, written - rows) <= oldest <= written:
             raise UserError(f"{WHERE}: invalid state: {written} rows from {oldest} on, in a ring of {rows} rows")
-        held, last = rows_held(written, self.ring), int(tensors.get("final", torch.zeros(0)).sum())
-        expected = {name: ((held, *values.shape[1:]), values.dtype) for name, values in self._stores().items()}
+        row_count, last = rows_held(written, self.ring), int(tensors.get("final", torch.zeros(0)).sum())
+        expected = {name: ((row_count, *values.shape[1:]), values.dtype) for name, values in self._stores().items()}
         expected |= {f"last.{name}": ((last, *data.shape[1:]), data.dtype) for name, data in self._data.items()}
         check_tensors(tensors, expected | dict.fromkeys(COUNTERS, ((), torch.int64)), WHERE)
         return written, oldest, broken

@@ -179,9 +179,9 @@ def _ineffective(config: AnyConfig, file: Path, overrides: Sequence[str]) -> Ite
 
     Those of a shipped file change nothing where an override has replaced what they belong to.
     """
-    given = leaves(override({} if file.parent == TRAINING else read_yaml(file), overrides))
+    overridden = leaves(override({} if file.parent == TRAINING else read_yaml(file), overrides))
     for key, reason in config.algorithm.ineffective_changes("algorithm"):
-        if any(name == key or name.startswith(f"{key}.") for name in given):
+        if any(name == key or name.startswith(f"{key}.") for name in overridden):
             yield f"{key}: changes nothing, {reason}"
 
 

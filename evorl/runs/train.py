@@ -166,9 +166,9 @@ def assignments(overrides: Mapping[str, Any], section: str = "") -> list[str]:
     configuration cannot hold.
     """
     words: list[str] = []
-    for key, given in overrides.items():
+    for key, setting in overrides.items():
         _check_key(key, section)
-        path, value = f"{section}{key}", _settings_in(given)
+        path, value = f"{section}{key}", _settings_in(setting)
         has_keys = isinstance(value, Mapping) and "." not in key and not _is_one_value(path, value)
         inner = assignments(value, f"{path}.") if has_keys else []
         if not inner and not (has_keys and path in _sections()):

@@ -219,11 +219,11 @@ def refuse_links_within(run: Path) -> None:
     while folders:
         try:
             with os.scandir(folders.pop()) as entries:
-                for found in entries:
-                    path = Path(found.path)
+                for entry in entries:
+                    path = Path(entry.path)
                     refuse_links(path)
-                    if not found.is_dir(follow_symlinks=False):
-                        if not found.is_file(follow_symlinks=False):
+                    if not entry.is_dir(follow_symlinks=False):
+                        if not entry.is_file(follow_symlinks=False):
                             raise UserError(f"{path}: is neither a file nor a directory; a run has nothing else")
                     elif path not in (run / CHECKPOINTS, run / WANDB):
                         folders.append(path)

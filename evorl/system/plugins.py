@@ -193,10 +193,10 @@ def installed(group: str, name: str, base: type) -> Any:
             continue
         where = f"algorithm.name: the entry point {group}: {name} = {entry.value}"
         try:
-            found = entry.load()
+            loaded_class = entry.load()
         except Exception as error:
             raise UserError(f"{where} cannot be imported: {type(error).__name__}: {error}") from error
-        if not isinstance(found, type) or not issubclass(found, base):
-            raise UserError(f"{where} is {shown(found)}, and no subclass of {base.__name__}")
-        return found
+        if not isinstance(loaded_class, type) or not issubclass(loaded_class, base):
+            raise UserError(f"{where} is {shown(loaded_class)}, and no subclass of {base.__name__}")
+        return loaded_class
     return None

@@ -173,10 +173,10 @@ def _watch(reader: socket.socket, signals: set[int]) -> None:
     number = 0
     while not number:
         if select.select([reader], [], [], 1.0)[0]:
-            heard = reader.recv(1)
-            if not heard:
+            signal_byte = reader.recv(1)
+            if not signal_byte:
                 return
-            number = heard[0] if heard[0] in signals else 0
+            number = signal_byte[0] if signal_byte[0] in signals else 0
         elif launcher is not None and os.getppid() != launcher:
             say("error: the launcher is gone; ending")
             os.kill(os.getpid(), signal.SIGTERM)

@@ -345,7 +345,7 @@ def test_only_given_keyword_arguments_are_blamed(module):
 
     module.Missing, module.Needing = Missing, Needing
     assert mistake("own:Missing").startswith("environment.id: cannot make 'own:Missing': ValueError: no such map")
-    assert mistake("own:Needing").startswith("environment.kwargs: 'own:Needing' needs some: ")
+    assert mistake("own:Needing").startswith("environment.kwargs: 'own:Needing' needs arguments: ")
     assert mistake("own:Needing", width=3).startswith(
         "environment.kwargs: 'own:Needing' cannot be made with these arguments: "
     )

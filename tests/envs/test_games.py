@@ -127,7 +127,7 @@ def test_games_in_which_nobody_can_play_both_seats_are_refused(name, told):
         for move in (0, 2, 1):
             made.step(np.array([move]))
 
-    with pytest.raises(UserError, match=f"^league.learn_from: both needs .*{told}") as raised:
+    with pytest.raises(UserError, match=f"^league.learn_from: both does not fit .*{told}") as raised:
         play()
     assert name in str(raised.value)
 

@@ -107,7 +107,9 @@ def test_onnx_file_that_acts_otherwise_is_not_written(tmp_path, monkeypatch):
     fresh_run(tmp_path / "a", SMALL, "replay={}", "algorithm={name: a2c}", "environment.id=Pendulum-v1")
     true = ActingAgent._to_environment
     monkeypatch.setattr(ActingAgent, "_to_environment", lambda self, action: true(self, action) + 1e-4)
-    with pytest.raises(UserError, match=r"agent\.onnx: is not written, since it would differ by 0\.0001"):
+    with pytest.raises(
+        UserError, match=r"agent\.onnx: was not written, because its outputs differ from the agent's by 0\.0001"
+    ):
         run_command(["export", str(tmp_path / "a")])
     assert not (tmp_path / "a" / "agent.onnx").exists()
 

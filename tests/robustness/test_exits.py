@@ -174,7 +174,9 @@ def test_an_elite_that_cannot_be_written_is_tried_again_at_the_end(in_directory,
 
     monkeypatch.setattr(RunDirectory, "write_elite", full)
     monkeypatch.setattr(Logger, "close", closing)
-    with pytest.warns(EvorlWarning, match="elite: No space left on device; training goes on, and this is tried again"):
+    with pytest.warns(
+        EvorlWarning, match="elite: No space left on device; training continues, and the write will be retried"
+    ):
         assert train("run.name=a", "training.max_steps=400") == 0
     newest = max((in_directory / "runs" / "a" / "checkpoints").glob("generation-*")) / "elite.safetensors"
     written = (in_directory / "runs" / "a" / "elite" / "agent.safetensors").read_bytes()

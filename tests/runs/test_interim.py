@@ -320,7 +320,7 @@ def test_a_run_with_nothing_but_an_interim_checkpoint_goes_on_from_it_and_is_nev
     for _ in range(2):  # The first attempt sets the damaged one aside.
         capsys.readouterr()
         assert play("b", monkeypatch=monkeypatch) == 2
-        assert "has been trained, but no checkpoint can be used" in refusal(capsys)
+        assert "has been trained, but none of its checkpoints can be used" in refusal(capsys)
         assert Path("runs/b/metrics.jsonl").read_bytes() == history
         assert Path("runs/b/elite/agent.safetensors").exists()
     assert play("c", monkeypatch=monkeypatch) == 0

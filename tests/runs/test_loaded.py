@@ -100,9 +100,9 @@ def test_agents_of_checkpoints_are_loaded_by_number_and_generation(trained_run):
     best = max(rows[-1]["fitness"])
     survivor = rows[-1]["agents"][rows[-1]["fitness"].index(best)]
     assert evorl.load(trained_run, agent=survivor).agent.id == survivor
-    with pytest.raises(UserError, match=r"no checkpoint of generation 99; there are: .*3"):
+    with pytest.raises(UserError, match=r"no checkpoint of generation 99; its checkpoints are of generations .*3"):
         evorl.load(trained_run, generation=99)
-    with pytest.raises(UserError, match=r"no checkpoint holds agent 999; there are: \d"):
+    with pytest.raises(UserError, match=r"no checkpoint holds agent 999; they hold agents \d"):
         evorl.load(trained_run, agent=999)
     with pytest.raises(UserError, match="agent: '3' is not a whole number"):
         evorl.load(trained_run, agent="3")

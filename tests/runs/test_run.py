@@ -191,7 +191,7 @@ def test_another_setting_for_a_run_without_agents_is_advised_without_them(in_dir
     assert train("run.name=b", *shlex.split(advised[2]), configuration=Path(advised[1])) == 0
 
 
-LOST = "has been trained, but no checkpoint can be used; its records stay as they are"
+LOST = "has been trained, but none of its checkpoints can be used; nothing was changed"
 
 
 def test_a_refused_resume_leaves_the_run_as_it_was(run, capsys):

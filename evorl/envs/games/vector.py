@@ -162,7 +162,7 @@ class GameVector(VectorEnv[Any, Any, Any]):
         return rewards
 
     def _unfit(self, wanted: str) -> UserError:
-        return UserError(f"league.learn_from: both needs {wanted} ({self._id}); use own")
+        return UserError(f"league.learn_from: both does not fit {self._id}, since it needs {wanted}; use own")
 
     def close(self, **kwargs: Any) -> None:
         for game in self.games:

@@ -78,7 +78,7 @@ class TensorEnvironments(SteppedEnvironments):
 
     @property
     def frames_per_second(self) -> int:
-        """Of pictures of the simulator."""
+        """The frame rate of the simulator's pictures."""
         return self._shared.simulator.frames_per_second
 
     def reset(self, seed: int | Sequence[int]) -> None:

@@ -76,7 +76,7 @@ class GymnaxTask(Task):
         return state, self._shown(observation), reward, terminated, truncated, info
 
     def picture(self, state: Any, observation: Any) -> Any:
-        """Of an image of flags, each channel in a colour of its own."""
+        """A picture in which each channel of a binary image has its own colour; None for other observations."""
         if not self._is_binary:
             return None
         flags = np.asarray(observation)

@@ -198,7 +198,7 @@ class Logger:
             self._warn_once.reset("lines")
         except OSError as error:
             self._warn_once(
-                "lines", f"{reason(error, self._directory.path)}; training goes on, and this is tried again"
+                "lines", f"{reason(error, self._directory.path)}; training continues, and the write will be retried"
             )
         for agent in lineage:
             if agent["fault"]:

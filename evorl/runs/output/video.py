@@ -102,7 +102,7 @@ def play(
 def _simulated(
     agent: LoadedAgent, settings: Environment, seeds: Sequence[int], most: int | None
 ) -> Generator[tuple[Image | None, float | None, float]]:
-    """The same in one copy of a simulator."""
+    """`play` for a simulator: one copy, one episode for each seed."""
     with TensorEnvironments(settings, 1, 1, device_of(settings)) as environments:
         # Never sampled from: the agent acts without exploration.
         policy = Policy([agent.agent], agent.algorithm, torch.Generator(environments.device))

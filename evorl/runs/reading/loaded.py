@@ -205,7 +205,9 @@ def _saved(run: Path, agent: int | None, generation: int | None) -> Agent:
     generations = checkpoints.generations()
     if generation is not None and generation not in generations:
         listed = ", ".join(map(str, generations)) or "none"
-        raise UserError(f"{run}: has no checkpoint of generation {generation}; there are: {listed}")
+        raise UserError(
+            f"{run}: has no checkpoint of generation {generation}; its checkpoints are of generations {listed}"
+        )
     ids: set[int] = set()
     for number in reversed(generations if generation is None else [generation]):
         agents = {member.id: member for member in checkpoints.agents(number, ELITE if agent is None else AGENTS)}
@@ -213,7 +215,7 @@ def _saved(run: Path, agent: int | None, generation: int | None) -> Agent:
             return next(iter(agents.values())) if agent is None else agents[agent]
         ids |= agents.keys()
     raise UserError(
-        f"{run}: no checkpoint holds agent {agent}; there are: {', '.join(map(str, sorted(ids))) or 'none'}"
+        f"{run}: no checkpoint holds agent {agent}; they hold agents {', '.join(map(str, sorted(ids))) or 'none'}"
     )
 
 

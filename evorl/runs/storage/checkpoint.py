@@ -214,9 +214,9 @@ class CheckpointManager:
             return progress, agents
         if trained:
             raise UserError(
-                f"run.resume: {self.directory.path} has been trained, but no checkpoint can be used; its records stay "
-                "as they are; one within a generation needs the processes that it was saved with, and with another "
-                "run.name training starts from scratch",
+                f"run.resume: {self.directory.path} has been trained, but none of its checkpoints can be used; nothing "
+                "was changed. A checkpoint within a generation can be resumed only on the number of processes that "
+                "saved it. To start from scratch, choose another run.name",
                 reported_elsewhere=not ranks.is_main,
             )
         return None

@@ -362,8 +362,10 @@ def check_same_run(path: Path, config: AnyConfig) -> None:
 
 
 def is_other_run(key: str, was: Any, now: Any) -> bool:
-    """True if a benchmark is a run and was one: it may have moved, and where its best agent differs, the elite is
-    measured again."""
+    """True if the benchmark was a run and still is one.
+
+    Its path may change, since it may have been moved; the elite is measured again if its best agent differs.
+    """
     return key == BENCHMARK and is_run(was) and is_run(now)
 
 
