@@ -185,31 +185,38 @@ def gae(segment: Segment, discount: Tensor, gae_lambda: Tensor) -> Tensor:
     return _accumulated(error, (discount * gae_lambda).unsqueeze(-1) * (~ended))
 
 
-def v_trace(log_ratio: Tensor, segment: Segment, discount: Tensor, trace: Tensor) -> tuple[Tensor, Tensor]:
+def clipped_weight(log_ratio: Tensor) -> Tensor:
+    """V-trace's rho: the importance weight exp(log_ratio), clipped at 1 (arXiv 1802.01561, section 4.1).
+
+    Its mean over the actions of the behaviour policy is 1 less the total variation distance of the two policies.
+    """
+    return log_ratio.exp().clamp(max=1)
+
+
+def v_trace(rho: Tensor, segment: Segment, discount: Tensor, trace: Tensor) -> tuple[Tensor, Tensor]:
     """V-trace value targets and advantages, both [T, P, B] (arXiv 1802.01561, eq. 1 and section 4.2).
 
     The targets are v_t = V_t + a_t with a_t = rho_t delta_t + discount c_t a_t+1 and the td_error delta_t of `gae`.
 
-    `log_ratio` [T, P, B] is each action's log-probability under the target policy minus that under the behaviour
-    policy. The importance weight, its exponential, is clipped at 1 in rho, and in the trace coefficients c, which
-    `trace` [P] multiplies (remark 2); `discount` is [P]. Nothing flows back across the end of an episode; a truncated
-    step, and the last one, bootstrap from `next_value` alone.
+    `rho` [T, P, B] are the clipped importance weights of the target policy's actions under the behaviour policy; the
+    trace coefficients are c = `trace` rho, with `trace` [P] (remark 2), and `discount` is [P]. Nothing flows back
+    across the end of an episode; a truncated step, and the last one, bootstrap from `next_value` alone.
 
-    The advantage of a step is rho (r + discount q - V) with q = trace v' + (1 - trace) V', where v' is the target and
-    V' the value of the next state. With a `trace` of 1, r + discount q is the paper's r + discount v'. The mixture, as
-    in `vtrace_td_error_and_advantage` of rlax, keeps advantages consistent with targets: on-policy, advantages are
-    generalised advantage estimates with lambda = `trace`, and targets are those plus the value.
+    The advantage of a step is r + discount q - V with q = trace v' + (1 - trace) V', where v' is the target and V' the
+    value of the next state; the policy gradient multiplies it by rho. With a `trace` of 1, q is the paper's v'. The
+    mixture, as in `vtrace_td_error_and_advantage` of rlax, keeps advantages consistent with targets: on-policy,
+    advantages are generalised advantage estimates with lambda = `trace`, and targets are those plus the value.
     """
     reward, next_value, terminated, ended = _steps(segment)
-    _same_shape("v_trace", log_ratio=log_ratio, reward=reward)
-    rho, factor = log_ratio.exp().clamp(max=1), discount.unsqueeze(-1)
+    _same_shape("v_trace", rho=rho, reward=reward)
+    factor = discount.unsqueeze(-1)
     decay = (discount * trace).unsqueeze(-1) * rho * (~ended)
     target = _accumulated(rho * (td_target(reward, terminated, factor, next_value) - segment.value), decay)
     target += segment.value
     following = next_value.clone()
     mixed = torch.lerp(next_value[:-1], target[1:], trace.unsqueeze(-1))
     following[:-1] = torch.where(ended[:-1], next_value[:-1], mixed)
-    return target, rho * (td_target(reward, terminated, factor, following) - segment.value)
+    return target, td_target(reward, terminated, factor, following) - segment.value
 
 
 def _steps(segment: Segment) -> tuple[Tensor, Tensor, Tensor, Tensor]:

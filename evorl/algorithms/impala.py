@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from evorl.algorithms.asynchronous import Asynchronous, flattened
-from evorl.algorithms.functional import impact_log_ratio, v_trace
+from evorl.algorithms.functional import clipped_weight, impact_log_ratio, v_trace
 from evorl.algorithms.ppo import PPO
 from evorl.config import Config
 from evorl.config.actor_critic import APPOSettings
@@ -40,25 +40,25 @@ class IMPALA(Asynchronous):
         return replace(batch, columns={**batch.columns, **targets})
 
     def v_trace_targets(self, stack: Stack, batch: Batch, log_prob: Tensor, value: Tensor) -> Tensors:
-        """V-trace's `advantage`, `return`, `value` and `log_ratio`, each [P, B].
+        """V-trace's `advantage` times rho, `return`, `value` and `log_ratio`, each [P, B].
 
         `log_prob` and `value` [P, B] are those of V-trace's target policy. Advantages are normalised over the batch if
-        that is configured.
+        that is configured, before they are weighted: the mean of weighted ones would be a baseline without weights.
         """
         hparams, value = stack.hyperparameters, value.detach()
         log_ratio = log_prob - batch.columns["log_prob"]
-        segment = self.segment({**batch.columns, "value": value})
-        target, advantage = v_trace(self.in_time(log_ratio), segment, hparams["gamma"], hparams["gae_lambda"])
+        rho, segment = clipped_weight(log_ratio), self.segment({**batch.columns, "value": value})
+        target, advantage = v_trace(self.in_time(rho), segment, hparams["gamma"], hparams["gae_lambda"])
         return {
-            "advantage": self.normalized_advantage(flattened(advantage), batch),
+            "advantage": rho * self.normalized_advantage(flattened(advantage), batch),
             "return": flattened(target),
             "value": value,
             "log_ratio": log_ratio,
         }
 
     def more_metrics(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensors:
-        """The importance weight [P, B] of each action, which is 1 for on-policy actions."""
-        return {"importance_weight": batch.columns["log_ratio"].exp()}
+        """The clipped importance weight [P, B] of each action: how much of it V-trace keeps."""
+        return {"importance_weight": clipped_weight(batch.columns["log_ratio"])}
 
 
 class APPO(PPO, IMPALA):

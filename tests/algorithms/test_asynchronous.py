@@ -91,6 +91,18 @@ def test_off_policy_impala_weighs_and_cuts():
     torch.testing.assert_close(more["advantage"], usual["advantage"], rtol=1e-4, atol=1e-5)
 
 
+def test_importance_weights_do_not_make_a_signal_of_equal_advantages():
+    """Normalised after they are weighted, equal advantages would differ, and prefer what has become more likely."""
+    impala = algorithm("impala", "algorithm.normalize_advantage=true")
+    learner, agents = learner_of(impala, gae_lambda=0.0, gamma=0.0)
+    batch, stack, outputs = trajectories(impala, agents, learner)
+    columns = dict(batch.columns, log_prob=batch.columns["log_prob"] + torch.rand(batch.columns["log_prob"].shape))
+    columns["reward"] = outputs["value"].squeeze(-1).detach() + 0.5
+    columns["valid"] = torch.ones_like(columns["valid"])
+    targets = with_targets(impala, dataclasses.replace(batch, columns=columns), stack, outputs)
+    assert targets["advantage"].abs().max() < 0.1
+
+
 def test_appo_values_actions_by_the_target_network_and_not_by_the_policy():
     appo = algorithm("appo")
     learner, agents = learner_of(appo)

@@ -13,6 +13,7 @@ from evorl.algorithms.functional import (
     categorical_projection,
     clip_fraction,
     clipped_surrogate,
+    clipped_weight,
     cross_entropy,
     dueling,
     explained_variance,
@@ -242,8 +243,8 @@ def test_v_trace_equals_the_sums_of_the_paper(trace):
     Advantages bootstrap from the target of the next state and its value, in the proportions trace and 1 - trace.
     """
     segment, log_ratio = rollout(seed=1), 0.5 * random(T, P, B, seed=2)
-    target, advantage = v_trace(log_ratio, segment, GAMMA, torch.full((P,), trace, dtype=torch.float64))
     rho, expected = log_ratio.exp().clamp(max=1), segment.value.clone()
+    target, advantage = v_trace(clipped_weight(log_ratio), segment, GAMMA, torch.full((P,), trace, dtype=torch.float64))
     for t, p, b in np.ndindex(T, P, B):
         product = 1.0
         for k in range(t, T):
@@ -258,7 +259,7 @@ def test_v_trace_equals_the_sums_of_the_paper(trace):
         gain = step.error
         if not step.is_last:
             gain = gain + GAMMA[p] * trace * (expected[t + 1, p, b] - step.following)
-        torch.testing.assert_close(advantage[t, p, b], rho[t, p, b] * gain)
+        torch.testing.assert_close(rho[t, p, b] * advantage[t, p, b], rho[t, p, b] * gain)
 
 
 def test_a_projection_is_the_papers_algorithm_and_keeps_probability_and_mean():
