@@ -116,10 +116,7 @@ class DQN(OffPolicy):
         stack.state["epsilon"] = decayed(stack.state["epsilon"], self.settings.exploration, steps)
 
     def loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
-        """Temporal-difference loss of a batch, plus the `penalty` of subclasses.
-
-        The online and target networks each draw new noise.
-        """
+        """Temporal-difference loss of a batch; the online and target networks each draw new noise."""
         discount = self.discount(stack.hyperparameters["gamma"])
         network, target = (networks["q"].with_noise(generator) for networks in (stack.networks, stack.target_networks))
         values_of = self._single if batch.recurrent is None else self._sequences
@@ -128,19 +125,7 @@ class DQN(OffPolicy):
             next_mask = batch.next_observation.get("action_mask")
             next_action = allowed(self.values.mean(choosing_atoms), next_mask).argmax(-1)
             next_atoms = of_action(target_atoms, next_action)
-        loss = self.values.loss(of_action(atoms, batch.columns["action"]), next_atoms, batch.columns, discount)
-        penalty = self.penalty(stack, batch, atoms)
-        if penalty is not None:
-            loss.per_sample = loss.per_sample + penalty
-        return loss
-
-    def penalty(self, stack: Stack, batch: Batch, atoms: Tensor) -> Tensor | None:
-        """Extra loss [P, B] from the `atoms` [P, B, A, N] of all actions, or None.
-
-        For subclasses, such as conservative Q-learning with log sum_a exp Q(s, a) - Q(s, a_taken) (arXiv 2006.04779,
-        eq. 4).
-        """
-        return None
+        return self.values.loss(of_action(atoms, batch.columns["action"]), next_atoms, batch.columns, discount)
 
     def _single(self, network: StackedNetwork, target: StackedNetwork, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """The value atoms [P, B, A, N] of an observation, those of the next one by the target network, and those that

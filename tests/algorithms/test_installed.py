@@ -24,12 +24,12 @@ class MySettings(DQNSettings):
 ALGORITHM = """
 from evorl.algorithms.dqn import DQN
 
-PENALTIES = []
+LOSSES = []
 
 class Mine(DQN):
-    def penalty(self, *arguments):
-        PENALTIES.append(arguments)
-        return super().penalty(*arguments)
+    def loss(self, *arguments):
+        LOSSES.append(arguments)
+        return super().loss(*arguments)
 """
 POINTS = "[evorl.settings]\nmine = mine_settings:MySettings\n[evorl.algorithms]\nmine = mine:Mine\n"
 
@@ -65,7 +65,7 @@ def test_commands_know_it(package, in_directory):
     )
     for command in commands:
         assert run_program(run_command, command) == 0
-    assert sys.modules["mine"].PENALTIES
+    assert sys.modules["mine"].LOSSES
     settings = yaml.safe_load((in_directory / "runs" / "a" / "config.yaml").read_text())
     assert settings["algorithm"]["name"] == "mine"
 
