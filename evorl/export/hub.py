@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from evorl.config import validate
+from evorl.config import AnyConfig, validate
+from evorl.config.fields import without
 from evorl.config.schema import as_yaml
 from evorl.report.data import Drawn, load
 from evorl.report.picture import draw
@@ -24,6 +25,7 @@ from evorl.runs.storage.directory import (
     METRICS,
     SUMMARY,
 )
+from evorl.runs.storage.trust import is_run
 from evorl.system.extras import missing, require
 from evorl.system.files import file_errors, read_bytes
 from evorl.tracking.tracker import shared_settings
@@ -33,12 +35,18 @@ from evorl.types.outcomes import EvorlWarning, UserError
 PICTURE = "lineage.png"
 NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 """The name of a page."""
+PERSONAL = (
+    "run",
+    *(f"population.{name}" for name in ("from", "from_agents", "hyperparameters")),
+    *(f"tracking.{name}" for name in ("backends", "project", "video")),
+)
+"""Settings that say where and for whom the run was trained."""
 
 
 def card(run: Drawn, settings: Mapping[str, Any], name: str, files: Sequence[str]) -> str:
     """The model card of the page `name`, in Markdown: the score as metadata, how to load the agent, and its settings.
 
-    `settings` are the shareable settings, `files` the names of the other files on the page.
+    `settings` are those that somebody else can train with, `files` the names of the other files on the page.
     """
     import huggingface_hub
 
@@ -117,14 +125,13 @@ def check_hub(name: str) -> None:
 def write_page(run: Path, folder: Path, name: str, video: Path | None) -> list[str]:
     """Write the files of a run's model page `name` to an empty folder, and return their names.
 
-    `evorl.load` can load the folder like a run. Settings listed in `tracking.exclude` are left out, and so is the
-    picture without matplotlib. Raises UserError if there is no run, or it has no elite yet.
+    `evorl.load` can load the folder like a run. `PERSONAL` settings and those listed in `tracking.exclude` are left
+    out, and so is the picture without matplotlib. Raises UserError if there is no run, or it has no elite yet.
     """
     drawn = load(run)
     if not (run / FILES[0]).is_file():
         raise UserError(f"{run}: the run has no elite yet; its first generation has not ended")
-    config = validate(drawn.config)
-    settings = shared_settings(config)
+    settings = _published(validate(drawn.config))
     for file in (*FILES, *_exported(run)):
         if (run / file).is_file():
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
@@ -136,8 +143,17 @@ def write_page(run: Path, folder: Path, name: str, video: Path | None) -> list[s
     if not missing("plot"):
         draw([drawn], folder / PICTURE)
     files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    (folder / "README.md").write_text(card(drawn, settings, name, files), encoding="utf-8")
+    (folder / "README.md").write_text(card(drawn, without(settings, ["tracking"]), name, files), encoding="utf-8")
     return [*files, "README.md"]
+
+
+def _published(config: AnyConfig) -> dict[str, Any]:
+    """The settings on a page; of a run that is the benchmark, the name without the path."""
+    if config.league is not None and is_run(config.league.benchmark):
+        league = config.league.model_copy(update={"benchmark": Path(config.league.benchmark).name})
+        config = config.model_copy(update={"league": league})
+    # Readers of a page look up in `tracking.exclude` what it lacks.
+    return without(shared_settings(config), PERSONAL)
 
 
 def _exported(run: Path) -> Sequence[str]:

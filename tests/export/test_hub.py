@@ -4,11 +4,13 @@ import base64
 import http.server
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 
 import pytest
 import yaml
@@ -19,9 +21,11 @@ from helpers.support import ROOT, SMALL
 import evorl
 from evorl.commands.command import run_command
 from evorl.commands.evaluate import evaluate_elite
+from evorl.commands.train import program_arguments
 from evorl.export import hub
 from evorl.export.hub import card
 from evorl.report.data import load
+from evorl.runs.launch import load_config
 from evorl.types.outcomes import EvorlWarning, UserError
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
@@ -33,7 +37,7 @@ EVIL = "<script>alert(1)</script> [x](http://e) `|\n# h"
 def run(tmp_path):
     """A run with an agent to load, and a lineage to draw."""
     path = tmp_path / "runs" / "a"
-    fresh_run(path, SMALL, "tracking.exclude=[run.directory]")
+    fresh_run(path, SMALL)
     written = write_run(tmp_path / "drawn")
     for name in ("metrics.jsonl", "lineage.jsonl", "summary.json"):
         (path / name).write_bytes((written / name).read_bytes())
@@ -101,7 +105,6 @@ def test_a_page_is_a_run_that_can_be_loaded(run, tmp_path):
     files = hub.write_page(run, folder, "me/x", None)
     assert {"README.md", "config.yaml", "elite/agent.safetensors", "lineage.png", "lineage.jsonl"} <= set(files)
     assert evorl.load(folder).agent.id == evorl.load(run).agent.id
-    assert "directory" not in yaml.safe_load((folder / "config.yaml").read_text())["run"], "what is to be kept is kept"
     text = (folder / "README.md").read_text()
     head = yaml.safe_load(text.split("---")[1])
     assert head["model-index"][0]["results"][0]["metrics"][0] == {"type": "mean_reward", "value": "60.00"}
@@ -129,21 +132,34 @@ def test_an_exported_agent_is_on_the_page_unless_it_is_older_than_the_best(run, 
         assert ("agent.onnx" in files) == ("onnxruntime" in (folder / "README.md").read_text()) == (not age)
 
 
-def test_settings_that_are_not_to_be_shared_are_not_in_the_card(run, tmp_path):
+def test_what_a_page_trains_further_is_not_where_and_for_whom_its_run_was(run, tmp_path, monkeypatch):
     settings = yaml.safe_load((run / "config.yaml").read_text())
-    settings["tracking"] |= {"project": "client X", "exclude": ["tracking.project"]}
+    settings["run"] |= {"directory": str(run.parent), "name": run.name}
+    settings["population"] |= {"from": str(run), "from_agents": "population"}
+    settings["tracking"] |= {"project": "client X", "exclude": ["checkpoint.keep"]}
+    settings["league"] = {"benchmark": str(run)}
     (run / "config.yaml").write_text(yaml.safe_dump(settings))
     folder = tmp_path / "page"
     folder.mkdir()
     hub.write_page(run, folder, "me/x", None)
     text = (folder / "README.md").read_text()
-    assert "client X" not in text
+    for published in (text, (folder / "config.yaml").read_text()):
+        assert str(tmp_path) not in published
+        assert "client X" not in published
+        assert "keep:" not in published
+        assert "benchmark: a\n" in published
+    monkeypatch.chdir(tmp_path)
+    Path("config.yaml").write_text(text.split("```yaml\n")[1].split("```")[0])
+    words = re.search(r"`evorl train (\S+ population.from=\S+)` trains it further", text)[1].split()
+    config = load_config(program_arguments([*words, "league=null"], None, None), SMALL)
+    assert (config.run.directory, config.run.name) == (tmp_path / "runs", None)
+    assert config.population.from_agents == "elite", "a page has no others"
 
 
 def test_who_reads_a_page_is_warned_of_an_environment_that_it_does_not_have(run, tmp_path):
     settings = yaml.safe_load((run / "config.yaml").read_text())
     settings["environment"]["kwargs"] = {"sutton_barto_reward": True}
-    settings["tracking"]["exclude"] = ["environment.kwargs", "run.directory"]
+    settings["tracking"]["exclude"] = ["environment.kwargs", "seed"]
     (run / "config.yaml").write_text(yaml.safe_dump(settings))
     folder = tmp_path / "page"
     folder.mkdir()
