@@ -13,14 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from evorl.commands.train import processes_for, program_of, start, verbosity
+from evorl.commands.train import check_launch, processes_for, program_of, start, verbosity
 from evorl.config import AnyConfig, override, read_yaml, validate
 from evorl.config.fields import leaves
 from evorl.config.run import THEN
 from evorl.config.yaml import assignment
 from evorl.envs.generation import MIN_SHARE, steps_of_generation
 from evorl.runs.configuration import read_config
-from evorl.runs.launch import check
 from evorl.runs.storage.checkpoint_files import AGENTS, ARCHIVE, ELITE, STATE, Checkpoints
 from evorl.runs.storage.directory import (
     CONFIG,
@@ -71,7 +70,7 @@ def branch(parsed: argparse.Namespace) -> None:
     generation, files = checkpoint_of(run, parsed.generation, begun, config)
     # Later generations may have been trained on another number of ranks.
     ranks = processes_for(progress_of(files[STATE], STATE).ranks, parsed.processes)
-    check(config, ranks=ranks)
+    check_launch(config, ranks)
     before, here = begun.run.branch_of, f"{run.resolve().name}, generation {generation}"
     origin = here if before is None else f"{before}{THEN}{here}"
     config = config.model_copy(update={"run": config.run.model_copy(update={"branch_of": origin})})

@@ -9,6 +9,7 @@ import argparse
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from evorl.system.files import CHECKPOINTS, LOCK, read_object
 from evorl.system.plugins import site_packages
 from evorl.system.processes import usable_cores
 from evorl.types.messages import on_one_line
-from evorl.types.outcomes import RunFailed, UserError
+from evorl.types.outcomes import EvorlWarning, RunFailed, UserError
 
 LOCAL_LAUNCHER = PACKAGE / "distributed" / "local_launch.py"
 
@@ -48,18 +49,20 @@ def train(parsed: argparse.Namespace) -> None:
         return
     arguments = program_arguments([*parsed.words, *verbosity(parsed)], parsed.seed, parsed.name)
     config = read_config(Path(arguments[1]), arguments[2:])
-    check_launch(config, parsed.processes)
+    if parsed.processes > 1:
+        check_launch(config, parsed.processes)
     start(program_for(config), arguments, parsed.processes)
 
 
 def check_launch(config: AnyConfig, processes: int) -> None:
-    """Raise UserError if several processes would; otherwise the launcher would add a traceback for each.
+    """Raise UserError if the processes would, for each of which the launcher would add a traceback.
 
-    A single process does it itself.
+    What they also warn of is not told here.
     """
-    if processes > 1:
-        from evorl.runs.launch import check
+    from evorl.runs.launch import check
 
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EvorlWarning)
         check(config, ranks=processes)
 
 
@@ -133,7 +136,8 @@ def resumption(
     refuse_code(validate(read_yaml(run / CONFIG)), allow_code)
     ranks = processes_for(ranks_of(run), processes)
     check_same_run(run, config)
-    check_launch(config, ranks)
+    if ranks > 1:
+        check_launch(config, ranks)
     return program_of(config, program), ["--config", str(run / CONFIG), *assignments], ranks
 
 
@@ -207,16 +211,17 @@ def train_seeds(parsed: argparse.Namespace) -> None:
         [*parsed.words, *verbosity(parsed), *(each for each in parsed.seeds if isinstance(each, str))]
     )
     config = read_config(file, assignments)
-    from evorl.runs.launch import check, launched
+    from evorl.runs.launch import launched
 
-    config = check(config, ranks=parsed.processes)
+    check_launch(config, parsed.processes)
     name = parsed.name or config.run.name or plain_name(config)
     names = [(number, f"{name}-seed-{number}") for number in seeds]
     runs = [(number, config.run.directory / each) for number, each in names]
     for number, path in runs:
         if (path / CONFIG).is_file():
             requested = launched(read_config(file, [*assignments, f"seed={number}"]))
-            _check_begun(path, check(requested, ranks=parsed.processes), parsed.processes)
+            check_launch(requested, parsed.processes)
+            _check_begun(path, requested, parsed.processes)
     several = ["--processes", str(parsed.processes)] if parsed.processes > 1 else []
     program = [sys.executable, "-P", "-m", "evorl", "train", *several, str(file), *assignments]
     commands = [

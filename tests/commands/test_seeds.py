@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from helpers.support import SMALL, error_line
+from helpers.support import OUTSIDE, SMALL, error_line
 
 from evorl.commands import train
 from evorl.commands.command import run_command
@@ -106,7 +106,7 @@ def test_words_after_seeds_are_settings(in_directory, monkeypatch):
     assert [(number, command[-2]) for number, command in commands] == [(n, f'run.name="x-seed-{n}"') for n in (1, 2, 3)]
     assert all(command[4:7] == ["train", "--processes", "2"] for _, command in commands)
     assert group == "x"
-    commands, _ = commands_of(monkeypatch, "--seeds", "1", "--name", "run🙂")
+    commands, _ = commands_of(monkeypatch, "--seeds", "1", "--name", "run🙂", OUTSIDE)  # Each seed warns of it.
     assert commands[0][1][-2] == 'run.name="run🙂-seed-1"'
 
 

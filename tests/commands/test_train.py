@@ -4,7 +4,7 @@ import json
 import os
 
 import pytest
-from helpers.support import ROOT, SMALL, error_line, lines
+from helpers.support import OUTSIDE, ROOT, SMALL, error_line, lines
 
 from evorl.commands import train
 from evorl.commands.command import run_command
@@ -59,7 +59,7 @@ def test_several_processes_are_started_by_the_launcher_after_a_check(in_director
         "--config", str(ROOT / "configs" / "training" / "impala.yaml"), 'run.name="a"',
     ]  # fmt: skip
     capsys.readouterr()
-    assert run_program(run_command, ["train", "ppo", "--processes", "64"]) == 0
+    assert run_program(run_command, ["train", "ppo", "--processes", "64", OUTSIDE]) == 0, "the processes warn of it"
     assert ("64 processes share" in capsys.readouterr().err) == (usable_cores() < 64)
     del begun[1:]
     assert run_program(run_command, ["train", "ppo", "--processes", "2", "network.activation=relo"]) == 2

@@ -66,6 +66,8 @@ LEAGUE = (
     "environment.id=helpers.games:ThreeMoves", "algorithm={name: a2c, rollout_steps: 4}", "evolution.fitness=rating",
     "league={games: 2, margin: 0, archive: 2}", "population.size=3",
 )  # fmt: skip
+OUTSIDE = "evolution.hyperparameters={learning_rate: {min: 1e-6, max: 1e-5}}"
+"""A range of which a run warns at its start: the first learning rate is above it."""
 
 
 def needs_its_extra(name):
