@@ -44,10 +44,11 @@ from evorl.runs.configuration import read_config
 from evorl.runs.program import Parser
 from evorl.runs.reading.hub import is_on_hub
 from evorl.runs.reading.opponents import benchmark_of, opponent_of
-from evorl.runs.storage.directory import from_here
+from evorl.runs.storage.directory import CONFIG, from_here
 from evorl.runs.storage.trust import is_run
 from evorl.system.console import say
 from evorl.system.extras import EXTRAS, require
+from evorl.system.files import CHECKPOINTS, LOCK
 from evorl.system.processes import is_first_rank, usable_cores
 from evorl.system.signals import LAUNCHED
 from evorl.tracking.tracker import TRACKER_PATIENCE, check_exclusions
@@ -177,9 +178,11 @@ def _with_named(config: AnyConfig, overrides: Sequence[str]) -> AnyConfig:
 def _ineffective(config: AnyConfig, file: Path, overrides: Sequence[str]) -> Iterator[str]:
     """Warnings about the user's settings of the algorithm that change nothing.
 
-    Those of a shipped file change nothing where an override has replaced what they belong to.
+    Those of a shipped file change nothing where an override has replaced what they belong to, and a run's own
+    `config.yaml` holds all settings: of these, only the overrides are the user's.
     """
-    overridden = leaves(override({} if file.parent == TRAINING else read_yaml(file), overrides))
+    of_run = file.name == CONFIG and any((file.parent / name).exists() for name in (LOCK, CHECKPOINTS))
+    overridden = leaves(override({} if of_run or file.parent == TRAINING else read_yaml(file), overrides))
     for key, reason in config.algorithm.ineffective_changes("algorithm"):
         if any(name == key or name.startswith(f"{key}.") for name in overridden):
             yield f"{key}: changes nothing, {reason}"

@@ -10,6 +10,7 @@ from evorl.config import override, read_yaml, validate
 from evorl.config.algorithms import SETTINGS
 from evorl.config.yaml import configuration_file
 from evorl.evolution.selection import selects
+from evorl.runs.configuration import read_config
 from evorl.runs.launch import check, load_config
 from evorl.types.outcomes import EvorlWarning, UserError
 
@@ -463,6 +464,15 @@ def test_a_run_says_that_a_setting_changes_nothing(algorithm, key, why):
 def test_a_run_says_nothing_of_what_an_override_takes_from_a_shipped_file(recwarn):
     load_config(["algorithm.distribution=none"], DQN.with_name("rainbow.yaml"))
     assert not [warning for warning in recwarn if "changes nothing" in str(warning.message)]
+
+
+def test_a_resumed_run_says_nothing_of_what_an_override_took_from_its_shipped_file(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text(read_config(DQN.with_name("rainbow.yaml"), ["algorithm.distribution=none"]).to_yaml())
+    (tmp_path / "checkpoints").mkdir()
+    load_config(["--config", str(file)], DQN)
+    with pytest.warns(EvorlWarning, match=r"^algorithm.categorical: changes nothing, because `distribution` is none"):
+        load_config(["--config", str(file), "algorithm.categorical.v_max=9"], DQN)
 
 
 def test_every_setting_of_the_shipped_configurations_has_an_effect():
