@@ -48,7 +48,7 @@ from evorl.system.files import (
     write_atomically,
 )
 from evorl.system.formats import decode_agents, encode_agents
-from evorl.types.agents import UNCHANGED, Agent, Mutation
+from evorl.types.agents import Agent, Mutation
 from evorl.types.outcomes import EvorlWarning, UserError
 
 OF_AGENTS = (AGENTS, ELITE, ARCHIVE)
@@ -74,14 +74,9 @@ def branch(parsed: argparse.Namespace) -> None:
     before, here = begun.run.branch_of, f"{run.resolve().name}, generation {generation}"
     origin = here if before is None else f"{before}{THEN}{here}"
     config = config.model_copy(update={"run": config.run.model_copy(update={"branch_of": origin})})
-    undone = ""
-    if parsed.without is not None:
-        files[AGENTS], undone = without_mutation(files, parsed.without, generation, config)
     agents = decode_agents(files[AGENTS], AGENTS)
     copy(run, new, config, generation, files | with_hyperparameters(files, names, config))
     say(f"{from_here(new)}: branch of {from_here(run)}, generation {generation}")
-    if undone:
-        say(undone)
     for key, was, now in differences(begun, config):
         if key not in LOCATION and key.removeprefix("algorithm.") not in names:
             say(f"{key}: is now {now}, and was {was}")
@@ -210,37 +205,6 @@ def with_hyperparameters(files: Mapping[str, bytes], names: Sequence[str], confi
 
     agents = {file: decode_agents(files[file], file) for file in OF_AGENTS if file in files and names}
     return {file: encode_agents([changed(agent) for agent in members]) for file, members in agents.items()}
-
-
-def without_mutation(files: Mapping[str, bytes], id: int, generation: int, config: AnyConfig) -> tuple[bytes, str]:
-    """The agents of a checkpoint, of which child `id` is an unchanged copy of its parent, and a line that says so.
-
-    Raises UserError unless the child was mutated at the end of this `generation` and its parent is in the checkpoint.
-    """
-    agents = decode_agents(files[AGENTS], AGENTS)
-    mutations = {
-        agent.id: str(agent.mutation.with_effective_values(config.effective_value))
-        for agent in agents
-        if agent.parent is not None and agent.fitness is None and agent.mutation.kind not in UNCHANGED
-    }
-    if id not in mutations:
-        there = ", ".join(f"#{each} by {mutation}" for each, mutation in mutations.items()) or "none"
-        earlier = [agent for agent in agents if agent.id == id and agent.mutation.kind not in UNCHANGED]
-        hint = f"; #{id} was mutated before: --generation {earlier[0].parent_generation}" if earlier else ""
-        raise UserError(
-            f"--without: agent #{id} was not mutated after generation {generation}; the mutated agents are: "
-            f"{there}{hint}"
-        )
-    child = next(agent for agent in agents if agent.id == id)
-    parent = next((agent for agent in agents if agent.id == child.parent), None)
-    if parent is None:
-        raise UserError(
-            f"--without: #{child.parent}, the parent of #{id}, is not in the checkpoint of generation {generation}: "
-            "selection replaced it"
-        )
-    copied = parent.child(id, child.parent_generation)
-    line = f"agent #{id}: is now an unchanged copy of #{parent.id}, and was mutated by {mutations[id]}"
-    return encode_agents([copied if agent is child else agent for agent in agents]), line
 
 
 def _change(name: str, agents: Sequence[Agent], begun: AnyConfig, config: AnyConfig) -> str:

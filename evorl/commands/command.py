@@ -222,9 +222,6 @@ def _branch(parser: argparse.ArgumentParser) -> None:
     _run(parser)
     parser.add_argument("new", metavar="NEW", help="the new run: its name beside RUN, or a path")
     parser.add_argument("--generation", type=count, metavar="N", help="the checkpoint's generation (default: newest)")
-    parser.add_argument(
-        "--without", type=int, metavar="ID", help="undo the mutation of a child that begins to train there"
-    )
     _continuation(parser)
 
 

@@ -103,65 +103,18 @@ def test_a_named_hyperparameter_is_set_in_every_agent_also_where_evolution_chang
     assert all(row["hyperparameters"].items() >= values.items() for row in after)
 
 
-@pytest.fixture
-def with_a_mutant(run):
-    """A function that puts a child #90 of the first agent into the second checkpoint, where it has twice the rate.
-
-    It returns the agents of that checkpoint, and the parent. With `before`, that is the parent's mutation.
-    """
-
-    def put(parent_id=None, before=None):
-        checkpoints = Checkpoints(run / "checkpoints")
-        files = {name: checkpoints.read(2, name) for name in checkpoints.files(2)}
-        evolved = saved_agents(run, 2)[:3]
-        if before is not None:
-            evolved[0].mutation, evolved[0].parent_generation = before, 1
-            evolved[1].mutation = Mutation("none")
-        child = evolved[0].child(90, 2)
-        child.parent = evolved[0].id if parent_id is None else parent_id
-        child.hyperparameters["learning_rate"] *= 2
-        child.mutation = Mutation("hyperparameters", "learning_rate", 0.001, 0.002)
-        files |= {AGENTS: encode_agents([*evolved, child])}
-        checkpoints.complete(2, {name: checkpoints.write(2, name, payload) for name, payload in files.items()})
-        return evolved, evolved[0]
-
-    return put
-
-
-def test_a_branch_without_a_mutation_has_an_unchanged_copy_of_the_parent_in_its_place(with_a_mutant, branch, capsys):
-    others, parent = with_a_mutant()
-    assert branch("b", "--generation", "2", "training.max_steps=160", "--without", "90", trains=False) == 0
-    assert capsys.readouterr().err.splitlines()[1] == (
-        f"agent #90: is now an unchanged copy of #{parent.id}, and was mutated by hyperparameters (learning_rate: "
-        "0.001 -> 0.002)"
-    )
-    assert encode_agents(saved_agents(Path("runs/b"), 2)) == encode_agents([*others, parent.child(90, 2)])
-    assert run_program(demo(), ["--config", "runs/b/config.yaml"]) == 0
-    (born,) = [row for row in lines(Path("runs/b/lineage.jsonl")) if row["id"] == 90 and row["generation"] == 3]
-    assert (born["parent"], born["mutation"]["kind"]) == (parent.id, "none")
-
-
-def test_a_mutation_that_a_setting_takes_back_is_not_told_as_one(with_a_mutant, branch):
-    with_a_mutant()
+def test_a_mutation_that_a_setting_takes_back_is_not_told_as_one(run, branch):
+    checkpoints = Checkpoints(run / "checkpoints")
+    files = {name: checkpoints.read(2, name) for name in checkpoints.files(2)}
+    evolved = saved_agents(run, 2)[:3]
+    child = evolved[0].child(90, 2)
+    child.hyperparameters["learning_rate"] *= 2
+    child.mutation = Mutation("hyperparameters", "learning_rate", 0.001, 0.002)
+    files[AGENTS] = encode_agents([*evolved, child])
+    checkpoints.complete(2, {name: checkpoints.write(2, name, payload) for name, payload in files.items()})
     assert branch("b", "--generation", "2", "algorithm.learning_rate=1e-4", "training.max_steps=160", trains=False) == 0
     child = saved_agents(Path("runs/b"), 2)[3]
     assert (child.hyperparameters["learning_rate"], child.mutation.kind) == (1e-4, "none")
-
-
-def test_a_mutation_that_cannot_be_undone_is_told(with_a_mutant, branch, capsys):
-    (_, second, _), first = with_a_mutant(parent_id=77, before=Mutation("parameters", "noise", None, 0.02))
-    mutated = (
-        r"not mutated after generation 2; the mutated .*: #90 by hyperparameters \(learning_rate: 0.001 -> 0.002\)"
-    )
-    for id, reason in (
-        ("89", f"agent #89 was {mutated}$"),
-        (str(second.id), f"agent #{second.id} was {mutated}$"),
-        (str(first.id), f"agent #{first.id} was {mutated}; #{first.id} was mutated before: --generation 1$"),
-        ("90", "#77, the parent of #90, is not in the checkpoint of generation 2: selection replaced it$"),
-    ):
-        assert branch("b", "--generation", "2", "--without", id, "training.max_steps=160") == 2
-        assert re.search(f"--without: {reason}", error_line(capsys))
-        assert not Path("runs/b").exists()
 
 
 def test_more_steps_under_annealing_make_a_branch_and_not_a_resumed_run(branch, capsys):
