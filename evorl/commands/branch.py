@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from evorl.commands.train import check_launch, processes_for, program_of, start, verbosity
+from evorl.commands.train import check_launch, processes_for, program_of, start
 from evorl.config import AnyConfig, override, read_yaml, validate
 from evorl.config.fields import leaves
 from evorl.config.run import THEN
@@ -82,7 +82,7 @@ def branch(parsed: argparse.Namespace) -> None:
             say(f"{key}: is now {now}, and was {was}")
     for name in names:
         say(_change(name, agents, begun, config))
-    start(program, ["--config", str(new / CONFIG), *verbosity(parsed)], ranks)
+    start(program, ["--config", str(new / CONFIG)], ranks)
 
 
 def new_directory(run: Path, name: str) -> Path:

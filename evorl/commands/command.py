@@ -193,12 +193,6 @@ def _words(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _verbose(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--verbose", "-v", action="store_true", help="print more at the start; short for run.verbose=true"
-    )
-
-
 def _train(parser: argparse.ArgumentParser) -> None:
     _words(parser)
     parser.add_argument("--processes", type=count, default=1, help="number of processes of a run (default: 1)")
@@ -215,7 +209,6 @@ def _train(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="train one run per seed in turn and summarise them; seeds that have finished are not repeated",
     )
-    _verbose(parser)
 
 
 def _branch(parser: argparse.ArgumentParser) -> None:
@@ -234,7 +227,6 @@ def _continuation(parser: argparse.ArgumentParser, settings: str = "settings to 
     parser.add_argument(OVERRIDES, nargs="*", metavar="key.path=value", help=settings)
     parser.add_argument("--processes", type=count, help="number of processes (default: as many as trained the agent)")
     parser.add_argument("--program", type=Path, metavar="FILE", help="the program that trained the run, if your own")
-    _verbose(parser)
 
 
 def _evaluate(parser: argparse.ArgumentParser) -> None:

@@ -18,7 +18,7 @@ from evorl.commands.command import file_and_assignments
 from evorl.commands.inspect import state_of
 from evorl.config import AnyConfig, read_yaml, validate
 from evorl.config.fields import leaves
-from evorl.config.yaml import ACCELERATE, PACKAGE, VERBOSE, assignment, override
+from evorl.config.yaml import ACCELERATE, PACKAGE, assignment, override
 from evorl.runs.configuration import ASYNCHRONOUS, ONLINE, program_for, read_config
 from evorl.runs.reading.read import read_overview
 from evorl.runs.storage.checkpoint_files import INTERIM, STATE, Checkpoints
@@ -47,7 +47,7 @@ def train(parsed: argparse.Namespace) -> None:
     if parsed.seeds is not None:
         train_seeds(parsed)
         return
-    arguments = program_arguments([*parsed.words, *verbosity(parsed)], parsed.seed, parsed.name)
+    arguments = program_arguments(parsed.words, parsed.seed, parsed.name)
     config = read_config(Path(arguments[1]), arguments[2:])
     if parsed.processes > 1:
         check_launch(config, parsed.processes)
@@ -89,15 +89,10 @@ def _refuse_settings_given_twice(parsed: argparse.Namespace) -> None:
         ("--seeds", "seed", parsed.seeds),
         ("--seeds", "run.resume", parsed.seeds),
         ("--name", "run.name", parsed.name),
-        ("--verbose", "run.verbose", parsed.verbose or None),
         ("--no-track", "tracking.backends", parsed.no_track or None),
     ):
         if value is not None and key in overridden:
             raise UserError(f"{key}: {option} sets it; leave one of them out")
-
-
-def verbosity(parsed: argparse.Namespace) -> list[str]:
-    return [VERBOSE] if parsed.verbose else []
 
 
 def program_arguments(words: Sequence[str], seed: int | None, name: str | None) -> list[str]:
@@ -110,8 +105,7 @@ def program_arguments(words: Sequence[str], seed: int | None, name: str | None) 
 
 def resume(parsed: argparse.Namespace) -> None:
     """`evorl resume`: trains the run further."""
-    assignments = [*parsed.overrides, *verbosity(parsed)]
-    start(*resumption(parsed.run, assignments, parsed.program, parsed.processes, parsed.allow_code))
+    start(*resumption(parsed.run, parsed.overrides, parsed.program, parsed.processes, parsed.allow_code))
 
 
 def resumption(
@@ -207,9 +201,7 @@ def train_seeds(parsed: argparse.Namespace) -> None:
         raise UserError(f"--seeds: each seed may be given once, not {' '.join(map(str, seeds))}")
     if len(seeds) > 1 and os.environ.get("WANDB_SWEEP_ID") and not parsed.no_track:
         raise UserError("--seeds: a run of a W&B sweep is one training run; make `seed` a parameter of the sweep")
-    file, assignments = file_and_assignments(
-        [*parsed.words, *verbosity(parsed), *(each for each in parsed.seeds if isinstance(each, str))]
-    )
+    file, assignments = file_and_assignments([*parsed.words, *(each for each in parsed.seeds if isinstance(each, str))])
     config = read_config(file, assignments)
     from evorl.runs.launch import launched
 

@@ -51,8 +51,6 @@ class RunSettings(Section):
     (some seconds; kept in ~/.cache/evorl). False, or a machine without a C++ compiler: by torch. `graph` also
     replays updates of evorl's algorithms on a GPU as CUDA graphs, unless other ranks hold the same agents; that has not
     been run on a GPU yet."""
-    verbose: bool = False
-    """At the start, print also the spaces, the steps of a generation, and whether resuming is exact."""
 
     @field_validator("name")
     @classmethod

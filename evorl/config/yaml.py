@@ -24,8 +24,6 @@ SHORT = {"environment": "id", "algorithm": "name", "evaluation.environment": "id
 """The key that a bare string in place of a section sets, as in `environment: CartPole-v1`."""
 OFF = {"evolution": "selection.name"}
 """The key that `false` in place of a section sets to `none`, as in `evolution: false`."""
-VERBOSE = "run.verbose=true"
-"""The setting that `--verbose` is short for."""
 
 
 class _Loader(yaml.SafeLoader):

@@ -25,20 +25,16 @@ class GenerationPlan:
     """Vector steps of a rank in a generation, and the steps of the longest episode (None if unbounded).
 
     One vector step is `agent_steps_per_vector_step` steps of each agent, over all ranks that hold it; the number of
-    vector steps is a multiple of `period`. `carries_over` means that episodes continue across generations. With several
-    `actors`, each takes a share of the steps; if they are `free`, the shares are not known in advance. `continued`
-    means that another process can resume running episodes in the midst; `can_carry_over` that they may continue across
-    generations.
+    vector steps is a multiple of `period`. `carries_over` means that episodes continue across generations,
+    `can_carry_over` that they may. With several `actors`, each takes a share of the steps.
     """
 
     steps: int
     longest: int | None
     carries_over: bool
     actors: int = 1
-    free: bool = False
     agent_steps_per_vector_step: int = 1
     period: int = 1
-    continued: bool = True
     can_carry_over: bool = True
 
     @property
@@ -54,18 +50,6 @@ class GenerationPlan:
     def is_spent(self, left: int) -> bool:
         """True if the `left` steps of each agent are too few for another generation."""
         return left <= MIN_SHARE * self.steps * self.agent_steps_per_vector_step
-
-    def sentence(self) -> str:
-        """A message on what happens to episodes at a generation's end, and whether resuming is bit-exact."""
-        bound = "have no known limit" if self.longest is None else f"may take {self.longest:,}"
-        numbers = f"a generation has {self.steps_of_each_environment:,} steps of each environment, and episodes {bound}"
-        begins = "Episodes continue across generations" if self.carries_over else "Each generation begins new episodes"
-        if self.free:
-            return f"Actors run freely, so resuming will not be bit-exact. {begins} ({numbers})."
-        if self.carries_over and not self.continued:
-            return f"{begins} ({numbers}) and cannot be replayed: resuming will not be bit-exact."
-        exact = "resuming replays them and is bit-exact" if self.carries_over else "resuming is bit-exact"
-        return f"{begins} ({numbers}): {exact} on the same number of ranks."
 
     def shortfall(self, evaluated: int | None) -> str | None:
         """A warning if states within `evaluated` steps are evaluated but never trained on, else None."""
@@ -92,7 +76,6 @@ def generation_plan(config: AnyConfig, copies: int, period: int) -> GenerationPl
     steps = steps_of_generation(config, copies, period)
     longest, actors = longest_episode(environment), config.actors
     count = 1 if actors is None else actors.count
-    free, agent_steps = actors is not None and not actors.lockstep, environment.num_envs * copies
     can_carry_over = not is_tensor(environment.id) or simulator_of(environment).can_save
     # A resumed run does not replay episodes of actors, and those in lockstep are to repeat it exactly.
     if (
@@ -105,7 +88,7 @@ def generation_plan(config: AnyConfig, copies: int, period: int) -> GenerationPl
         carries_over = longest is None or steps // count < EPISODES_IN_A_GENERATION * longest
     else:
         carries_over = environment.carry_over
-    return GenerationPlan(steps, longest, carries_over, count, free, agent_steps, period, can_carry_over=can_carry_over)
+    return GenerationPlan(steps, longest, carries_over, count, environment.num_envs * copies, period, can_carry_over)
 
 
 def longest_episode(settings: Environment) -> int | None:

@@ -131,12 +131,10 @@ def usable_kernel(setting: object) -> Kernel | None:
     return kernel if isinstance(kernel, Kernel) else None
 
 
-def executor(setting: object) -> str:
-    """A line that says what computes dense layers on a CPU, and why."""
-    if setting is False:
-        return "dense layers by torch (run.kernel)"
-    kernel = load_kernel()
-    return "dense layers by a C++ kernel" if isinstance(kernel, Kernel) else f"dense layers by torch: {kernel}"
+def missing_kernel(setting: object) -> str:
+    """The reason why this machine cannot use the kernel, or "" if it can, or if `run.kernel` is false."""
+    kernel = load_kernel() if setting is not False else ""
+    return kernel if isinstance(kernel, str) else ""
 
 
 def _digest(command: Sequence[str]) -> str:

@@ -20,7 +20,6 @@ from evorl.config.fields import BENCHMARK, RATING, RETURN, leaves
 from evorl.config.run import LeagueSettings
 from evorl.config.yaml import (
     TRAINING,
-    VERBOSE,
     configuration_file,
     override,
     plain_assignments,
@@ -149,13 +148,9 @@ def load_config(arguments: Sequence[str], default: Path, asynchronous: bool | No
         help=f"YAML file, or a shipped one's name (default: {default})",
     )
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings that replace the file's")
-    parser.add_argument(
-        "--verbose", "-v", action="store_true", help="print more at the start; short for run.verbose=true"
-    )
     parsed = parser.parse_intermixed_args(plain_assignments(arguments, "seed"))
     file = configuration_file(parsed.config, parsed.overrides)
-    settings = read_config(file, [*parsed.overrides, *([VERBOSE] if parsed.verbose else [])])
-    config = check(launched(_with_named(settings, parsed.overrides)))
+    config = check(launched(_with_named(read_config(file, parsed.overrides), parsed.overrides)))
     if asynchronous not in (None, config.actors is not None):
         other = "demos/asynchronous.py" if config.actors else "demos/online.py"
         raise UserError(f"algorithm.name: {config.algorithm.name} is trained by {other}")

@@ -33,7 +33,7 @@ from evorl.runs.agents.comparison import compare, comparison_of, episodes_of
 from evorl.runs.agents.fitness import Fitness, generation_fitness
 from evorl.runs.launch import use_threads
 from evorl.runs.output.callbacks import Callback
-from evorl.runs.output.console import details, header
+from evorl.runs.output.console import header
 from evorl.runs.output.logger import EVALUATION, Logger
 from evorl.runs.output.metrics import Counts, RecentEpisodes
 from evorl.runs.reading.opponents import Opponent, load_benchmark
@@ -105,10 +105,7 @@ class Run:
         self.config, self.placement, self.ranks = config, placement, placement.ranks
         self.algorithm, self.stopwatch, self._callbacks = algorithm, stopwatch, callbacks
         self._threads = use_threads(config, algorithm.interface.parts, self.ranks.on_host, self.ranks.device)
-        self._whole_plan = self.generation_plan = replace(
-            generation_plan(config, placement.copies, experience.period),
-            continued=environments is not None and environments.can_continue,
-        )
+        self._whole_plan = self.generation_plan = generation_plan(config, placement.copies, experience.period)
         self.league = None
         self._directory = RunDirectory.open(config, self.ranks)
         try:
@@ -509,8 +506,6 @@ class Run:
                 f"each generation has {length:,} steps of each agent, not {config.evolution.steps:,} "
                 f"(evolution.steps): {whole} of every environment"
             )
-        if config.run.verbose:
-            lines += details(config, placement, interface, self._whole_plan)
         if is_tensor(config.environment.id) and not simulator_of(config.environment).can_save:
             lines.append(
                 f"{config.environment.id}: its state cannot be saved, so each generation begins new episodes, and a "

@@ -160,7 +160,7 @@ ACTS = {
 }
 """How each setting is shown to act here."""
 ELSEWHERE = {
-    "run.name", "run.directory", "run.resume", "run.branch_of", "run.timeout", "run.verbose", "run.threads",
+    "run.name", "run.directory", "run.resume", "run.branch_of", "run.timeout", "run.threads",
     "environment.vectorization", "environment.life_loss_ends", "environment.max_restarts", "environment.carry_over",
     "algorithm.split_batches", "algorithm.entropy_scales", "algorithm.ladder.base", "algorithm.ladder.exponent",
     "algorithm.ladder.low", "algorithm.ladder.high", "network.name", "network.factory", "network.policy_parts",

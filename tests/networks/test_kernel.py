@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.support import train
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -273,11 +272,3 @@ def test_without_a_compiler_or_a_cache_there_is_a_reason(own_cache, monkeypatch,
     assert reason
     assert "\n" not in reason
     assert library.usable_kernel("auto") is None
-
-
-def test_a_run_by_torch_and_one_by_the_kernel_are_told_apart(tmp_path, monkeypatch, capsys, kernel):
-    monkeypatch.chdir(tmp_path)
-    assert train("run.name=by-torch", "run.kernel=false", "run.verbose=true") == 0
-    assert "dense layers by torch (run.kernel)" in capsys.readouterr().err
-    assert train("run.name=by-kernel", "run.verbose=true") == 0
-    assert "dense layers by a C++ kernel" in capsys.readouterr().err

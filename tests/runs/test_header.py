@@ -1,22 +1,19 @@
-"""What a run says before it trains: who learns where and until when; on request, from how much and how often."""
+"""What a run says before it trains: who learns where and until when."""
 
 from pathlib import Path
 from types import SimpleNamespace
 
-import gymnasium as gym
 import pytest
 import torch
-from helpers.support import SMALL, config, interface, train
+from helpers.support import SMALL, config, train
 
 from evorl.distributed import Placement
-from evorl.envs.generation import generation_plan
-from evorl.envs.spaces import EnvSpec, observation_specs
 from evorl.runs.configuration import read_config
-from evorl.runs.output.console import announcement, details, header
+from evorl.runs.output.console import announcement, header
 
 
 def parts_of(*overrides, ranks=1, device="cpu", backend="gloo", unused_gpus=0):
-    settings = config("environment.num_envs=8", *overrides)
+    settings = config("environment.num_envs=8", "run.kernel=false", *overrides)
     device = torch.device(device)
     world = SimpleNamespace(size=ranks, hosts=1, backend=backend, device=device, unused_gpus=unused_gpus)
     return settings, Placement(world, settings.population.placement, settings.population.size)
@@ -25,11 +22,6 @@ def parts_of(*overrides, ranks=1, device="cpu", backend="gloo", unused_gpus=0):
 def header_of(*overrides, threads=1, **world):
     settings, placement = parts_of(*overrides, **world)
     return [*announcement(settings), *header(settings, placement, threads=threads, directory=Path("runs/x"))]
-
-
-def details_of(*overrides, ranks=1, seen=None):
-    settings, placement = parts_of(*overrides, ranks=ranks)
-    return details(settings, placement, seen or interface(), generation_plan(settings, placement.copies, 1))
 
 
 def test_header_names_agents_environments_and_ranks():
@@ -42,6 +34,13 @@ def test_header_says_that_a_gpu_of_apple_is_not_used(monkeypatch):
     assert not any("mps" in line for line in header_of())
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     assert header_of()[-1].startswith("Apple's GPU (device mps) is not used")
+
+
+def test_header_says_that_the_kernel_cannot_be_built(monkeypatch):
+    monkeypatch.setattr("evorl.kernels.library.load_kernel", lambda: "no C++ compiler")
+    told = "dense layers by torch, without the C++ kernel: no C++ compiler"
+    assert header_of("run.kernel=auto")[-1] == told
+    assert told not in header_of() + header_of("run.kernel=auto", device="cuda")
 
 
 @pytest.mark.parametrize(
@@ -62,16 +61,9 @@ def test_until_when(overrides, line):
     assert announcement(read_config(SMALL, overrides))[1:] == [line]
 
 
-def test_spaces_are_named():
-    spaces = gym.spaces.Dict(camera=gym.spaces.Box(0, 255, (4, 4, 3), "uint8"), gear=gym.spaces.Discrete(5))
-    seen = EnvSpec("CartPole-v1", observation_specs(spaces), gym.spaces.MultiDiscrete([3, 2]), True, spaces)
-    assert details_of(seen=seen)[0] == (
-        "observations: {camera: Box(4, 4, 3) of uint8, gear: Discrete(5)}; actions: MultiDiscrete([3 2]), with action "
-        "masks"
-    )
-
-
-ROLLOUTS = ("algorithm={name: ppo, rollout_steps: 16, batch_size: 8}", "evolution.steps=70")
+ROLLOUTS = (
+    "algorithm={name: ppo, rollout_steps: 16, batch_size: 8}", "evolution.steps=70", "run.kernel=false",
+)  # fmt: skip
 
 
 def test_a_run_says_it_in_four_lines(in_directory, capsys):
@@ -93,13 +85,3 @@ def test_a_run_says_that_rollouts_lengthen_its_generations(in_directory, capsys)
     )
     told = "each generation has 32 steps of each agent, not 10 (evolution.steps): whole rollouts of every environment"
     assert capsys.readouterr().err.splitlines()[4] == told
-
-
-def test_on_request_it_says_how_agents_learn_and_in_which_generations(in_directory, capsys):
-    assert train("run.name=a", *ROLLOUTS, "-v") == 0
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[4].startswith("observations: Box(4,)")
-    assert lines[5] == "each generation: 96 steps of each agent", "two environments, whole rollouts"
-    assert "a generation has 48 steps of each environment" in lines[6]
-    assert lines[7].startswith("dense layers by ")
-    assert lines[8].startswith("gen 1/")

@@ -8,17 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import torch
 
 from evorl.config import AnyConfig
-from evorl.config.fields import RANDOM, RATING, RETURN
+from evorl.config.fields import RANDOM, RATING
 from evorl.config.run import LeagueSettings
 from evorl.distributed import Placement, Ranks
-from evorl.envs.generation import GenerationPlan
-from evorl.envs.spaces import EnvSpec
 from evorl.evolution.selection import TRUSTED_CORRELATION, selects
-from evorl.kernels.library import executor
+from evorl.kernels.library import missing_kernel
 from evorl.runs.agents.comparison import sentence
 from evorl.runs.agents.elite import ERROR, Score
 from evorl.runs.output.metrics import CONTROL, EVOLVED
@@ -64,7 +61,9 @@ def announcement(config: AnyConfig) -> list[str]:
 
 def header(config: AnyConfig, placement: Placement, *, threads: int, directory: Path) -> list[str]:
     """The ranks, device, `threads` and directory of a run; then what slows it down."""
-    ranks = placement.ranks.size
+    ranks, lacking = placement.ranks.size, ""
+    if placement.ranks.device.type == "cpu":
+        lacking = missing_kernel(config.run.kernel)
     where = "on 1 rank"
     compute = f"{placement.ranks.device.type}, {_counted(threads, 'thread')}"
     if ranks > 1:
@@ -74,6 +73,7 @@ def header(config: AnyConfig, placement: Placement, *, threads: int, directory: 
     compute += ", products in bfloat16" if config.network.bf16 else ""
     return [
         f"{where} ({compute}), in {from_here(directory)}",
+        *([f"dense layers by torch, without the C++ kernel: {lacking}"] if lacking else []),
         *([_unused(unused, ranks)] if (unused := placement.ranks.unused_gpus) else []),
         *([APPLE] if torch.backends.mps.is_available() else []),
     ]
@@ -92,36 +92,6 @@ def _aim(config: AnyConfig) -> str:
     if config.population.control:
         return f"{steps}, without a test of the target, as twins train for equal steps"
     return f"until the mean {_measure(config)} is above {config.training.target_fitness:g}, or {steps}"
-
-
-def details(config: AnyConfig, placement: Placement, interface: EnvSpec, length: GenerationPlan) -> list[str]:
-    """The rest, printed on request: spaces, generations and fitness."""
-    return [
-        f"observations: {short(interface.observation)}; actions: {short(interface.action)}"
-        + (", with action masks" if interface.masked else ""),
-        f"each generation: {length.steps * length.agent_steps_per_vector_step:,} steps of each agent",
-        *([f"fitness: {_sum(config.evolution.fitness)}"] if config.evolution.fitness != {RETURN: 1.0} else []),
-        *(["fitness: the mean return of training episodes"] if config.evaluation.fitness == "training" else []),
-        length.sentence(),
-        *([executor(config.run.kernel)] if placement.ranks.device.type == "cpu" else []),
-    ]
-
-
-def short(space: gym.Space[Any]) -> str:
-    """Describe a space in words, without bounds."""
-    if isinstance(space, gym.spaces.Dict):
-        return "{" + ", ".join(f"{name}: {short(inner)}" for name, inner in space.spaces.items()) + "}"
-    if isinstance(space, gym.spaces.Tuple):
-        return "(" + ", ".join(map(short, space.spaces)) + ")"
-    return f"Box{space.shape} of {space.dtype}" if isinstance(space, gym.spaces.Box) else on_one_line(str(space), 80)
-
-
-def _sum(terms: Mapping[str, float]) -> str:
-    """Format weighted fitness terms, as in "return + 10 info.success"."""
-    if RATING in terms:
-        return "the Elo rating from matches with each other and the archive; 0 is the first archived agent's"
-    parts = (name if weight == 1 else f"{weight:g} {name}" for name, weight in terms.items())
-    return "the mean over episodes of " + " + ".join(parts)
 
 
 def _counted(number: int, what: str) -> str:
