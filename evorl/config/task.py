@@ -8,7 +8,7 @@ from typing import Any
 
 GAMES = ("pettingzoo", "openspiel")
 """The prefixes of ids of PettingZoo's and OpenSpiel's games, which are one suite."""
-SIMULATORS = ("gymnax", "brax", "playground")
+SIMULATORS = ("gymnax", "brax")
 """The prefixes of ids of environments that a package simulates in tensors."""
 OF_TASK = ("environment", "evaluation", "training", "evolution.steps", "evolution.fitness")
 """Settings of a shipped file that are for its own task; of the environment's, the number of copies holds for others."""

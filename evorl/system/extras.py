@@ -13,7 +13,7 @@ EXTRAS: Mapping[str, Sequence[str]] = {
     "atari": ("ale_py",),
     "games": ("pettingzoo", "pygame"),
     "hub": ("huggingface_hub",),
-    "jax": ("jax", "gymnax", "brax", "mujoco_playground", "six"),
+    "jax": ("jax", "gymnax", "brax", "six"),
     "minatar": ("minatar",),
     "mujoco": ("mujoco", "imageio"),
     "onnx": ("onnx", "onnxruntime"),

@@ -209,7 +209,7 @@ def test_episodes_that_end_before_the_learners_first_turn_are_nobodys():
 def test_no_simulator_is_imported_to_see_that_it_is_no_game(monkeypatch):
     """Importing gymnax starts JAX, which must be told before to leave room on the GPU."""
     monkeypatch.setattr("evorl.envs.games.import_from_here", pytest.fail)
-    assert not any(map(is_game, ("gymnax:CartPole-v1", "brax:ant", "playground:CartpoleBalance", "tensor:mine:make")))
+    assert not any(map(is_game, ("gymnax:CartPole-v1", "brax:ant", "tensor:mine:make")))
 
 
 def test_an_evaluation_counts_games_that_end_before_its_first_turn():

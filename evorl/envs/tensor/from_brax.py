@@ -1,6 +1,6 @@
-"""Environments of brax (`brax:NAME`) and MuJoCo Playground (`playground:NAME`): robots, in JAX.
+"""Environments of brax (`brax:NAME`): robots, in JAX.
 
-As in their own training, a copy begins each episode in the state in which its first one began, because a reset costs
+As in its own training, a copy begins each episode in the state in which its first one began, because a reset costs
 more than a step; the random numbers in its state go on.
 """
 
@@ -23,7 +23,7 @@ EPISODE = 1_000
 """Steps of an episode of brax, as in its own training; `environment.kwargs.episode_length` sets others."""
 
 
-def brax_simulator(settings: Environment, name: str, copies: int, device: torch.device) -> JaxSimulator:
+def simulator(settings: Environment, name: str, copies: int, device: torch.device) -> JaxSimulator:
     """N copies of a brax environment. Raises UserError for an unknown name."""
     from brax import envs
 
@@ -33,32 +33,16 @@ def brax_simulator(settings: Environment, name: str, copies: int, device: torch.
     kwargs = dict(settings.kwargs)
     limit = int(kwargs.pop("episode_length", EPISODE))
     env = envs.get_environment(name, **kwargs)
-    return JaxSimulator(PhysicsTask(env, limit, "pipeline_state"), copies, device)
+    return JaxSimulator(BraxTask(env, limit), copies, device)
 
 
-def playground_simulator(settings: Environment, name: str, copies: int, device: torch.device) -> JaxSimulator:
-    """N copies of a MuJoCo Playground environment. Raises UserError for an unknown name."""
-    from mujoco_playground import registry
+class BraxTask(Task):
+    """An environment of brax, whose episodes are truncated after `limit` steps."""
 
-    names = sorted(registry.ALL_ENVS)
-    if name not in names:
-        raise UserError(f"environment.id: playground has no environment {name!r}{nearest(name, names)}")
-    config = registry.get_default_config(name)
-    # MJX in Warp, its default, keeps arrays outside of a copy's state, which cannot be stepped so (playground 0.2).
-    kwargs = {**({"impl": "jax"} if "impl" in config else {}), **settings.kwargs}
-    limit = int(kwargs.pop("episode_length", config.episode_length))
-    env = registry.load(name, config=config, config_overrides=kwargs or None)
-    return JaxSimulator(PhysicsTask(env, limit, "data"), copies, device)
-
-
-class PhysicsTask(Task):
-    """An environment of brax's interface, whose episodes are truncated after `limit` steps."""
-
-    def __init__(self, env: Any, limit: int, physics: str) -> None:
-        """`physics` names the part of a state that a new episode takes from the first one, besides the observation."""
-        self.env, self.limit, self._physics = env, limit, physics
+    def __init__(self, env: Any, limit: int) -> None:
+        self.env, self.limit = env, limit
         shown = jax.eval_shape(env.reset, jax.random.PRNGKey(0)).obs
-        self.observation_space = _space(shown)
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, shown.shape, np.float32)
         self.action_space = gym.spaces.Box(-1.0, 1.0, (env.action_size,), np.float32)
 
     def reset(self, key: Any) -> tuple[Any, Any]:
@@ -73,24 +57,15 @@ class PhysicsTask(Task):
         return (after, steps), after.obs, after.reward, terminated, truncated, dict(after.metrics)
 
     def first(self, state: Any, observation: Any) -> Any:
-        return getattr(state[0], self._physics), observation
+        return state[0].pipeline_state, observation
 
     def restart(self, key: Any, state: Any, first: Any) -> tuple[Any, Any]:
         physics, observation = first
-        after = state[0].replace(**{self._physics: physics}, obs=observation, done=jnp.zeros_like(state[0].done))
+        after = state[0].replace(pipeline_state=physics, obs=observation, done=jnp.zeros_like(state[0].done))
         return (after, jnp.int32(0)), observation
 
     def picture(self, state: Any, observation: Any) -> Any:
-        """MuJoCo's picture of a state of brax, which needs its own."""
-        if not hasattr(self.env, "sys"):
-            return np.asarray(self.env.render([state[0]])[0])
+        """MuJoCo's picture of a state."""
         from brax.io import image
 
         return image.render_array(self.env.sys, state[0].pipeline_state, height=240, width=320)
-
-
-def _space(shown: Any) -> gym.Space[Any]:
-    """The space of observations of these shapes, without bounds."""
-    if isinstance(shown, dict):
-        return gym.spaces.Dict({name: _space(inner) for name, inner in shown.items()})
-    return gym.spaces.Box(-np.inf, np.inf, shown.shape, np.float32)

@@ -31,8 +31,7 @@ def _share_with_jax() -> None:
 
 SOURCES: Mapping[str, str] = {
     "gymnax:": "from_gymnax:simulator",
-    "brax:": "from_brax:brax_simulator",
-    "playground:": "from_brax:playground_simulator",
+    "brax:": "from_brax:simulator",
     OWN: "vector:VectorSimulator",
 }
 """What makes a simulator by the beginnings of ids: a function of settings, the rest of the id, a number of copies and a
