@@ -147,11 +147,8 @@ class PopulationSettings(Section):
     placement: Literal["replicated", "sharded"] = "replicated"
     """`replicated`: every rank trains all agents and gradients are averaged. `sharded`: each trains its share alone."""
     from_: Annotated[UserPath | None, Field(alias="from")] = None
-    """The directory of a run, or `hf:OWNER/NAME` on the Hugging Face Hub, whose agents are the first ones, with their
-    weights, optimisers and hyperparameters; null begins with new agents."""
-    from_agents: Literal["elite", "population"] = "elite"
-    """With `from`: all agents begin as copies of its elite, or as the agents of its newest checkpoint, the fittest of
-    them if this population is smaller: a large pool trained for a short time can so be pruned to its best."""
+    """The directory of a run, or `hf:OWNER/NAME` on the Hugging Face Hub: all agents begin as copies of its elite, with
+    its weights, optimisers and hyperparameters; null begins with new agents."""
     hyperparameters: tuple[Text, ...] = ()
     """With `from`: the names of hyperparameters that agents take from `algorithm` in place of their own. Those that the
     command line or `evorl.train` sets, as in `algorithm.learning_rate=1e-4`, are added."""

@@ -195,8 +195,6 @@ def _doubts(config: AnyConfig) -> Iterator[str]:
         )
     if config.evolution.initial == "sampled" and config.population.from_ is not None:
         yield "evolution.initial: sampled has no effect together with population.from, whose agents keep their settings"
-    if config.population.from_ is None and config.population.from_agents == "population":
-        yield "population.from_agents: changes nothing without population.from, which names the run to take them from"
     if config.population.from_ is None and config.population.hyperparameters:
         yield "population.hyperparameters: changes nothing without population.from, whose agents would get them"
     if config.population.control and config.population.islands < FEWEST_PAIRS:

@@ -166,7 +166,7 @@ ELSEWHERE = {
     "algorithm.ladder.low", "algorithm.ladder.high", "network.name", "network.factory", "network.policy_parts",
     "network.critic_parts", "actors.count", "actors.queue", "actors.fetch_steps", "actors.lockstep",
     "population.islands", "population.control", "population.placement", "population.from", "evaluation.environment.id",
-    "evaluation.environment.kwargs", "population.hyperparameters", "population.from_agents", "evolution.steps",
+    "evaluation.environment.kwargs", "population.hyperparameters", "evolution.steps",
     "evolution.burn_in", "evolution.fitness", "evaluation.fitness", "evaluation.episodes", "evaluation.max_steps",
     "evaluation.confirmation_episodes", "training.max_steps", "training.target_fitness", "run.kernel",
     "tracking.backends", "tracking.project", "tracking.video", "tracking.exclude", "league.matchmaking",

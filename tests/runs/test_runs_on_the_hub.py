@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import yaml
-from helpers.support import config, error_line, lines, train
+from helpers.support import config, lines, train
 
 import evorl
 from evorl.commands.command import run_command
@@ -97,8 +97,6 @@ def test_training_begins_with_the_agent_of_a_page(pages, in_directory, capsys):
     capsys.readouterr()
     assert run_program(run_command, ["list"]) == 0
     assert "agents of hf:me/x" in capsys.readouterr().out
-    assert train("run.name=b", "population.from=hf:me/x", "population.from_agents=population") == 2
-    assert "population.from: hf:me/x: no checkpoint holds agents" in error_line(capsys)
 
 
 def test_hub_download_error_is_one_line(monkeypatch):

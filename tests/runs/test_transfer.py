@@ -7,13 +7,13 @@ import gymnasium as gym
 import pytest
 import torch
 from helpers.support import agent as new_agent
-from helpers.support import algorithm, config, error_line, lines, saved_agents, train
+from helpers.support import algorithm, config, error_line, lines, train
 
 from evorl.commands.command import run_command
 from evorl.distributed import Ranks
 from evorl.population import Policy
 from evorl.runs.reading.transfer import first_agents
-from evorl.runs.storage.directory import load_elite
+from evorl.runs.storage.directory import ELITE_AGENT, load_elite
 from evorl.types.outcomes import UserError
 
 
@@ -74,27 +74,6 @@ def test_a_hyperparameter_that_one_run_lacks_can_be_named(source):
     assert load_elite(source.parent / "c")[1].hyperparameters == elite.hyperparameters
 
 
-def test_population_from_repeats_agents_where_there_are_too_few(source):
-    there = saved_agents(source)
-    agents = taken(source, "population.from_agents=population", "population.size=6")
-    assert [str(agent.mutation) for agent in agents] == [
-        f"initial (agent {origin.id} of before)" for origin in [*there, *there[:2]]
-    ]
-    for agent, origin in zip(agents, there, strict=False):
-        same_tensors(agent, origin)
-
-
-def test_a_smaller_population_takes_the_fittest_of_a_pool(in_directory):
-    assert train("evolution=false", "population.size=5", "run.name=pool", "seed=3") == 0
-    pool = in_directory / "runs" / "pool"
-    there = saved_agents(pool)
-    fittest = sorted(there, key=lambda agent: agent.fitness, reverse=True)[:2]
-    assert [agent.id for agent in fittest] != [0, 1], "the first two would be taken anyway"
-    agents = taken(pool, "population.from_agents=population", "population.size=2")
-    for agent, origin in zip(agents, fittest, strict=True):
-        same_tensors(agent, origin)
-
-
 def test_population_from_is_noted_in_the_lineage(source, capsys):
     _, elite = load_elite(source)
     asked = ("population.from=runs/before", "training.max_steps=40", "run.name=after")
@@ -132,10 +111,10 @@ def test_agents_that_the_run_could_not_train_are_refused(source, overrides, mess
 def test_what_is_no_run_or_damaged_is_refused(source, capsys):
     assert train("population.from=runs/none", "run.name=a") == 2
     assert "error: population.from: " in error_line(capsys)
-    for file in (source / "checkpoints").rglob("agents.safetensors"):
-        file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(UserError, match=r"population.from: .*agents.safetensors: damaged"):
-        taken(source, "population.from_agents=population")
+    file = source / ELITE_AGENT
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(UserError, match=r"population.from: .*agent.safetensors: not a file of agents"):
+        taken(source)
 
 
 @pytest.mark.parametrize("annealing", [True, False])

@@ -1,8 +1,7 @@
-"""The agents that a run begins with: new ones, or those of another run, which only the main process reads."""
+"""The agents that a run begins with: new ones, or copies of another run's elite, which only the main process reads."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +10,7 @@ from evorl.config import AnyConfig, validate
 from evorl.distributed import Ranks
 from evorl.population import check_agents, initial_population
 from evorl.runs.reading.hub import local_run
-from evorl.runs.storage.checkpoint_files import AGENTS, Checkpoints
-from evorl.runs.storage.directory import check_run, load_elite, saved_settings
-from evorl.system.files import CHECKPOINTS
+from evorl.runs.storage.directory import load_elite
 from evorl.system.formats import decode_agents, encode_agents
 from evorl.types.agents import INITIAL, Agent
 from evorl.types.messages import shown
@@ -21,7 +18,7 @@ from evorl.types.outcomes import UserError
 
 
 def first_agents(config: AnyConfig, algorithm: Algorithm, ranks: Ranks) -> list[Agent]:
-    """The initial population on all ranks: new agents, or those of the run `population.from`.
+    """The initial population on all ranks: new agents, or copies of the elite of the run `population.from`.
 
     Only the main process reads other runs. Raises UserError on all ranks if these are not what the algorithm can use.
     """
@@ -33,7 +30,7 @@ def first_agents(config: AnyConfig, algorithm: Algorithm, ranks: Ranks) -> list[
 
 
 def _trained(config: AnyConfig, algorithm: Algorithm, run: Path) -> list[Agent]:
-    """Agents of a run as an initial population: the fittest, best first, or all in order, repeated if too few.
+    """Copies of a run's elite as an initial population.
 
     They keep their weights, optimiser states, hyperparameters, but for those in `population.hyperparameters`, and
     counters such as those of exploration, except those that count towards the end of a run.
@@ -41,16 +38,15 @@ def _trained(config: AnyConfig, algorithm: Algorithm, run: Path) -> list[Agent]:
     where = f"population.from: {run}"
     try:
         with local_run(run) as path:
-            origins = [load_elite(path)[1]] if config.population.from_agents == "elite" else _newest(path)
-            theirs = validate(saved_settings(path))
+            settings, elite = load_elite(path)
+        theirs = validate(settings)
     except UserError as error:
         raise UserError(f"population.from: {error}") from error
     configured, named = algorithm.settings.first_hyperparameters(), config.population.hyperparameters
-    for origin in origins:
-        kept = {name: value for name, value in origin.hyperparameters.items() if name not in named}
-        origin.hyperparameters = kept | {name: configured[name] for name in named if name in configured}
+    kept = {name: value for name, value in elite.hyperparameters.items() if name not in named}
+    elite.hyperparameters = kept | {name: configured[name] for name in named if name in configured}
     try:
-        check_agents(origins, algorithm, where)
+        check_agents([elite], algorithm, where)
     except UserError as error:
         there, here = theirs.environment.id, config.environment.id
         if there == here:
@@ -60,26 +56,12 @@ def _trained(config: AnyConfig, algorithm: Algorithm, run: Path) -> list[Agent]:
         raise UserError(
             f"{where}: was trained in environment.id {shown(there)}, but this run is in {shown(here)}: {reason}"
         ) from error
-    if config.population.founders < len(origins):
-        origins.sort(key=lambda agent: -math.inf if agent.fitness is None else agent.fitness, reverse=True)
     agents = []
     for id in range(config.population.agents):
-        origin = origins[id % config.population.founders % len(origins)]
         try:
-            agent = algorithm.adopt(replace(origin.child(id), parent=None, fault=None, ranks=()), theirs.algorithm)
+            agent = algorithm.adopt(replace(elite.child(id), parent=None, fault=None, ranks=()), theirs.algorithm)
         except UserError as error:
             raise UserError(f"{where}: {error}") from error
-        agent.mutation = replace(INITIAL, target=f"agent {origin.id} of {run.name}")
+        agent.mutation = replace(INITIAL, target=f"agent {elite.id} of {run.name}")
         agents.append(agent)
-    return agents
-
-
-def _newest(run: Path) -> list[Agent]:
-    """The agents of a run's newest checkpoint. Raises UserError if there is none, or if it is damaged or empty."""
-    check_run(run)
-    checkpoints = Checkpoints(run / CHECKPOINTS)
-    generations = checkpoints.generations()
-    agents = checkpoints.agents(generations[-1], AGENTS) if generations else []
-    if not agents:
-        raise UserError(f"{run}: no checkpoint holds agents")
     return agents
