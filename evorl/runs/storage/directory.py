@@ -384,10 +384,10 @@ def may_change_in_branch(key: str, config: AnyConfig) -> bool:
 def way_to_change(run: Path, key: str, value: Any, config: AnyConfig) -> str:
     """The command that begins a new run with another value of a setting, and with the run's agents if any fit.
 
-    `config` has the value; for a setting that is `NOT_SET` there, the command sets the section that leaves it out.
+    `config` has the value; for a setting that is `NOT_SET` there, words without a command.
     """
     if value == NOT_SET:
-        key, value = _section_without(key, config)
+        return "only a new run can leave it out"
     where, changed = shlex.quote(from_here(run)), shlex.quote(f"{key}={json.dumps(value)}")
     has_agents = (run / ELITE_AGENT).is_file()
     if has_agents and may_change_in_branch(key, config):
@@ -398,17 +398,6 @@ def way_to_change(run: Path, key: str, value: Any, config: AnyConfig) -> str:
     elif key == "environment.id":
         which += ", if the spaces are the same (otherwise leave population.from out)"
     return f"`evorl train {where}/{CONFIG} {changed}{agents} --name NEW` begins a new run with it{which}"
-
-
-def _section_without(key: str, config: AnyConfig) -> tuple[str, Any]:
-    """The innermost section of `config` that could have a setting and does not, by key, and its value."""
-    value, path = config.model_dump(mode="json"), []
-    for name in key.split("."):
-        if not isinstance(value, Mapping) or name not in value:
-            break
-        value = value[name]
-        path.append(name)
-    return ".".join(path), value
 
 
 def _directory(config: AnyConfig, launch: Launch) -> Path:
