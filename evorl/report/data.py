@@ -19,16 +19,13 @@ from pydantic import ConfigDict, Field, TypeAdapter
 
 from evorl.config import validate
 from evorl.config.fields import RATING
-from evorl.league.rating import Standings
 from evorl.runs.agents.comparison import Pair
 from evorl.runs.agents.elite import Score
 from evorl.runs.reading.lineage import Stage, ancestors, stage_of
 from evorl.runs.reading.read import read_overview
-from evorl.runs.storage.checkpoint_files import STATE, Checkpoints
 from evorl.runs.storage.directory import LINEAGE, METRICS
 from evorl.runs.storage.json_lines import JsonLines
-from evorl.runs.storage.progress import progress_of
-from evorl.system.files import CHECKPOINTS, read_lines, reason
+from evorl.system.files import read_lines, reason
 from evorl.types.agents import Measured
 from evorl.types.messages import on_one_line
 from evorl.types.outcomes import UserError
@@ -118,8 +115,6 @@ class Drawn(Lives):
     generations: Sequence[GenerationRow]
     winner: Sequence[Stage]
     summary: dict[str, Any]
-    standings: Standings | None
-    """The league at the newest checkpoint, where the environment is a game and that checkpoint can be read."""
 
     @property
     def is_rated(self) -> bool:
@@ -253,7 +248,6 @@ def load(path: Path) -> Drawn:
         generations=generations,
         winner=winner[::-1],
         summary=overview.summary,
-        standings=_standings(path),
     )
 
 
@@ -267,16 +261,6 @@ def load_several(paths: Sequence[Path]) -> list[Drawn]:
     return [
         load(path) if names[place.name] == 1 else replace(load(path), name=str(path)) for place, path in places.items()
     ]
-
-
-def _standings(path: Path) -> Standings | None:
-    """The league of the newest checkpoint; None without one, or without a checkpoint that can be read."""
-    checkpoints = Checkpoints(path / CHECKPOINTS)
-    newest = max(checkpoints.generations(), default=0)
-    try:
-        return progress_of(checkpoints.read(newest, STATE), str(path)).league if newest else None
-    except UserError:
-        return None
 
 
 def born_by(life: Stage, parent: Stage | None) -> str:

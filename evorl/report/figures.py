@@ -23,8 +23,6 @@ Figure = dict[str, Any]
 INK = "$ink"
 STEPS = "environment steps of each agent"
 BEST = "best agent so far"
-WRITTEN = 24
-"""The most agents of a payoff matrix for which each cell has its numbers written in it."""
 LEGEND = 56
 """The maximum number of characters in a line of a legend; more would not fit 500 pixels."""
 
@@ -119,40 +117,6 @@ def results(run: Drawn) -> Figure | None:
     shapes = [] if run.target is None else [_level(run.target)]
     layout = {**_axes(STEPS, "mean result"), "shapes": shapes, "height": 260, "showlegend": False}
     return {"data": [_elite(run)], "layout": layout}
-
-
-def payoff(run: Drawn) -> Figure | None:
-    """Plot the payoff matrix of a league as a map: the mean result of each row's agent against each column's."""
-    league = run.standings
-    if league is None or not league.points:
-        return None
-    names = [f"#{id}" for id in league.population]
-    names += [f"#{id} of generation {when}" for id, when in zip(league.archive, league.archived, strict=True)]
-    order = sorted(range(len(names)), key=lambda index: (-league.ratings[index], index))
-    labels = [f"{names[index]} ({league.ratings[index]:.0f} ± {league.errors[index]:.0f})" for index in order]
-    points, games = (
-        [[matrix[row][column] for column in order] for row in order] for matrix in (league.points, league.games)
-    )
-    cells = [list(zip(*pair, strict=True)) for pair in zip(points, games, strict=True)]
-    trace = {
-        "type": "heatmap",
-        "x": [names[index] for index in order],
-        "y": labels,
-        "z": [[won / of if of else None for won, of in row] for row in cells],
-        "text": [[f"{won:g} of {of:g}" if of else "" for won, of in row] for row in cells],
-        "texttemplate": "%{text}",
-        "hovertemplate": "%{y} against %{x}: %{text}<extra></extra>",
-        "zmin": 0,
-        "zmax": 1,
-        "colorscale": [[0, "#d55e00"], [0.5, "#f2f2f2"], [1, "#0072b2"]],
-    }
-    axes = _axes("against", "")
-    axes["xaxis"] |= {"type": "category"}
-    axes["yaxis"] |= {"type": "category", "autorange": "reversed", "automargin": True}
-    if len(names) > WRITTEN:
-        del trace["texttemplate"]
-    height = 110 + 20 * min(len(names), 3 * WRITTEN)
-    return {"data": [trace], "layout": {**axes, "showlegend": False, "height": height}}
 
 
 def _elite(run: Drawn) -> Figure:

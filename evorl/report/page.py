@@ -36,7 +36,6 @@ def page(runs: Sequence[Drawn]) -> str:
             "returns": figures.returns(run),
             "training": figures.training(run),
             "results": figures.results(run),
-            "payoff": figures.payoff(run),
             "schedule": figures.schedule(run),
             "tree": figures.tree(run),
             "effects": figures.effects_figure(effects(run)),

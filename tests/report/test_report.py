@@ -10,7 +10,6 @@ import pytest
 from helpers.drawn import CONFIG, LIVES, write_long_run, write_run
 
 from evorl.commands.command import run_command
-from evorl.league.rating import Standings
 from evorl.report import figures
 from evorl.report.data import load
 from evorl.report.page import compared, ends, page, path_rows
@@ -331,27 +330,6 @@ def test_twins_are_compared_in_words_and_drawn_in_pairs(tmp_path, run):
     pairs[3]["evolved"] = EVIL
     (path / "summary.json").write_text(json.dumps({"ended": "finished", "comparison": {"pairs": pairs, "episodes": 9}}))
     assert load(path).pairs == []
-
-
-STANDINGS = Standings(
-    population=(4, 5),
-    archive=(4,),
-    archived=(2,),
-    points=((0.0, 3.0, 2.5), (1.0, 0.0, 0.0), (1.5, 0.0, 0.0)),
-    games=((0.0, 4.0, 4.0), (4.0, 0.0, 0.0), (4.0, 0.0, 0.0)),
-    ratings=(80.0, -120.0, 0.0),
-    errors=(50.0, 60.0, 0.0),
-)
-
-
-def test_a_league_is_drawn_by_rating_with_the_points_of_each_pair(run):
-    figure = figures.payoff(replace(run, standings=STANDINGS))
-    (trace,) = figure["data"]
-    assert trace["y"] == ["#4 (80 ± 50)", "#4 of generation 2 (0 ± 0)", "#5 (-120 ± 60)"]
-    assert trace["z"] == [[None, 0.625, 0.75], [0.375, None, None], [0.25, None, None]]
-    assert trace["text"][0] == ["", "2.5 of 4", "3 of 4"]
-    assert "texttemplate" in trace
-    assert figures.payoff(run) is None
 
 
 @pytest.mark.parametrize(
