@@ -92,9 +92,8 @@ def settings_of(id: str, words: list[str]) -> AnyConfig:
 def verdicts(settings: Environment, steps: int) -> Iterator[tuple[str, Verdict]]:
     """Yield every verdict with its name; stop early if a check in `NEEDED` fails.
 
-    Nothing restarts: the first error of the environment is the verdict, in the words of a run.
+    The first error of the environment is the verdict, in the words of a run.
     """
-    settings = settings.model_copy(update={"max_restarts": 0})
     if is_tensor(settings.id):
         reserve(settings, COPIES, device_of(settings))
     for name, examine in (CHECKS_OF_SIMULATORS if is_tensor(settings.id) else CHECKS).items():
@@ -304,8 +303,8 @@ def _plain(text: str) -> str:
 
 
 def _without_key(error: UserError) -> str:
-    """The message without its leading key, and without the number of restarts, which is always 0 in a check."""
-    return re.sub(r"^environment\.(id|max_restarts): |; after 0 restarts, the maximum for each copy$", "", str(error))
+    """The message without its leading key."""
+    return str(error).removeprefix("environment.id: ")
 
 
 CHECKS: Mapping[str, Callable[[Environment, int], list[Verdict]]] = {

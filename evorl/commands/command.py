@@ -27,8 +27,7 @@ OVERRIDES = "overrides"
 
 MAY_CHANGE = (
     "those of run, training, tracking, checkpoint, population.placement, population.hyperparameters, "
-    "environment.max_restarts, environment.vectorization, evaluation.max_steps, network.bf16; `evorl branch` begins a "
-    "new run with others"
+    "environment.vectorization, evaluation.max_steps, network.bf16; `evorl branch` begins a new run with others"
 )
 """The settings that `evorl resume` may change, `FREE_TO_CHANGE`, whose import would make help wait."""
 

@@ -52,7 +52,7 @@ def play(parsed: argparse.Namespace) -> None:
     except (UserError, BrokenPipeError):
         raise
     except Exception as error:
-        raise UserError(f"environment.id: {settings.id} raised: {described(error)}") from error
+        raise UserError(f"environment.id: {settings.id} raised {described(error)}") from error
     finally:
         close_in_time(game.close, settings.id)
 

@@ -76,9 +76,6 @@ class Environment(Section):
     life_loss_ends: bool = False
     """Atari: training episodes end with each life. Returns and evaluation count whole games. After a lost life FIRE
     is pressed, as it is in resets, where the game's actions include it."""
-    max_restarts: Annotated[int, Field(ge=0, le=1_000_000)] = 3
-    """Restarts of each copy after it raised an error; the episode it was in is dropped. Games, native environments and
-    simulators, whose copies are stepped together, end the run."""
     carry_over: Literal["auto"] | bool = "auto"
     """Continue episodes from one generation to the next; a resumed run replays them, except those of actors. `auto`
     does so unless a generation has twice as many steps of each environment as the longest episode that the environment

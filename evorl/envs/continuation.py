@@ -4,7 +4,7 @@ Axes: N environment copies, T steps.
 
 A vector environment cannot be serialised, but it can be brought back to the same state. How depends on its kind:
 
-- `RestartingEpisodes`: each copy of a `sync` or `async` environment is reset with the random generator state from the
+- `GuardedEpisodes`: each copy of a `sync` or `async` environment is reset with the random generator state from the
   start of its episode, and the episode's actions are replayed.
 - `AtariEpisodes`: the native implementation hides its generators, so each copy is reset with its last seed, and all
   actions since then are replayed. A copy is reseeded when an episode starts long after its last seeding.
@@ -38,7 +38,7 @@ PLAIN = (bool, int, float, str, np.ndarray)
 
 
 def another_seed(seed: int) -> int:
-    """A seed for a restarted environment, derived because consecutive seeds belong to the other copies."""
+    """A second seed of a copy, derived because consecutive seeds belong to the other copies."""
     return derive_seed(seed, generation=0, rank=0, purpose="restart") % 2**31
 
 
@@ -131,8 +131,8 @@ class Continuation(ABC):
         """
 
 
-class RestartingEpisodes(Continuation):
-    """Episodes in Gymnasium's SyncVectorEnv or AsyncVectorEnv, whose copies are wrapped in RestartingEnv."""
+class GuardedEpisodes(Continuation):
+    """Episodes in Gymnasium's SyncVectorEnv or AsyncVectorEnv, whose copies are wrapped in GuardedEnv."""
 
     kind = "guarded"
     journal: Journal
@@ -231,7 +231,7 @@ def continuation(vector: Vector, copies: int, atari: bool) -> Continuation | Non
     """The Continuation for a vector environment, or None if its state cannot be saved."""
     space = vector.single_action_space
     if isinstance(vector, SyncVectorEnv | AsyncVectorEnv):
-        return RestartingEpisodes(space, copies)
+        return GuardedEpisodes(space, copies)
     if atari:
         return AtariEpisodes(space, copies)
     return PlainEpisodes() if is_plain(vector) else None

@@ -6,13 +6,11 @@ Axes: P agents, E environments of each agent; N = P * E copies. Environment e of
   final observation is in its info.
 - With next-step autoreset (NEXT_STEP), the extra step spent on the reset is not a transition.
 - If a lost life is a termination for learning, the game continues, and the step that presses FIRE is not a transition.
-- A step in which an environment raised is not a transition, and a new episode has started.
 """
 
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -28,7 +26,7 @@ from evorl.config import Environment
 from evorl.envs.continuation import Continuation, PlainEpisodes, Vector, continuation, is_plain
 from evorl.envs.episodes import Collected, Episodes
 from evorl.envs.faults.closing import close_vector
-from evorl.envs.faults.restarting import FAILURES, FAULT, SOURCE_LINES, Start, call_or_user_error
+from evorl.envs.faults.raising import Start, call_or_user_error
 from evorl.envs.games.players import Opponents
 from evorl.envs.games.vector import GameVector
 from evorl.envs.generation import longest_episode
@@ -40,7 +38,7 @@ from evorl.seeding import global_generators_restored, seed_global_generators
 from evorl.system.formats import check_tensors, part_of, with_prefix
 from evorl.types.batches import Transition
 from evorl.types.messages import nearest, shown
-from evorl.types.outcomes import EvorlWarning, UserError
+from evorl.types.outcomes import UserError
 from evorl.types.tensors import Flags, Tensors
 
 
@@ -48,8 +46,7 @@ class Ends(NamedTuple):
     """Episode boundaries of one step of all copies [N].
 
     `valid` marks real transitions, `ended` terminated or truncated ones, `game_over` the end of the environment's
-    own episode (not a lost life), `dropped` episodes cut off by an error (None if there are none), and `started` that
-    the observation after the step is the first of an episode.
+    own episode (not a lost life), and `started` that the observation after the step is the first of an episode.
     """
 
     terminated: Flags
@@ -57,7 +54,6 @@ class Ends(NamedTuple):
     ended: Flags
     valid: Flags
     game_over: Flags
-    dropped: Flags | None
     started: Flags
 
 
@@ -103,20 +99,15 @@ class Resets:
         if self.serving_action is not None:
             actions[self._serving] = self.serving_action
 
-    def step(
-        self, terminated: Any, truncated: Any, faulty: Flags | None, info: dict[str, Any], steps: NDArray[np.int64]
-    ) -> Ends:
+    def step(self, terminated: Any, truncated: Any, info: dict[str, Any], steps: NDArray[np.int64]) -> Ends:
         """The episode boundaries of a step, which is number `steps` [N] of the running episodes.
 
-        `faulty` marks errors in the step, or in the reset after it.
         An episode that is both terminated and truncated counts as terminated.
         """
         # Copied because vector environments may reuse the returned arrays.
         terminated, truncated = np.array(terminated, dtype=bool), np.array(truncated, dtype=bool)
         ended = terminated | truncated
         truncated &= ~terminated
-        # If the error occurred in the reset after an episode's end, the step before it is still a transition.
-        dropped = None if faulty is None else faulty & ~ended
         idle = self.resetting | self._serving if self._lives else self.resetting
         game_over = ended
         if self._lives:
@@ -128,9 +119,7 @@ class Resets:
         started = game_over if self.in_step else self.resetting
         if not self.in_step:
             self.resetting = game_over
-        if dropped is not None:
-            idle, started = idle | dropped, started | dropped
-        return Ends(terminated, truncated, ended, ~idle, game_over, dropped, started)
+        return Ends(terminated, truncated, ended, ~idle, game_over, started)
 
 
 Parts = dict[str, NDArray[Any]]
@@ -141,10 +130,7 @@ ORIGINS = "origins"
 
 
 class Environments(SteppedEnvironments):
-    """Copies of an environment of Gymnasium, or of a game; no transition crosses an episode boundary.
-
-    Each copy may raise `max_restarts` times in a run.
-    """
+    """Copies of an environment of Gymnasium, or of a game; no transition crosses an episode boundary."""
 
     def __init__(
         self,
@@ -169,11 +155,8 @@ class Environments(SteppedEnvironments):
         # In whole games the native environment must not report a lost life as a termination.
         training_settings = settings.model_copy(update={"life_loss_ends": False}) if whole_games else settings
         self._copies = Copies(settings.id, copies, num_envs)
-        self._id, self._max_restarts = settings.id, settings.max_restarts
-        self._failures = np.zeros(copies, dtype=np.int64)
-        """The errors [N] of each copy in this run."""
-        self._reported_places: set[str] = set()
-        self._vector: Vector = make_vector(training_settings, copies)
+        self._id = settings.id
+        self._vector: Vector = make_vector(training_settings, copies, num_envs)
         self._frames = stacked_frames(settings)
         # Evaluation episodes are never resumed by another process.
         is_resumed = continued and not whole_games
@@ -248,35 +231,7 @@ class Environments(SteppedEnvironments):
             self._continuation = None
         if self._continuation is not None:
             self._continuation.reset(seeds)
-        self._faulty(info)
         return observation, info
-
-    def _faulty(self, info: dict[str, Any]) -> Flags | None:
-        """The copies [N] that raised in a step or reset, reported once per place in the user's code; None without any.
-
-        Such a copy gives a first observation, no reward and no episode's end. Raises UserError if one raised too often.
-        """
-        if FAULT not in info:
-            return None
-        faulty = np.asarray(info[f"_{FAULT}"], dtype=bool)
-        self._failures += np.where(faulty, info[FAILURES], 0)
-        beyond = faulty & (self._failures > self._max_restarts)
-        copies = np.flatnonzero(beyond if beyond.any() else faulty)
-        what = f"{self._copies.names(copies)} raised {info[FAULT][copies[0]]}"
-        where = str(info[SOURCE_LINES][copies[0]])
-        if beyond.any():
-            raise UserError(
-                f"environment.max_restarts: {what}{where}; after {self._max_restarts} restarts, the maximum for each "
-                "copy"
-            )
-        once = "" if where in self._reported_places else where
-        self._reported_places.add(where)
-        warnings.warn(
-            f"{what}{once}; the environment was restarted, and its unfinished episode is dropped",
-            EvorlWarning,
-            stacklevel=3,
-        )
-        return faulty
 
     def step(self, action: Tensor) -> Transition:
         """Step all environments with actions [P, E, ...]. Raises ValueError for an action outside the space."""
@@ -299,10 +254,9 @@ class Environments(SteppedEnvironments):
                 f"{self._copies.count} copies gives [{self._copies.count}]"
             )
         check_finite(self._copies.source, reward, "as its reward")
-        ends = self._resets.step(terminated, truncated, self._faulty(info), info, self._copies.steps)
+        ends = self._resets.step(terminated, truncated, info, self._copies.steps)
         last = self._last(ends.ended, info)
-        dropped = None if ends.dropped is None else self._host(ends.dropped)
-        self._episodes.step(self._host(gained), self._host(ends.game_over), dropped)
+        self._episodes.step(self._host(gained), self._host(ends.game_over))
         self._copies.steps[ends.started] = 0
         if self._continuation is not None and np.count_nonzero(ends.started):
             observation, info = self._continuation.begin(self._vector, ends.started) or (observation, info)
@@ -351,11 +305,7 @@ class Environments(SteppedEnvironments):
     def state_dict(self) -> Tensors:
         if self._continuation is None or not self._has_begun:
             return {}
-        starts = {
-            "kind": self._continuation.kind,
-            "origins": self._continuation.origins(self._vector),
-            "failures": self._failures.tolist(),
-        }
+        starts = {"kind": self._continuation.kind, "origins": self._continuation.origins(self._vector)}
         arrays = {
             ORIGINS: np.frombuffer(json.dumps(starts).encode(), dtype=np.uint8),
             **self._resets.state_dict(),
@@ -400,7 +350,6 @@ class Environments(SteppedEnvironments):
         copies = self.agents * self.num_envs
         try:
             replayed = continuation.play(self._vector, starts["origins"])
-            self._failures = np.array(starts["failures"], dtype=np.int64).reshape(copies)
         except UserError:
             raise
         except Exception:  # Environments and corrupt files may raise anything.
@@ -478,7 +427,7 @@ def _starts(tensors: Tensors) -> dict[str, Any]:
     """The decoded start states of the running episodes. Raises UserError if they are missing or malformed."""
     try:
         starts = json.loads(tensors[ORIGINS].numpy().tobytes())
-        return {name: starts[name] for name in ("kind", "origins", "failures")}
+        return {name: starts[name] for name in ("kind", "origins")}
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise UserError("the running episodes: their start states are missing or damaged") from error
 

@@ -60,16 +60,15 @@ class Episodes:
         """Each episode but the first begins `resets` steps after the end of the one before."""
         self._shape, self._device, self._resets = (agents, num_envs), torch.device(device), resets
         self._owners = torch.full((agents,), -1, dtype=torch.int64)
-        self._nowhere = torch.zeros(self._shape, dtype=torch.bool, device=device)
         self.restart()
 
     def restart(self) -> None:
         """Start new episodes in all environments and clear the statistics."""
         agents, device = self._shape[0], self._device
         self._clock = 0
-        self._pending: list[tuple[Tensor, Tensor, Tensor | None]] = []
+        self._pending: list[tuple[Tensor, Tensor]] = []
         self._began = torch.zeros(self._shape, dtype=torch.int64, device=device)
-        self._owned = ~self._nowhere
+        self._owned = torch.ones(self._shape, dtype=torch.bool, device=device)
         self._return = torch.zeros(self._shape, dtype=torch.float64, device=device)
         self._longest = torch.zeros(agents, dtype=torch.int64, device=device)
         self._ended = torch.zeros(agents, dtype=torch.int64, device=device)
@@ -89,12 +88,9 @@ class Episodes:
         self._longest = self._longest.masked_fill(changed, 0)
         self._waiting = self._waiting[:, ~changed[self._waiting[0].long()]]
 
-    def step(self, reward: Tensor, ended: Tensor, dropped: Tensor | None = None) -> None:
-        """Record the rewards [P, E] of one step, and where an episode ended or was dropped (never counted).
-
-        The tensors must not change afterwards. An episode that was dropped is followed by one without a reset step.
-        """
-        self._pending.append((reward, ended, dropped))
+    def step(self, reward: Tensor, ended: Tensor) -> None:
+        """Record the rewards [P, E] of one step, and where an episode ended. The tensors must not change afterwards."""
+        self._pending.append((reward, ended))
         if len(self._pending) == COUNTED_AT_ONCE:
             self._count()
 
@@ -102,24 +98,20 @@ class Episodes:
         """Count the episodes that ended in the pending steps."""
         if not self._pending:
             return
-        rewards, ends, drops = zip(*self._pending, strict=True)
+        rewards, ends = zip(*self._pending, strict=True)
         self._pending = []
-        ended = over = torch.stack(ends)
-        if any(drop is not None for drop in drops):
-            over = ended | torch.stack([self._nowhere if drop is None else drop for drop in drops])
+        ended = torch.stack(ends)
         # Episodes are numbered in each environment, from 0 for the one that ran before these steps.
-        number = over.cumsum(0) - over.long()
+        number = ended.cumsum(0) - ended.long()
         returns = torch.zeros(len(rewards) + 1, *self._shape, dtype=torch.float64, device=self._device)
         returns[0] = self._return
         returns.scatter_add_(0, number, torch.stack(rewards).double())
-        time, agent, env = over.nonzero(as_tuple=True)
-        episode, has_ended = number[time, agent, env], ended[time, agent, env]
-        time = time + self._clock + 1
+        time, agent, env = ended.nonzero(as_tuple=True)
+        episode, time = number[time, agent, env], time + self._clock + 1
         start = torch.zeros(returns.shape, dtype=torch.int64, device=self._device)
         start[0] = self._began
-        start[episode + 1, agent, env] = time + self._resets * has_ended.long()
+        start[episode + 1, agent, env] = time + self._resets
 
-        time, agent, env, episode = (values[has_ended] for values in (time, agent, env, episode))
         began, owned = start[episode, agent, env], self._owned[agent, env] | (episode > 0)
         new = torch.stack((agent, began, time - began)).double()
         new = torch.cat((new, returns[episode, agent, env][None]))
@@ -128,7 +120,7 @@ class Episodes:
         self._longest = self._longest.scatter_reduce(0, agent, (time - began).where(owned, 0), "amax")
         self._waiting = torch.cat((self._waiting, new[:, owned]), 1)
         self._clock += len(rewards)
-        running = (number[-1] + over[-1].long())[None]
+        running = (number[-1] + ended[-1].long())[None]
         self._began, self._return = start.gather(0, running)[0], returns.gather(0, running)[0]
         self._owned = self._owned | (running[0] > 0)
 

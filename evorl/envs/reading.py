@@ -52,10 +52,14 @@ class Copies:
 
     def names(self, copies: NDArray[np.int64]) -> str:
         """Describe these environments by their number and the first one's agent, index and step of the episode."""
-        agent, index = divmod(int(copies[0]), self._num_envs)
-        others = f" and {len(copies) - 1} more" if len(copies) > 1 else ""
-        step = self.steps[copies[0]]
-        return f"environment {index} of agent {agent}{others} ({self.id}, step {step} of the episode)"
+        first, others = int(copies[0]), f" and {len(copies) - 1} more" if len(copies) > 1 else ""
+        return name_of_copy(self.id, first, self._num_envs, self.steps[first], others)
+
+
+def name_of_copy(id: str, copy: int, num_envs: int, step: int, others: str = "") -> str:
+    """Describe a copy by its agent, its index among that agent's `num_envs`, and the step of its episode."""
+    agent, index = divmod(copy, num_envs)
+    return f"environment {index} of agent {agent}{others} ({id}, step {step} of the episode)"
 
 
 Source = Callable[[int], str]

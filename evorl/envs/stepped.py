@@ -27,8 +27,7 @@ WHERE = "the running episodes"
 class SteppedEnvironments(Closeable):
     """P * E copies of one environment, stepped together. Environment e of agent p is copy p * E + e.
 
-    `observation` is the current observation, each part [P, E, ...]. If `always_valid`, every step is a valid transition
-    unless an environment raises.
+    `observation` is the current observation, each part [P, E, ...]. If `always_valid`, every step is a transition.
     """
 
     agents: int

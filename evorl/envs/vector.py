@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from evorl.config import Environment
 from evorl.envs.continuation import Vector
 from evorl.envs.faults.checks import check_spaces
-from evorl.envs.faults.restarting import PASSED_ON, RestartingEnv
+from evorl.envs.faults.raising import PASSED_ON, GuardedEnv
 from evorl.envs.games import is_game
 from evorl.envs.games.vector import GameVector
 from evorl.envs.suites import ATARI, register_suite
@@ -40,8 +40,8 @@ from evorl.types.messages import message_of, nearest, shown
 from evorl.types.outcomes import UserError
 
 
-def make_vector(settings: Environment, copies: int) -> Vector:
-    """The configured vector environment. Raises UserError if it cannot be made."""
+def make_vector(settings: Environment, copies: int, num_envs: int = 1) -> Vector:
+    """The configured vector environment, with `num_envs` copies per agent. Raises UserError if it cannot be made."""
     try:
         if is_game(settings.id):
             return _game_vector(settings, copies)
@@ -52,7 +52,7 @@ def make_vector(settings: Environment, copies: int) -> Vector:
             if mode == "native":
                 options = _atari_options(settings) if spec.id.startswith(ATARI) else _native_options(settings)
                 return gym.make_vec(spec, copies, vectorization_mode="vector_entry_point", **options)
-            return _restarting_vector(settings, spec, mode, copies)
+            return _guarded_vector(settings, spec, mode, copies, num_envs)
     except PASSED_ON:
         raise
     except BaseException as error:
@@ -136,12 +136,12 @@ def _cannot_make(settings: Environment, error: BaseException) -> UserError:
     return UserError(f"{begin}{type(error).__name__}: {reason}")
 
 
-def _restarting_vector(settings: Environment, spec: EnvSpec, mode: str, copies: int) -> Vector:
-    """Make restarting copies; if one fails, those already made are closed."""
-    made: list[RestartingEnv] = []
-    # RestartingEnv makes the checks of Gymnasium's wrapper, and reports by name and in one line what they find.
+def _guarded_vector(settings: Environment, spec: EnvSpec, mode: str, copies: int, num_envs: int) -> Vector:
+    """Make guarded copies; if one fails, those already made are closed."""
+    made: list[GuardedEnv] = []
+    # GuardedEnv makes the checks of Gymnasium's wrapper, and reports by name and in one line what they find.
     make = partial(gym.make, spec, **{"disable_env_checker": True, **settings.kwargs})
-    makers = [partial(_restarting, make, settings, os.getpid(), copy, made) for copy in range(copies)]
+    makers = [partial(_guarded, make, settings.id, os.getpid(), copy, num_envs, made) for copy in range(copies)]
     try:
         if mode == "async":
             return _QuietVector(makers, autoreset_mode=AutoresetMode.SAME_STEP, worker=_work)
@@ -210,10 +210,10 @@ def _register(module: ModuleType, name: str) -> None:
         gym.registry[name] = EnvSpec(name, entry_point=entry)
 
 
-def _restarting(
-    make: Callable[[], gym.Env[Any, Any]], settings: Environment, parent: int, copy: int, made: list[RestartingEnv]
-) -> RestartingEnv:
-    """Create a restarting environment; in a worker process, close it on SIGTERM and exit when `parent` dies.
+def _guarded(
+    make: Callable[[], gym.Env[Any, Any]], id: str, parent: int, copy: int, num_envs: int, made: list[GuardedEnv]
+) -> GuardedEnv:
+    """Create a guarded environment; in a worker process, close it on SIGTERM and exit when `parent` dies.
 
     Ctrl-C and a cluster's SIGUSR1 reach workers too, and are left to `parent`, which saves their episodes first. A
     worker's global generators are seeded here for the environment's constructor, and by each seeded reset.
@@ -228,9 +228,9 @@ def _restarting(
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, _leave)
-    env = RestartingEnv(make(), make, settings.max_restarts, settings.id)
+    env = GuardedEnv(make(), id, copy, num_envs)
     made.append(env)
-    check_spaces(getattr(env, "observation_space", None), getattr(env, "action_space", None), settings.id)
+    check_spaces(getattr(env, "observation_space", None), getattr(env, "action_space", None), id)
     return env
 
 

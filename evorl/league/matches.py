@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from evorl.config import Environment
 from evorl.envs.faults.closing import close_in_time
-from evorl.envs.faults.restarting import call_or_user_error
+from evorl.envs.faults.raising import call_or_user_error
 from evorl.envs.games import make_game
 from evorl.envs.games.game import Game, result_of
 from evorl.envs.games.players import game_move, move_request

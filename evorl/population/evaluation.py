@@ -147,11 +147,6 @@ def _one_episode_each(
         returns += reward
         weighted_rewards += reward / (1 + taken)
         steps += playing
-        if not transition.all_valid:
-            # If an error cut an episode off, the next one counts instead.
-            cut_off = playing & ~transition.valid.to(device)
-            returns.masked_fill_(cut_off, 0.0)
-            steps.masked_fill_(cut_off, 0.0)
         taken += 1
         if taken % ENDLESS == 0 and max_steps is None and float(steps.max()) >= ENDLESS:
             environments.warn_of_endless(ENDLESS)

@@ -96,10 +96,7 @@ class ReplayExperience(Experience):
         self.sampler.begin(agents, generation, len(totals))
 
     def add(self, transition: Transition, output: PolicyOutput) -> None:
-        """Store one step of all environments; invalid steps are never drawn.
-
-        Raises UserError if ranks run in lockstep and no valid transition is left to draw.
-        """
+        """Store one step of all environments; invalid steps are never drawn."""
         clip, valid = self._reward_clip, transition.valid
         self._observations.add(transition)
         columns = {
@@ -108,14 +105,10 @@ class ReplayExperience(Experience):
             "terminated": transition.terminated,
         }
         self.storage.write_step(transition, columns)
-        if self._lockstep or transition.all_valid:
-            # Other ranks are not told of a step dropped here and assume the same number of steps as their own.
+        if transition.all_valid:
             self._new_steps += float(valid.shape[1])
         else:
             self._new_steps += valid.sum(1).cpu().numpy()
-        if self._lockstep and not self.storage.drawable:
-            when = "in the very first step" if self.storage.written == 1 else "in every step that replay.capacity keeps"
-            raise UserError(f"environment.id: every environment failed {when}")
 
     def extend(self, message: RolloutMemory) -> None:
         """Store an actor's rollout, with initial priorities from its errors.

@@ -15,11 +15,11 @@ from helpers.learning import Learning, all_gone, descendants
 
 from evorl.actors import server, supervisor
 from evorl.actors.actor import _Leave
-from evorl.envs.faults.restarting import PASSED_ON
+from evorl.envs.faults.raising import PASSED_ON
 from evorl.types.outcomes import EvorlWarning, RunFailed, UserError
 
 TOLD_OF_KILLED_ACTORS = pytest.mark.filterwarnings("ignore:actor . ended, or was killed; it is started again")
-HELPED = "environment={id: 'helpers.faults:Helped-v0', num_envs: 2, vectorization: sync, max_restarts: 1"
+HELPED = "environment={id: 'helpers.faults:Helped-v0', num_envs: 2, vectorization: sync"
 
 
 def test_actors_that_die_or_hang_are_replaced_and_all_end_with_the_learner(monkeypatch):
@@ -195,7 +195,11 @@ def test_errors_of_actors_are_one_line(error, overrides, message):
 @pytest.mark.timeout(30)
 def test_errors_of_actors_are_told_though_environment_helpers_live():
     """They hold the pipe through which the actor tells of the mistake."""
-    with Learning(HELPED + ", kwargs: {at: 7}}") as learning, pytest.raises(UserError, match=r"\(in actor 0\)"):
+    message = (
+        r"^environment\.id: environment 0 of agent 0 \(helpers\.faults:Helped-v0, step 7 of the episode\) raised "
+        r"RuntimeError: the wheel came off \(\S*faults\.py:\d+ in step: raise RuntimeError\(.*\)\) \(in actor 0\)$"
+    )
+    with Learning(HELPED + ", kwargs: {at: 7}}") as learning, pytest.raises(UserError, match=message):
         learning.learn(1000)
 
 

@@ -33,6 +33,7 @@ def test_watch_writes_a_film_of_the_episodes_that_evaluate_plays(run, capsys):
         ("render", lambda self: np.full((4, 4, 3), 0.5), "gave [4, 4, 3] of float64; a picture is an array"),
         ("render", lambda self: None, "no frame was rendered"),
         ("render", gym.Env.render, "raised NotImplementedError.*watched takes the argument render_mode"),
+        ("step", lambda self, action: 1 / 0, "(CartPole-v1, step 1 of the episode) raised ZeroDivisionError"),
         ("__init__", lambda self: None, "argument 'render_mode'.*watched takes the argument render_mode"),
     ],
 )

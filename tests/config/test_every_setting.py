@@ -161,7 +161,7 @@ ACTS = {
 """How each setting is shown to act here."""
 ELSEWHERE = {
     "run.name", "run.directory", "run.resume", "run.branch_of", "run.timeout", "run.threads",
-    "environment.vectorization", "environment.life_loss_ends", "environment.max_restarts", "environment.carry_over",
+    "environment.vectorization", "environment.life_loss_ends", "environment.carry_over",
     "algorithm.split_batches", "algorithm.entropy_scales", "algorithm.ladder.base", "algorithm.ladder.exponent",
     "algorithm.ladder.low", "algorithm.ladder.high", "network.name", "network.factory", "network.policy_parts",
     "network.critic_parts", "actors.count", "actors.queue", "actors.fetch_steps", "actors.lockstep",

@@ -1,7 +1,5 @@
 """Episodes that another process goes on with: played again, they go on as they would have."""
 
-import json
-
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -134,22 +132,6 @@ def test_a_file_that_lies_about_episodes_is_refused(lie, says, made):
     lie(kept)
     with pytest.raises(UserError, match=says):
         theirs.load_state_dict(kept, seed=9)
-
-
-def told(kept, **changes):
-    """What is said of the episodes' origins, changed."""
-    text = json.dumps(json.loads(kept[ORIGINS].numpy().tobytes()) | changes)
-    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-
-
-def test_new_episodes_begin_where_the_count_of_failures_is_damaged(made):
-    ours, theirs = made(WORLDS[1]), made(WORLDS[1])
-    ours.reset(3)
-    played(ours, 30)
-    kept = state_of(ours)
-    kept[ORIGINS] = told(kept, failures=[0])
-    assert theirs.load_state_dict(kept, seed=9).startswith("environment 0 of agent 0 and 3 more")
-    assert theirs.started.all()
 
 
 def test_a_native_environment_with_hidden_state_cannot_be_continued():

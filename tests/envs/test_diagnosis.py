@@ -105,15 +105,6 @@ class ShorterPart(Shorter):
     parts = True
 
 
-class Wide64(Good):
-    """Gymnasium cannot draw from its space."""
-
-    observation_space = gym.spaces.Box(-np.finfo(np.float64).max, np.finfo(np.float64).max, (2,), np.float64)
-
-    def reset(self, *, seed=None, options=None):
-        raise RuntimeError("no battery")
-
-
 class NoActions(Good):
     action_space = None
 
@@ -326,12 +317,6 @@ def test_a_native_vector_environment_may_give_last_observations_as_one_dictionar
         made.reset(1)
         last = made.step(torch.zeros(1, 2, dtype=torch.int64)).next_observation["position"]
     assert last.tolist() == [[[1, 0], [0, 1]]]
-
-
-def test_an_environment_that_raises_ends_the_run_by_name_where_its_space_cannot_be_sampled(module):
-    error = mistake("own:Wide64")
-    assert error.startswith("environment.max_restarts: environment 0 of agent 0 and 3 more (own:Wide64, step 0 of the")
-    assert "raised RuntimeError: no battery" in error
 
 
 def test_only_given_keyword_arguments_are_blamed(module):

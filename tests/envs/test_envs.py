@@ -12,7 +12,7 @@ from helpers.support import agent
 
 from evorl.config import Environment
 from evorl.envs import Environments
-from evorl.envs.faults.restarting import RestartingEnv
+from evorl.envs.faults.raising import GuardedEnv
 from evorl.envs.reading import ActionMasks, Copies
 from evorl.envs.spaces import MASK
 from evorl.types.outcomes import EvorlWarning, UserError
@@ -139,7 +139,7 @@ def test_an_action_outside_the_space_is_refused_by_name(action):
 )
 def test_a_mask_counts_whatever_it_is_given_as(space, mask):
     expected = np.concatenate([np.ravel(part) for part in mask]).astype(bool).tolist()
-    vector = gym.vector.SyncVectorEnv([lambda: RestartingEnv(Tells(space, [{MASK: mask}]), None, 0, "x")] * 2)
+    vector = gym.vector.SyncVectorEnv([lambda: GuardedEnv(Tells(space, [{MASK: mask}]), "x")] * 2)
     read = ActionMasks(space, Copies("x", 2, 1)).read
     assert read(vector.reset()[1]).tolist() == [expected] * 2
     with pytest.raises(UserError, match=r"gives info\['action_mask'\] as objects"):

@@ -143,7 +143,7 @@ def test_recent_episodes_are_those_since_the_last_question():
 
 def counted_one_by_one(history, owners, resets):
     """Returns, episodes, ended and lengths [4, P] of each generation of a `history` of generations of steps (reward,
-    ended, dropped), each [P, E], by the definition: every episode is kept with its start, and looked at each time."""
+    ended), each [P, E], by the definition: every episode is kept with its start, and looked at each time."""
     agents, envs = history[0][0][0].shape
     running = {(agent, env): (0, 0.0, True) for agent in range(agents) for env in range(envs)}
     waiting, longest, clock, given = [], [0] * agents, 0, []
@@ -155,7 +155,7 @@ def counted_one_by_one(history, owners, resets):
             for (agent, env), (start, total, own) in running.items():
                 running[agent, env] = start, total, own and (not changed[agent] or start >= clock)
         ended = [0] * agents
-        for rewards, ends, drops in steps:
+        for rewards, ends in steps:
             clock += 1
             for (agent, env), (start, total, own) in running.items():
                 total += rewards[agent, env]
@@ -166,8 +166,6 @@ def counted_one_by_one(history, owners, resets):
                         waiting.append((agent, start, total, clock - start))
                         longest[agent] = max(longest[agent], clock - start)
                     running[agent, env] = clock + resets, 0.0, True
-                elif drops[agent, env]:
-                    running[agent, env] = clock, 0.0, True
         for (agent, _), (start, _, own) in running.items():
             longest[agent] = max(longest[agent], clock - start + 1 if own else 0)
         counts = [episode for episode in waiting if episode[1] <= clock - longest[episode[0]]]
@@ -182,21 +180,19 @@ def counted_one_by_one(history, owners, resets):
 
 @pytest.mark.parametrize("resets", [0, 1])
 def test_episodes_are_counted_as_one_by_one(resets):
-    """With agents that change, dropped episodes, also in a reset, and a state that is saved and loaded within steps."""
+    """With agents that change, and a state that is saved and loaded within steps."""
     rng, shape, owners = np.random.default_rng(0), (2, 3), [[0, 1], [0, 1], [0, 2], [3, 2], [3, 2]]
     history = []
     for length in (170, 300, 41, 257, 400):
         ends = rng.random((length, *shape)) < rng.choice([0.01, 0.2], (length, 1, 1))
         ends[1:] &= ~ends[:-1]  # A step that only resets ends no episode.
-        drops = ~ends & (rng.random((length, *shape)) < 0.02)
-        history.append(list(zip(rng.normal(size=(length, *shape)), ends, drops, strict=True)))
+        history.append(list(zip(rng.normal(size=(length, *shape)), ends, strict=True)))
     expected = counted_one_by_one(history, owners, resets)
     episodes = Episodes(*shape, resets=resets)
     for steps, theirs, sums in zip(history, owners, expected, strict=True):
         episodes.hand_over(theirs)
-        for number, (reward, ended, dropped) in enumerate(steps):
-            some = torch.from_numpy(dropped) if dropped.any() else None
-            episodes.step(torch.from_numpy(reward), torch.from_numpy(ended), some)
+        for number, (reward, ended) in enumerate(steps):
+            episodes.step(torch.from_numpy(reward), torch.from_numpy(ended))
             if number == 37:
                 saved = episodes.state_dict()
                 episodes = Episodes(*shape, resets=resets)

@@ -324,7 +324,7 @@ def moves_on(seen):
 
 
 def test_a_game_that_raises_ends_the_run():
-    with Environments(Environment(id=f"{HERE}Lame", max_restarts=2), 1, 3) as environments:
+    with Environments(Environment(id=f"{HERE}Lame"), 1, 3) as environments:
         environments._vector.opponents = Scripted(moves_on)
         environments.reset(0)
         # In the middle copy the other seat makes the third move.

@@ -52,7 +52,7 @@ def entry(id):
 
 def made(id):
     """The class of the environments that are made under this name."""
-    vector = make_vector(Environment(id=id, vectorization="sync", max_restarts=0), 1)
+    vector = make_vector(Environment(id=id, vectorization="sync"), 1)
     try:
         return type(vector.envs[0].unwrapped)
     finally:

@@ -33,7 +33,9 @@ def errors_of(capsys):
     return [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
 
 
-@pytest.mark.parametrize(("how", "code"), [("bug", 2), ("signal", 143), ("raise", 0), ("hang", 0), ("fails", 1)])
+@pytest.mark.parametrize(
+    ("how", "code"), [("bug", 2), ("signal", 143), ("signal, bug", 143), ("raise", 0), ("hang", 0), ("fails", 1)]
+)
 def test_environments_are_closed_in_every_way_of_ending_and_change_no_exit_code(
     how, code, in_directory, monkeypatch, capsys
 ):
@@ -67,6 +69,33 @@ def test_a_lost_rank_is_told_though_the_launchers_signal_follows(in_directory, c
     assert json.loads((in_directory / "runs" / "a" / "summary.json").read_text())["ended"] == "RankLost"
 
 
+@pytest.mark.parametrize("at", [30, 31], ids=["training", "evaluation"])
+def test_a_run_whose_environment_raised_goes_on_once_it_is_mended(at, in_directory, capsys, monkeypatch):
+    """It raises in the second generation, in the copies with this argument."""
+    kwargs = "environment.kwargs.at=30", "evaluation.environment={kwargs: {at: 31}}"
+    settings = RECORDED.format(how=""), *kwargs, "training.max_steps=400"
+    assert train("run.name=whole", *settings) == 0
+    step = faults.Recorded.step
+
+    def breaks(environment, action):
+        if environment.at == at and (in_directory / "runs" / "a" / "checkpoints" / "generation-000001").exists():
+            environment._look_up({})
+        return step(environment, action)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(faults.Recorded, "step", breaks)
+        assert train("run.name=a", *settings) == 2
+    (error,) = errors_of(capsys)
+    assert "error: environment.id: environment 0 of agent 0 (helpers.faults:Recorded-v0, step 1 of the" in error
+    assert error.endswith('in _look_up: return info["reward"])')
+    assert json.loads((in_directory / "runs" / "a" / "summary.json").read_text())["ended"] == "UserError"
+    assert not faults.still_open(in_directory / "log")
+    assert train("run.name=a", *settings, "run.resume=auto") == 0
+    for name in ("lineage.jsonl", "elite/agent.safetensors"):
+        whole, resumed = ((in_directory / "runs" / run / name).read_bytes() for run in ("whole", "a"))
+        assert whole == resumed
+
+
 def test_evaluate_closes_the_environments(in_directory, monkeypatch):
     assert train("run.name=a", RECORDED.format(how="")) == 0
     (in_directory / "log").unlink()
@@ -82,7 +111,7 @@ def test_evaluate_closes_the_environments(in_directory, monkeypatch):
     ("how", "code", "line"),
     [
         ("interrupt", 1, "in _raise: raise KeyboardInterrupt) ended the run"),
-        ("panic", 2, "environment.max_restarts: environment 0 of agent 0 and 7 more"),
+        ("panic", 2, "environment.id: environment 0 of agent 0 (helpers.faults:Failing-v0, step 2 of the"),
         ("no_grad", 0, ""),
     ],
 )
@@ -90,8 +119,7 @@ def test_what_an_environment_does_to_its_process_is_told_in_one_line(how, code, 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", EvorlWarning)
-            more = "environment.max_restarts=0" if how == "panic" else "environment.max_restarts=3"
-            assert train("run.name=a", FAILING.format(how=how), more) == code
+            assert train("run.name=a", FAILING.format(how=how)) == code
     finally:
         torch.set_grad_enabled(True)
     told = capfd.readouterr().err

@@ -56,7 +56,7 @@ def close_vector(vector: Vector, name: str) -> None:
         return
     vector.closed = True
     if isinstance(vector, SyncVectorEnv):
-        for env in vector.envs:  # Each is a RestartingEnv with its own time limit.
+        for env in vector.envs:  # Each is a GuardedEnv with its own time limit.
             env.close()
         return
     if not isinstance(vector, AsyncVectorEnv):

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from evorl.config import Environment
 from evorl.envs.episodes import Collected, Episodes
-from evorl.envs.faults.restarting import call_or_user_error
+from evorl.envs.faults.raising import call_or_user_error
 from evorl.envs.spaces import EnvSpec
 from evorl.envs.stepped import COUNTED, OBSERVATION_PREFIX, WHERE, SteppedEnvironments, layout
 from evorl.envs.tensor.observations import TensorReader, action_converter

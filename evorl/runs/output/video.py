@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -19,7 +19,7 @@ from evorl.config import Environment
 from evorl.envs.continuation import Vector
 from evorl.envs.environments import Resets
 from evorl.envs.faults.closing import close_vector
-from evorl.envs.faults.restarting import FAULT, SOURCE_LINES
+from evorl.envs.faults.raising import call_or_user_error
 from evorl.envs.tensor import TensorEnvironments, is_tensor
 from evorl.envs.tensor.sources import device_of
 from evorl.envs.vector import for_evaluation, make_vector, stacked_frames
@@ -80,8 +80,7 @@ def play(
         rate = float((vector.metadata or {}).get("render_fps") or 30)
         for seed in seeds:
             seeded: Any = np.array([seed]) if frames else [seed]
-            observation, info = vector.reset(seed=seeded)
-            _refuse_fault(info, settings.id)
+            observation, info = call_or_user_error(f"a reset of {settings.id}", partial(vector.reset, seed=seeded))
             resets.restart(info)
             state, total, steps, ended = None, 0.0, 0, False
             yield sees(vector, observation), None, rate
@@ -89,10 +88,10 @@ def play(
                 mask = info.get("action_mask")
                 action, state = agent.predict(observation, state, action_mask=mask)
                 resets.serve(action)
-                observation, reward, terminated, truncated, info = vector.step(action)
-                _refuse_fault(info, settings.id)
+                result = call_or_user_error(f"a step of {settings.id}", vector.step, action)
+                observation, reward, terminated, truncated, info = result
                 total, steps = total + float(reward[0]), steps + 1
-                ends = resets.step(terminated, truncated, None, info, np.array([steps]))
+                ends = resets.step(terminated, truncated, info, np.array([steps]))
                 ended = bool(ends.game_over[0]) or steps == most
                 yield sees(vector, observation), total if ended else None, rate
     finally:
@@ -119,12 +118,6 @@ def _simulated(
                 # A reset within the step has replaced the last picture.
                 yield None if ended else _picture(settings.id, environments.picture), total if ended else None, rate
             environments.check()
-
-
-def _refuse_fault(info: Mapping[str, Any], id: str) -> None:
-    """Raise UserError if the environment has raised: it would begin new episodes for ever."""
-    if FAULT in info:
-        raise UserError(f"environment.id: {id} raised {info[FAULT][0]}{info[SOURCE_LINES][0]}")
 
 
 def write_video(path: Path, images: Iterator[tuple[Image, float]]) -> int:

@@ -94,7 +94,6 @@ FREE_TO_CHANGE = (
     "checkpoint.",
     "population.placement",
     "population.hyperparameters",
-    "environment.max_restarts",
     "environment.vectorization",
     "evaluation.max_steps",
     "network.bf16",
