@@ -28,7 +28,7 @@ MAX_SHARE = 0.9
 class BatchBuilder:
     """Batches of transitions of up to `n` steps, for n-step returns (arXiv 1710.02298); with n = 1 as they are stored.
 
-    A window is cut at the end of its episode, at a discontinuity or an invalid step of its lane, and at the newest row.
+    A window is cut at the end of its episode, at a discontinuity of its lane, and at the newest row.
     Its first step can be drawn immediately: shorter windows give correct returns too, and all steps stay equally
     likely. `reward` is the n-step return; `terminated` and the next observation are those of the last step, also where
     that was truncated. The column `discount` is the bootstrap factor: gamma^k after k steps.

@@ -170,9 +170,9 @@ class Storage:
         """Append one step of every lane, [N, ...] each; `whole` says that all are known to be valid.
 
         `started` marks lanes where `observation` begins an episode; elsewhere it must equal the previous
-        `next_observation`. `ended` marks terminated or truncated steps. Steps that are not `valid` are never drawn.
-        Columns that are left out keep their old contents. `valid` and `started` are read on the host, unless they are
-        on a GPU and the step is `whole`: then nothing waits for it.
+        `next_observation`. `ended` marks terminated or truncated steps. Steps that are not `valid`, of which each
+        follows an end, are never drawn. Columns that are left out keep their old contents. `valid` and `started` are
+        read on the host, unless they are on a GPU and the step is `whole`: then nothing waits for it.
         """
         unread = whole and not is_host(started.device)
         valid, started = (valid, started) if unread else (valid.cpu(), started.cpu())
@@ -184,8 +184,7 @@ class Storage:
         else:
             if begins:
                 self._keep_final(started if unread else started & self._was_valid)
-            if begins or not whole:
-                self.flags["boundary"][self.newest_row] |= (started | ~valid).to(self.device)
+                self.flags["boundary"][self.newest_row] |= started.to(self.device)
         row, ahead = self.written % self.ring, (self.written + 1) % self.ring
         for name, part in self.parts.items():
             if fresh:

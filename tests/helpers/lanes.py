@@ -58,7 +58,6 @@ class World:
     frames: int
     seed: int
     resets_in_step: bool
-    drops: bool = True
     steps: list = field(default_factory=list)
     """For each row the steps [N]."""
     layout: list = field(default_factory=list)
@@ -96,20 +95,19 @@ class World:
         row, started = [], list(self.started)
         for lane in range(self.lanes):
             before, resets = self.shown(lane), self.resetting[lane]
-            chance = self.random.random(3) if not calm else np.ones(3)
+            chance = self.random.random(2) if not calm else np.ones(2)
             ends = chance[0] < 0.2 and not resets
-            dropped = self.drops and chance[1] < 0.07 and not ends and not resets
-            terminated = bool(ends and chance[2] < 0.5)
-            if resets or dropped:
+            terminated = bool(ends and chance[1] < 0.5)
+            if resets:
                 self.history[lane] = []
             self.look(lane)
             after = self.shown(lane)
             if ends and self.resets_in_step:
                 self.history[lane] = []
                 self.look(lane)
-            self.started[lane] = resets or dropped or (ends and self.resets_in_step)
+            self.started[lane] = resets or (ends and self.resets_in_step)
             self.resetting[lane] = ends and not self.resets_in_step
-            row.append(Step(self.number, before, after, not (resets or dropped), terminated, last=bool(ends)))
+            row.append(Step(self.number, before, after, not resets, terminated, last=bool(ends)))
         return row, started
 
     def play(self, store, steps, calm=False):
@@ -123,8 +121,8 @@ class World:
 
     def append(self, row, started):
         if not self.broken:
-            for lane, (step, begins) in enumerate(zip(row, started, strict=True)):
-                self.steps[-1][lane].last |= begins or not step.valid
+            for step, begins in zip(self.steps[-1], started, strict=True):
+                step.last |= begins
         elif not all(started):
             self.layout += [[]] * (self.frames - 1)
         self.steps.append(row)

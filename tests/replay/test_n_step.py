@@ -74,7 +74,7 @@ def by_hand(steps, row, lane, n, gamma):
 @given(n=st.integers(2, 12), **HISTORIES)
 @settings(max_examples=120, deadline=None)
 def test_windows_are_what_happened(seed, lanes, rows, frames, n, resets_in_step, plan):
-    """In episodes that terminate, are truncated or dropped, over breaks of the lanes and ends of the ring."""
+    """In episodes that terminate or are truncated, over breaks of the lanes and ends of the ring."""
     rows = max(2, rows)
     n = min(n, rows)
     world, store = World(lanes, frames, seed, resets_in_step), storage(rows, lanes, frames)

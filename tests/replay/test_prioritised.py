@@ -44,7 +44,7 @@ class Central:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_weights_and_shares_are_those_of_one_central_buffer(ranks):
-    """One rank holds less than the others, and nothing at first; rings come round, and steps are dropped."""
+    """One rank holds less than the others, and nothing at first; rings come round, and some steps are not valid."""
     parts = [Part(rank, rows=8 - 3 * (rank == 1), ranks=ranks) for rank in range(ranks)]
     central = Central(parts)
     for time in range(40):

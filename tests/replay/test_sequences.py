@@ -36,7 +36,7 @@ def by_hand(steps, row, lane, length, burn_in, held):
 @given(length=st.integers(1, 5), burn_in=st.integers(0, 4), **HISTORIES)
 @settings(max_examples=120, deadline=None)
 def test_sequences_are_what_happened(seed, lanes, rows, frames, length, burn_in, resets_in_step, plan):
-    """In episodes that terminate, are truncated or dropped, over breaks of the lanes and ends of the ring."""
+    """In episodes that terminate or are truncated, over breaks of the lanes and ends of the ring."""
     rows = max(rows, length + burn_in)
     world, store = World(lanes, frames, seed, resets_in_step), storage(rows, lanes, frames)
     builder = SequenceBuilder(store, length, burn_in)

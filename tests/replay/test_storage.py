@@ -65,7 +65,7 @@ def test_all_valid_index_are_equally_likely_however_many_are_invalid(share, roun
 
 
 def test_an_episode_that_starts_cuts_what_came_before_although_no_end_was_told():
-    world, store = World(2, 0, 3, True, drops=False), storage(6, 2)
+    world, store = World(2, 0, 3, True), storage(6, 2)
     world.play(store, 2, calm=True)
     world.reset()
     world.play(store, 1, calm=True)
