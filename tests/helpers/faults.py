@@ -171,9 +171,6 @@ class Recorded(gym.Env):
                     self._look_up({})
                 case "signal":
                     os.kill(os.getpid(), signal.SIGTERM)
-                case "signal, bug":
-                    os.kill(os.getpid(), signal.SIGTERM)
-                    self._look_up({})
                 case "lost":
                     raise UserError("environment.kwargs: lost")
                 case "wait":

@@ -33,9 +33,7 @@ def errors_of(capsys):
     return [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
 
 
-@pytest.mark.parametrize(
-    ("how", "code"), [("bug", 2), ("signal", 143), ("signal, bug", 143), ("raise", 0), ("hang", 0), ("fails", 1)]
-)
+@pytest.mark.parametrize(("how", "code"), [("bug", 2), ("signal", 143), ("raise", 0), ("hang", 0), ("fails", 1)])
 def test_environments_are_closed_in_every_way_of_ending_and_change_no_exit_code(
     how, code, in_directory, monkeypatch, capsys
 ):

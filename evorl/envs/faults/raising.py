@@ -33,12 +33,10 @@ def call_or_user_error(what: str, call: Callable[..., Any], *arguments: Any) -> 
     note_activity(what)
     try:
         return call(*arguments)
-    except (KeyboardInterrupt, SystemExit):
+    except PASSED_ON:
         raise
     except BaseException as error:
-        raise_if_signalled()  # A signal to the process group has ended processes of the environments.
-        if isinstance(error, UserError):
-            raise
+        raise_if_signalled()  # A signal to the process group has ended the workers of `async`.
         raise UserError(f"environment.id: {what} raised {described(error)}") from error
     finally:
         note_activity("")
