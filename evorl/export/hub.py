@@ -37,7 +37,7 @@ NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 """The name of a page."""
 PERSONAL = (
     "run",
-    *(f"population.{name}" for name in ("from", "from_agents", "hyperparameters")),
+    *(f"population.{name}" for name in ("from", "hyperparameters")),
     *(f"tracking.{name}" for name in ("backends", "project", "video")),
 )
 """Settings that say where and for whom the run was trained."""

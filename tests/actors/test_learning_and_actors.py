@@ -45,6 +45,10 @@ def test_advantages_are_scaled_where_that_is_set(name):
         batch = replace(batch, columns={**batch.columns, **numbers, **flags})
         outputs = stack.networks["policy"](batch.observation, batch.recurrent)
         likelihood = algorithm.distribution.likelihood(outputs, None, batch.columns["unclipped_action"])
+        # On-policy, since importance weights multiply what is scaled; APPO's are those of its target network.
+        acting = (stack.target_networks if name == "appo" else stack.networks)["policy"](batch.observation)
+        log_prob = algorithm.distribution.log_prob(acting, None, batch.columns["unclipped_action"])
+        batch.columns["log_prob"] = log_prob.detach()
         batch = replace(batch, columns={**batch.columns, **algorithm.batch_targets(stack, batch)})
         found[scaled] = algorithm.with_targets(stack, batch, likelihood, outputs["value"].squeeze(-1)).columns
         if name == "impala":  # Explained variance is that of these values, not of the actor's older ones.

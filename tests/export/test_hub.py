@@ -135,7 +135,7 @@ def test_an_exported_agent_is_on_the_page_unless_it_is_older_than_the_best(run, 
 def test_what_a_page_trains_further_is_not_where_and_for_whom_its_run_was(run, tmp_path, monkeypatch):
     settings = yaml.safe_load((run / "config.yaml").read_text())
     settings["run"] |= {"directory": str(run.parent), "name": run.name}
-    settings["population"] |= {"from": str(run), "from_agents": "population"}
+    settings["population"] |= {"from": str(run)}
     settings["tracking"] |= {"project": "client X", "exclude": ["checkpoint.keep"]}
     settings["league"] = {"benchmark": str(run)}
     (run / "config.yaml").write_text(yaml.safe_dump(settings))
@@ -153,7 +153,6 @@ def test_what_a_page_trains_further_is_not_where_and_for_whom_its_run_was(run, t
     words = re.search(r"`evorl train (\S+ population.from=\S+)` trains it further", text)[1].split()
     config = load_config(program_arguments([*words, "league=null"], None, None), SMALL)
     assert (config.run.directory, config.run.name) == (tmp_path / "runs", None)
-    assert config.population.from_agents == "elite", "a page has no others"
 
 
 def test_who_reads_a_page_is_warned_of_an_environment_that_it_does_not_have(run, tmp_path):

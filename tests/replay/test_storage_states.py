@@ -42,7 +42,7 @@ def test_a_restored_storage_draws_the_same_and_goes_on(frames, resets_in_step, s
 def lying(change):
     """A state of a storage that has seen episodes end, but for what `change` does to its tensors."""
     world, store = World(3, 0, 4, True), storage(8, 3)
-    world.play(store, 30)
+    world.play(store, 28)
     tensors = copied(store.state_dict())
     assert len(tensors["last.position"]) > 2
     change(tensors)
