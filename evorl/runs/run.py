@@ -515,8 +515,6 @@ class Run:
             say(line)
         if shortfall := self._whole_plan.shortfall(config.evaluation.max_steps):
             warnings.warn(shortfall, EvorlWarning, stacklevel=2)
-        if self.finished:  # Nothing is trained that trackers lack.
-            config = config.model_copy(update={"tracking": config.tracking.model_copy(update={"backends": ()})})
         self._logger = Logger(
             config,
             self._directory,
