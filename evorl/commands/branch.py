@@ -20,6 +20,7 @@ from evorl.config.run import THEN
 from evorl.config.yaml import assignment
 from evorl.envs.generation import MIN_SHARE, steps_of_generation
 from evorl.runs.configuration import read_config
+from evorl.runs.launch import ineffective
 from evorl.runs.storage.checkpoint_files import AGENTS, ARCHIVE, ELITE, STATE, Checkpoints
 from evorl.runs.storage.directory import (
     CONFIG,
@@ -71,6 +72,8 @@ def branch(parsed: argparse.Namespace) -> None:
     # Later generations may have been trained on another number of ranks.
     ranks = processes_for(progress_of(files[STATE], STATE).ranks, parsed.processes)
     check_launch(config, ranks)
+    for warning in ineffective(config, run / CONFIG, parsed.overrides):
+        warnings.warn(warning, EvorlWarning, stacklevel=2)
     before, here = begun.run.branch_of, f"{run.resolve().name}, generation {generation}"
     origin = here if before is None else f"{before}{THEN}{here}"
     config = config.model_copy(update={"run": config.run.model_copy(update={"branch_of": origin})})

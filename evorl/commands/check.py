@@ -100,13 +100,13 @@ def verdicts(settings: Environment, steps: int) -> Iterator[tuple[str, Verdict]]
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                verdicts = examine(settings, steps)
+                results = examine(settings, steps)
         except UserError as error:
-            verdicts = [Verdict("fail", _without_key(error))]
+            results = [Verdict("fail", _without_key(error))]
         except Exception as error:  # Environments may raise anything.
-            verdicts = [Verdict("fail", f"raised {described(error)}")]
-        yield from ((name, verdict) for verdict in verdicts)
-        if name in NEEDED and verdicts[0].level == "fail":
+            results = [Verdict("fail", f"raised {described(error)}")]
+        yield from ((name, verdict) for verdict in results)
+        if name in NEEDED and results[0].level == "fail":
             return
 
 

@@ -38,7 +38,7 @@ PLAIN = (bool, int, float, str, np.ndarray)
 
 
 def another_seed(seed: int) -> int:
-    """A second seed of a copy, derived because consecutive seeds belong to the other copies."""
+    """The next seed of a copy of Atari that is seeded again; consecutive seeds belong to the other copies."""
     return derive_seed(seed, generation=0, rank=0, purpose="restart") % 2**31
 
 

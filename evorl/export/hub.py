@@ -27,7 +27,7 @@ from evorl.runs.storage.directory import (
 )
 from evorl.runs.storage.trust import is_run
 from evorl.system.extras import missing, require
-from evorl.system.files import file_errors, read_bytes
+from evorl.system.files import file_errors, read_bytes, read_object, write_json
 from evorl.tracking.tracker import shared_settings
 from evorl.types.messages import message_of, shown
 from evorl.types.outcomes import EvorlWarning, UserError
@@ -137,6 +137,9 @@ def write_page(run: Path, folder: Path, name: str, video: Path | None) -> list[s
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             with file_errors(run / file):
                 (folder / file).write_bytes(read_bytes(run / file))
+    if (folder / SUMMARY).is_file():
+        # The reason of an end may quote code and name files.
+        write_json(folder / SUMMARY, read_object(folder / SUMMARY) | {"because": None})
     if video is not None:
         shutil.copyfile(video, folder / VIDEO)
     (folder / CONFIG).write_text(as_yaml(settings), encoding="utf-8")

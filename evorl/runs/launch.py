@@ -156,7 +156,7 @@ def load_config(arguments: Sequence[str], default: Path, asynchronous: bool | No
         raise UserError(f"algorithm.name: {config.algorithm.name} is trained by {other}")
     if is_first_rank():
         say(f"settings: {source(file, parsed.overrides)}")
-        for warning in (*_ineffective(config, file, parsed.overrides), *_doubts(config)):
+        for warning in (*ineffective(config, file, parsed.overrides), *_doubts(config)):
             warnings.warn(warning, EvorlWarning, stacklevel=2)
     return config
 
@@ -170,7 +170,7 @@ def _with_named(config: AnyConfig, overrides: Sequence[str]) -> AnyConfig:
     return config.model_copy(update={"population": population.model_copy(update={"hyperparameters": (*named,)})})
 
 
-def _ineffective(config: AnyConfig, file: Path, overrides: Sequence[str]) -> Iterator[str]:
+def ineffective(config: AnyConfig, file: Path, overrides: Sequence[str]) -> Iterator[str]:
     """Warnings about the user's settings of the algorithm that change nothing.
 
     Those of a shipped file change nothing where an override has replaced what they belong to, and a run's own

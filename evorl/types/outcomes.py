@@ -18,6 +18,10 @@ class UserError(Exception):
         self.reported_elsewhere = reported_elsewhere
 
 
+class EnvironmentRaised(UserError):
+    """What the user's environment raised, which is no fault of a file that is being read meanwhile."""
+
+
 class RunFailed(RuntimeError):
     """A run failed without an error of the user: programs print it as one line and exit with code 1."""
 

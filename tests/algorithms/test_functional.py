@@ -259,7 +259,7 @@ def test_v_trace_equals_the_sums_of_the_paper(trace):
         gain = step.error
         if not step.is_last:
             gain = gain + GAMMA[p] * trace * (expected[t + 1, p, b] - step.following)
-        torch.testing.assert_close(rho[t, p, b] * advantage[t, p, b], rho[t, p, b] * gain)
+        torch.testing.assert_close(advantage[t, p, b], torch.as_tensor(gain, dtype=torch.float64))
 
 
 def test_a_projection_is_the_papers_algorithm_and_keeps_probability_and_mean():

@@ -159,6 +159,14 @@ def test_what_agents_cannot_go_on_with_is_refused_and_nothing_written(words, rea
     assert names("runs") == ["a"]
 
 
+def test_a_setting_that_changes_nothing_is_told(run, branch):
+    exploration = "algorithm.exploration={schedule: linear, steps: 100, decay: 0.9}"
+    with pytest.warns(
+        EvorlWarning, match=r"^algorithm.exploration.decay: changes nothing, because `schedule` is linear"
+    ):
+        assert branch("b", exploration, "training.max_steps=160", trains=False) == 0
+
+
 def test_the_best_agent_is_measured_anew_in_another_environment_of_evaluation(run, branch):
     """CartPole with Sutton and Barto's reward: -1 in the last step, where the run has had 1 in each step."""
     words = ("evaluation.environment.kwargs={sutton_barto_reward: true}", "training.max_steps=160")

@@ -139,9 +139,12 @@ def test_what_a_page_trains_further_is_not_where_and_for_whom_its_run_was(run, t
     settings["tracking"] |= {"project": "client X", "exclude": ["checkpoint.keep"]}
     settings["league"] = {"benchmark": str(run)}
     (run / "config.yaml").write_text(yaml.safe_dump(settings))
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps(summary | {"because": f"raised at {tmp_path}/own.py:3"}))
     folder = tmp_path / "page"
     folder.mkdir()
     hub.write_page(run, folder, "me/x", None)
+    assert str(tmp_path) not in (folder / "summary.json").read_text()
     text = (folder / "README.md").read_text()
     for published in (text, (folder / "config.yaml").read_text()):
         assert str(tmp_path) not in published

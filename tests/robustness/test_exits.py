@@ -16,6 +16,7 @@ from wandb.sdk.lib.exit_hooks import ExitHooks
 
 from evorl.commands.command import run_command
 from evorl.distributed import RankLost, Ranks
+from evorl.envs import Environments
 from evorl.envs.faults import closing
 from evorl.runs.program import run_program
 from evorl.runs.run import Run
@@ -86,12 +87,29 @@ def test_a_run_whose_environment_raised_goes_on_once_it_is_mended(at, in_directo
     (error,) = errors_of(capsys)
     assert "error: environment.id: environment 0 of agent 0 (helpers.faults:Recorded-v0, step 1 of the" in error
     assert error.endswith('in _look_up: return info["reward"])')
-    assert json.loads((in_directory / "runs" / "a" / "summary.json").read_text())["ended"] == "UserError"
+    assert json.loads((in_directory / "runs" / "a" / "summary.json").read_text())["ended"] == "EnvironmentRaised"
     assert not faults.still_open(in_directory / "log")
     assert train("run.name=a", *settings, "run.resume=auto") == 0
     for name in ("lineage.jsonl", "elite/agent.safetensors"):
         whole, resumed = ((in_directory / "runs" / run / name).read_bytes() for run in ("whole", "a"))
         assert whole == resumed
+
+
+def test_what_an_environment_raises_while_a_run_resumes_is_no_fault_of_the_checkpoint(
+    in_directory, capsys, monkeypatch
+):
+    settings = RECORDED.format(how=""), "environment.carry_over=true", "evaluation.episodes=1"
+    assert train("run.name=a", *settings, "training.max_steps=100") == 0
+    load = Environments.load_state_dict
+
+    def breaks(*arguments, **options):
+        monkeypatch.setattr(faults.Recorded, "reset", lambda environment, **_: environment._look_up({}))
+        return load(*arguments, **options)
+
+    monkeypatch.setattr(Environments, "load_state_dict", breaks)
+    assert train("run.name=a", *settings, "training.max_steps=400", "run.resume=auto") == 2
+    (error,) = errors_of(capsys)
+    assert error.startswith("error: environment.id: environment 0 of agent 0 (helpers.faults:Recorded-v0, step 0 of")
 
 
 def test_evaluate_closes_the_environments(in_directory, monkeypatch):

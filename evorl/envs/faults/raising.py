@@ -16,7 +16,7 @@ from evorl.envs.reading import name_of_copy
 from evorl.seeding import seed_global_generators
 from evorl.system.plugins import described
 from evorl.system.signals import note_activity, raise_if_signalled
-from evorl.types.outcomes import UserError
+from evorl.types.outcomes import EnvironmentRaised, UserError
 
 Start = tuple[Any, dict[str, Any]]
 """The first observation of an episode, or of N of them, and the info of the reset."""
@@ -28,7 +28,7 @@ no Exception, as of a panic in Rust."""
 def call_or_user_error(what: str, call: Callable[..., Any], *arguments: Any) -> Any:
     """Call something of all copies at once, `what` being "a step of CartPole-v1".
 
-    Raises UserError if that raises, with the message of the copy that raised where that is known.
+    Raises EnvironmentRaised if that raises, with the message of the copy that raised where that is known.
     """
     note_activity(what)
     try:
@@ -37,7 +37,7 @@ def call_or_user_error(what: str, call: Callable[..., Any], *arguments: Any) -> 
         raise
     except BaseException as error:
         raise_if_signalled()  # A signal to the process group has ended the workers of `async`.
-        raise UserError(f"environment.id: {what} raised {described(error)}") from error
+        raise EnvironmentRaised(f"environment.id: {what} raised {described(error)}") from error
     finally:
         note_activity("")
 
@@ -45,8 +45,8 @@ def call_or_user_error(what: str, call: Callable[..., Any], *arguments: Any) -> 
 class GuardedEnv(gym.Wrapper[Any, Any, Any, Any]):
     """Wrapper of one copy that checks what it returns, names it in errors, and saves and replays its running episode.
 
-    What the environment raises becomes a UserError here, where its traceback is known: worker processes send only the
-    message.
+    What the environment raises becomes an EnvironmentRaised here, where its traceback is known: worker processes send
+    only the message.
     """
 
     def __init__(self, env: gym.Env[Any, Any], id: str, copy: int = 0, num_envs: int = 1) -> None:
@@ -94,9 +94,9 @@ class GuardedEnv(gym.Wrapper[Any, Any, Any, Any]):
             raise self._named(error) from error
         return self._last, info
 
-    def _named(self, error: BaseException) -> UserError:
+    def _named(self, error: BaseException) -> EnvironmentRaised:
         name = name_of_copy(self._id, self._copy, self._num_envs, self._steps)
-        return UserError(f"environment.id: {name} raised {described(error)}")
+        return EnvironmentRaised(f"environment.id: {name} raised {described(error)}")
 
     def _reset(self, seed: int | None, options: dict[str, Any] | None = None) -> Start:
         """Reset the environment, and with a seed also the global generators of this process."""

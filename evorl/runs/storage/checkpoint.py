@@ -41,7 +41,7 @@ from evorl.system.files import file_errors, json_bytes
 from evorl.system.formats import decode_agents, decode_tensors, encode_tensors
 from evorl.types.agents import Agent
 from evorl.types.messages import on_one_line
-from evorl.types.outcomes import UserError
+from evorl.types.outcomes import EnvironmentRaised, UserError
 from evorl.types.tensors import Tensors
 
 OTHERS = "the other ranks' running episodes"
@@ -346,6 +346,8 @@ class CheckpointManager:
         payload = checkpoints.read(number, file)
         try:
             return load(decode_tensors(payload, "its tensors"))
+        except EnvironmentRaised:
+            raise
         except UserError as error:
             raise UserError(f"{checkpoints.path(number) / file}: {error}") from error
 
@@ -375,6 +377,8 @@ class CheckpointManager:
         if self.environments is not None:
             try:
                 problem = self._replay_episodes(self.environments, progress)
+            except EnvironmentRaised:
+                raise
             except UserError as error:
                 problem = str(error)
         return self._ranks.first_problem(problem, OTHERS)

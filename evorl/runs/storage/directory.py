@@ -381,9 +381,9 @@ def may_change_in_branch(key: str, config: AnyConfig) -> bool:
 
 
 def way_to_change(run: Path, key: str, value: Any, config: AnyConfig) -> str:
-    """The command that begins a new run with another value of a setting, and with the run's agents if any fit.
+    """How to get another value of a setting: a command that begins a new run, with the run's agents if any fit.
 
-    `config` has the value; for a setting that is `NOT_SET` there, words without a command.
+    `config` has the value. No command leaves a setting out, so for `NOT_SET` it only says that.
     """
     if value == NOT_SET:
         return "only a new run can leave it out"
