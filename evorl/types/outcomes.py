@@ -19,7 +19,7 @@ class UserError(Exception):
 
 
 class EnvironmentRaised(UserError):
-    """What the user's environment raised, which is no fault of a file that is being read meanwhile."""
+    """An exception of the user's environment in a reset or a step; readers of checkpoints pass it on as it is."""
 
 
 class RunFailed(RuntimeError):

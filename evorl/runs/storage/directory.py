@@ -381,9 +381,9 @@ def may_change_in_branch(key: str, config: AnyConfig) -> bool:
 
 
 def way_to_change(run: Path, key: str, value: Any, config: AnyConfig) -> str:
-    """How to get another value of a setting: a command that begins a new run, with the run's agents if any fit.
+    """Advice for a change that a resumed run refuses: the command for a new run, with this run's agents if any fit.
 
-    `config` has the value. No command leaves a setting out, so for `NOT_SET` it only says that.
+    `config` has the new `value` of `key`. For `NOT_SET`, which no command can give, the advice names none.
     """
     if value == NOT_SET:
         return "only a new run can leave it out"
