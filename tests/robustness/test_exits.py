@@ -95,11 +95,14 @@ def test_a_run_whose_environment_raised_goes_on_once_it_is_mended(at, in_directo
         assert whole == resumed
 
 
+@pytest.mark.parametrize(("how", "code"), [("", 0), ("signal", 143)], ids=["after a generation", "within one"])
 def test_what_an_environment_raises_while_a_run_resumes_is_no_fault_of_the_checkpoint(
-    in_directory, capsys, monkeypatch
+    how, code, in_directory, capsys, monkeypatch
 ):
-    settings = RECORDED.format(how=""), "environment.carry_over=true", "evaluation.episodes=1"
-    assert train("run.name=a", *settings, "training.max_steps=100") == 0
+    settings = RECORDED.format(how=how), "environment.carry_over=true", "evaluation.episodes=1"
+    assert train("run.name=a", *settings, "training.max_steps=100") == code
+    saved = sorted((in_directory / "runs" / "a").rglob("*.safetensors"))
+    capsys.readouterr()
     load = Environments.load_state_dict
 
     def breaks(*arguments, **options):
@@ -110,6 +113,7 @@ def test_what_an_environment_raises_while_a_run_resumes_is_no_fault_of_the_check
     assert train("run.name=a", *settings, "training.max_steps=400", "run.resume=auto") == 2
     (error,) = errors_of(capsys)
     assert error.startswith("error: environment.id: environment 0 of agent 0 (helpers.faults:Recorded-v0, step 0 of")
+    assert sorted((in_directory / "runs" / "a").rglob("*.safetensors")) == saved
 
 
 def test_evaluate_closes_the_environments(in_directory, monkeypatch):
