@@ -19,7 +19,7 @@ from evorl.envs import Environments
 from evorl.envs.spaces import ObservationSpec
 from evorl.population import Learner, Policy
 from evorl.population.learner import compute_gradients, read_state, split_states, write_state
-from evorl.population.stack_learner import AGREED, COMMON
+from evorl.population.stack_learner import COMMON
 from evorl.replay.batches import BatchBuilder
 from evorl.replay.observations import moments_of
 from evorl.replay.received import GradientMemory, ReceivedRollouts
@@ -140,7 +140,7 @@ class GradientCollector:
         """The factory of messages for gradients, with moments of observations if the learner merges these."""
         agents, algorithm = len(policy.agents), policy.algorithm
         sizes = {
-            name: sum(stack.networks[name].parameters.flat.numel() for stack in policy.stacks) + len(AGREED) * agents
+            name: sum(stack.networks[name].parameters.flat.numel() for stack in policy.stacks) + agents
             for name in algorithm.networks
         }
         normalized = {} if cls.shared else algorithm.normalized_parts

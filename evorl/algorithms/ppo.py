@@ -5,18 +5,14 @@ Axes: P agents, B batch.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from evorl.algorithms.a2c import A2C
 from evorl.algorithms.functional import approximate_kl, clip_fraction, clipped_surrogate
 from evorl.networks.distributions import Likelihood
 from evorl.networks.stack import Stack
-from evorl.types.batches import Batch, Loss
+from evorl.types.batches import Batch
 from evorl.types.tensors import Tensors
-
-KL_MARGIN = 1.5
-"""An agent stops learning from a rollout once its KL from the behaviour policy exceeds this multiple of `target_kl`."""
 
 
 class PPO(A2C):
@@ -24,13 +20,6 @@ class PPO(A2C):
 
     report_every = 7
     metrics = (*A2C.metrics, "approx_kl", "clip_fraction")
-
-    def loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
-        """Actor-critic loss of a minibatch, with the KL limit of early stopping if `target_kl` is set."""
-        loss, limit = super().loss(stack, batch, generator), stack.hyperparameters.get("target_kl")
-        if limit is not None:
-            loss.divergence, loss.limit = "approx_kl", KL_MARGIN * limit
-        return loss
 
     def policy_loss(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensor:
         """Clipped surrogate loss [P, B]."""

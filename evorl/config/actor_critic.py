@@ -102,9 +102,6 @@ class PPOSettings(A2CSettings):
     """Steps in a minibatch of an agent, on each rank; see `split_batches`."""
     clip: Positive = 0.2
     """The distance from 1 at which the ratio of new to old probability is clipped."""
-    target_kl: Positive | None = None
-    """An agent stops learning from a rollout once its approximate KL divergence from the behaviour policy exceeds 1.5
-    times this; null sets no limit."""
 
     def effective_value(self, name: str, value: float, num_envs: int, *, recurrent: bool) -> float:
         """An agent's hyperparameter as training uses it: `batch_size` is the actual size of minibatches."""
@@ -114,13 +111,7 @@ class PPOSettings(A2CSettings):
         sequences = rollout // (self.sequence_length if recurrent else 1)
         return round(rollout / int(minibatches_of(rollout, value, sequences)))
 
-    hyperparameters: ClassVar[tuple[str, ...]] = (
-        *A2CSettings.hyperparameters,
-        "epochs",
-        "batch_size",
-        "clip",
-        "target_kl",
-    )
+    hyperparameters: ClassVar[tuple[str, ...]] = (*A2CSettings.hyperparameters, "epochs", "batch_size", "clip")
     ranges: ClassVar[Mapping[str, HyperparameterRange]] = {
         "learning_rate": HyperparameterRange(min=1e-4, max=3e-3),
         "entropy_coefficient": HyperparameterRange(min=1e-3, max=3e-2),

@@ -18,7 +18,7 @@ from torch import Tensor
 from evorl.algorithms import Algorithm, Objective
 from evorl.population.graphs import Recorder, UpdateGraphs
 from evorl.population.policy import Policy
-from evorl.population.stack_learner import AGREED, COMMON, WHERE, StackLearner, share_within
+from evorl.population.stack_learner import COMMON, WHERE, StackLearner, share_within
 from evorl.replay.received import gradient_batch
 from evorl.system.formats import load_like, numbers_to_tensors, part_of, with_prefix
 from evorl.system.stopwatch import Stopwatch
@@ -53,7 +53,8 @@ class Learner:
     """The stacks that learn; their parameters change in place."""
     stacks: list[StackLearner]
     gradients: Tensors
-    """Each network's flat gradient in all stacks, then every agent's `AGREED`, so one collective averages all."""
+    """Each network's flat gradient in all stacks, then every agent's mean loss: one collective averages both, so that
+    all ranks decide alike who takes a step."""
     _algorithm: Algorithm
     _checks_agents: bool
     """True once a gradient may have held non-finite values: then those of each agent are checked in every update."""
@@ -80,10 +81,10 @@ class Learner:
         self.gradients, averaged = {}, {}
         for name in self._algorithm.networks:
             sizes = [stack.networks[name].parameters.flat.numel() for stack in policy.stacks]
-            counts = [len(agents) for agents in members] * len(AGREED)
+            counts = [len(agents) for agents in members]
             flat = self.gradients[name] = torch.zeros(sum(sizes) + sum(counts), device=policy.generator.device)
             views, stacks = flat.split(sizes + counts), len(members)
-            averaged[name] = [views[index::stacks] for index in range(stacks)]
+            averaged[name] = list(zip(views[:stacks], views[stacks:], strict=True))
         self.stacks = [
             StackLearner(stack, agents, self._algorithm, {name: views[index] for name, views in averaged.items()})
             for index, (stack, agents) in enumerate(zip(policy.stacks, members, strict=True))
@@ -230,20 +231,15 @@ class Learner:
         """
         name = objective.network
         losses = self.losses(objective, parts)
-        metrics: list[Tensors] = [{}] * len(parts)
-        for index, (stack, loss, part) in enumerate(zip(self.stacks, losses, parts, strict=True)):
-            if reported or loss.divergence is not None:
-                metrics[index] = _means(loss, part)
-            if loss.divergence is not None:
-                stack.networks[name].divergence.copy_(metrics[index][loss.divergence])
+        means = [_means(loss, part) if reported else {} for loss, part in zip(losses, parts, strict=True)]
         flat = self.gradients[name]
         if self._average is not None:
             with self._stopwatch("communication"):
                 self._average(flat)
         # On a CPU the sum of squares reveals non-finite values in 4 us, where the norms of all agents take 5 to 60.
         self._checks_agents = self._checks_agents or flat.device.type != "cpu" or not math.isfinite(flat.dot(flat))
-        for stack, loss, values, active in zip(self.stacks, losses, metrics, due, strict=True):
-            stack.step(objective, loss, values, active, reported=reported, checks_agents=self._checks_agents)
+        for stack, metrics, active in zip(self.stacks, means, due, strict=True):
+            stack.step(objective, metrics, active, reported=reported, checks_agents=self._checks_agents)
         return losses
 
     @torch.enable_grad()  # An environment in this process may have disabled gradients.

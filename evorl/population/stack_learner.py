@@ -23,8 +23,6 @@ COMMON = ("loss", "gradient_norm")
 """Metrics reported for every objective."""
 GUARDED = "loss", "gradient norm"
 """The numbers of an agent that must be finite for it to take a step."""
-AGREED = "loss", "divergence"
-"""Each agent's numbers that go with a flat gradient, so that all ranks decide alike who takes a step."""
 WHERE, SUMS = "the learner", "sums/"
 """The name of a state in errors, and the prefix of its metrics, which are named NETWORK/METRIC,METRIC."""
 
@@ -38,14 +36,14 @@ class NetworkLearner:
         rule: TargetRule | None,
         epsilon: float,
         gradient: Tensor,
-        agreed: Sequence[Tensor],
+        mean_loss: Tensor,
     ) -> None:
-        """`gradient` [D] and `agreed`, a mean loss and a divergence [P], are memory for what ranks average."""
+        """`gradient` [D] and `mean_loss` [P] are memory for what ranks average."""
         self.network = network
         self.rule = rule
         self.target = network.target() if rule is not None else None
         self.gradient = gradient
-        self.mean_loss, self.divergence = agreed
+        self.mean_loss = mean_loss
         self.adam = StackedAdam(network.parameters, gradient, epsilon, network.network.kernel)
 
     def load(self, name: str, agents: Sequence[Agent]) -> None:
@@ -108,14 +106,14 @@ class StackLearner:
     """The update that made an agent's loss and gradient norm non-finite [2, P]; 0 where finite."""
 
     def __init__(
-        self, stack: Stack, agents: Sequence[Agent], algorithm: Algorithm, averaged: Mapping[str, Sequence[Tensor]]
+        self, stack: Stack, agents: Sequence[Agent], algorithm: Algorithm, averaged: Mapping[str, tuple[Tensor, Tensor]]
     ) -> None:
-        """`averaged` holds for each network the memory of its gradient [D] and of `AGREED` [P]."""
+        """`averaged` holds for each network the memory of its gradient [D] and mean loss [P]."""
         self.stack, self._algorithm, self.networks = stack, algorithm, {}
         for name, spec in algorithm.networks.items():
-            gradient, *agreed = averaged[name]
+            gradient, mean_loss = averaged[name]
             learner = NetworkLearner(
-                stack.networks[name], spec.target, algorithm.settings.adam_epsilon, gradient, agreed
+                stack.networks[name], spec.target, algorithm.settings.adam_epsilon, gradient, mean_loss
             )
             learner.load(name, agents)
             if learner.target is not None:
@@ -148,7 +146,6 @@ class StackLearner:
     def step(
         self,
         objective: Objective,
-        loss: Loss,
         metrics: Tensors,
         active: Tensor | None,
         *,
@@ -159,19 +156,15 @@ class StackLearner:
         network, limit = self.networks[objective.network], objective.max_grad_norm
         # Norms cost 25 to 60 us by torch; where nothing reads them, any tensor stands in.
         needs_norms = checks_agents or limit is not None or reported
-        norms = network.adam.norms() if needs_norms else network.divergence
+        norms = network.adam.norms() if needs_norms else network.mean_loss
         if checks_agents:
-            active = self._quarantine(active, torch.stack((network.mean_loss + network.divergence, norms)))
-        measured = active
-        if loss.limit is not None:
-            active = (self._healthy if active is None else active) * (network.divergence <= loss.limit)
+            active = self._quarantine(active, torch.stack((network.mean_loss, norms)))
         if not self._applied:
             clip = None if limit is None else share_within(limit(self.stack), norms)
             network.step(self.stack, objective.learning_rate(self.stack), active, clip)
         if reported:
-            # A gradient from another worker comes with the norm that it had there. Metrics without the updates beyond
-            # the limit would show a divergence that never exceeds it.
-            self._add_metrics(objective, {"gradient_norm": norms, **metrics}, measured)
+            # A gradient from another worker comes with the norm that it had there.
+            self._add_metrics(objective, {"gradient_norm": norms, **metrics}, active)
         if objective.every == 1:
             self.active = active
         elif checks_agents:

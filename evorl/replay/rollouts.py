@@ -25,7 +25,7 @@ from evorl.seeding import torch_generator
 from evorl.system.formats import load_like, numbers_to_tensors, part_of, with_prefix
 from evorl.system.stopwatch import Stopwatch
 from evorl.types.agents import Agent
-from evorl.types.batches import Batch, PolicyOutput, RecurrentInput, Segment, Transition, UpdateResult
+from evorl.types.batches import Batch, PolicyOutput, RecurrentInput, Segment, Transition
 from evorl.types.outcomes import UserError
 from evorl.types.tensors import Tensors
 
@@ -57,8 +57,6 @@ class Minibatches:
         """For each update, whether it applies to all agents."""
         self.due: Tensor = torch.from_numpy((updates < epochs * parts).astype(np.float32)).to(device)
         """1 for the agents that an update applies to, else 0 [U, P]."""
-        self.later: Tensor = torch.from_numpy((updates + 1 < epochs * parts).astype(np.float32)).to(device)
-        """1 for the agents with another update after this one, else 0 [U, P]."""
 
     @classmethod
     def of(
@@ -165,7 +163,7 @@ class RolloutExperience(Experience):
         self._settings, self._num_envs = config.algorithm, config.environment.num_envs
         super().__init__(self._settings.rollout_steps // copies, gather=gather, device=device, stopwatch=stopwatch)
         self._targets, self._discount = targets, discount
-        self._sequence, self._copies, self._stops_early = sequence, copies, False
+        self._sequence, self._copies = sequence, copies
         self._seed, self._rank = config.seed, rank
         self._statistics = RolloutStatistics(gather, stopwatch)
         self._normalized = normalized
@@ -177,8 +175,6 @@ class RolloutExperience(Experience):
         self._step = 0
         self._all_valid = False
         """All steps of the rollout so far are known to be transitions."""
-        # Mask [P] of agents still learning from this rollout; None until one stops early.
-        self._left: Tensor | None = None
         self._minibatches: Minibatches
         self._generator: torch.Generator
         self._hparams: Tensors
@@ -186,8 +182,7 @@ class RolloutExperience(Experience):
     def begin(self, policy: ActingAgents, generation: int) -> None:
         super().begin(policy, generation)
         agents, steps = policy.agents, self.period * self._num_envs
-        self._step, self._left, self._resumed = 0, None, None
-        self._stops_early = "target_kl" in agents[0].hyperparameters
+        self._step, self._resumed = 0, None
         self._minibatches = Minibatches.of(agents, steps, self._sequence, self._device, self._copies)
         self._generator = torch_generator(
             self._seed, generation=generation, rank=self._rank, purpose="minibatches", device=self._device
@@ -250,23 +245,11 @@ class RolloutExperience(Experience):
         with self._stopwatch("sampling"):
             rollout = self._whole_rollout()
             index = self._minibatches.draw(self._generator)
-        for batch, later in zip(self._batches(rollout, index), self._minibatches.later, strict=True):
-            yield batch if self._left is None else replace(batch, due=batch.due * self._left, all_due=False)
-            # The early-stopping criterion is averaged over ranks, so either all of them stop here or none.
-            if self._left is not None and not bool((self._left * later).any()):
-                break
-        self._left = None
+        yield from self._batches(rollout, index)
         self._policy.acted(steps)
         # Only now: earlier, new log-probabilities would be compared with old ones under a different normalisation.
         seen = {name: self._rollout[OBSERVATION + name].transpose(0, 1) for name in self._normalized}
         self._observations.merge(seen, self._rollout["valid"].transpose(0, 1))
-
-    def observe(self, batch: Batch, result: UpdateResult) -> None:
-        """Drop agents that stopped early from this rollout's remaining minibatches."""
-        # Otherwise `take_batches` would wait for the GPU before each minibatch, where `active` is always given.
-        if result.active is not None and self._stops_early:
-            before = torch.ones_like(batch.due) if self._left is None else self._left
-            self._left = torch.where(batch.due > 0, result.active, before)
 
     def end(self, agents: list[Agent]) -> None:
         """End the generation; each agent keeps its reward statistics."""

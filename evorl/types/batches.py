@@ -150,16 +150,12 @@ class Loss:
     """The loss of a stack of agents: `per_sample` [P, B], whose weighted sum over B is each agent's loss.
 
     `metrics` returns metrics [P, B], in updates that report them, to be averaged over the batch; `errors` [P, B]
-    (td_error) set priorities. Later objectives of the update find `columns` [P, B] in their batch. If the mean, over
-    ranks too, of the metric named `divergence`, such as the KL divergence from the behaviour policy, exceeds `limit`
-    [P], the agent is not updated and stops learning from this experience.
+    (td_error) set priorities. Later objectives of the update find `columns` [P, B] in their batch.
     """
 
     per_sample: Tensor
     metrics: Callable[[], Tensors] = dict
     errors: Tensor | None = None
-    divergence: str | None = None
-    limit: Tensor | None = None
     columns: Tensors = field(default_factory=dict)
 
 

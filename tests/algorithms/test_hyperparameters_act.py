@@ -37,13 +37,12 @@ SAME_AS_A3C = {"a3c_data_parallel": (*ROLLOUT, "algorithm.rollouts=1"), "a3c_sha
 CHOICES = tuple(setting for setting in EAGER if setting not in BOX)
 SWITCHED_ON = {
     "actor_learning_rate": {"actor_learning_rate": 1e-3}, "max_grad_norm": {"max_grad_norm": 10.0},
-    "target_entropy": {"target_entropy": -1.0}, "target_kl": {"target_kl": 0.5},
+    "target_entropy": {"target_entropy": -1.0},
     "target_period": {"target": "periodic", "target_period": 4},
 }  # fmt: skip
 """What is null unless it is configured."""
 OTHERS = {
     "clip": 1e-3, "epochs": 1.0, "gae_lambda": 0.5, "gamma": 0.5, "max_grad_norm": 1e-3, "target_entropy": -2.0,
-    "target_kl": 1e-9,
 }  # fmt: skip
 """Values that differ enough to be noticed within some updates; for all else it is half of what is configured."""
 CASES = [(algorithm, name) for algorithm in sorted(SMALL) for name in SETTINGS[algorithm].hyperparameters]

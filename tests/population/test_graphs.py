@@ -109,7 +109,7 @@ CASES = {
     "sac": ("algorithm={name: sac, batch_size: 16}", REPLAY, PENDULUM),
     "sac, choices": ("algorithm={name: sac, batch_size: 16}", REPLAY),
     "a2c": ("algorithm={name: a2c, annealing: true, rollout_steps: 4}",),
-    "ppo": ("algorithm={name: ppo, annealing: true, rollout_steps: 32, batch_size: 16, epochs: 4, target_kl: 0.02}",),
+    "ppo": ("algorithm={name: ppo, annealing: true, rollout_steps: 32, batch_size: 16, epochs: 4}",),
     "recurrent ppo": (
         "algorithm={name: ppo, rollout_steps: 16, sequence_length: 8, batch_size: 16}", "network.recurrent=lstm",
     ),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import worlds
-from helpers.support import fields_of, trained
+from helpers.support import fields_of
 from helpers.worlds import (
     ALL,
     E,
@@ -25,7 +25,7 @@ from helpers.worlds import (
 )
 
 from evorl.replay import rollouts
-from evorl.types.batches import PolicyOutput, UpdateResult
+from evorl.types.batches import PolicyOutput
 
 
 @pytest.mark.parametrize("next_step", [False, True])
@@ -192,67 +192,3 @@ def test_a_rollout_that_a_generation_did_not_finish_is_forgotten():
     experience.begin(Group(members()), 2)
     (batches,) = play(experience, world, T)
     assert set(learned(batches)) == world.valid(T)
-
-
-def drained(experience, stop):
-    """What is due of all agents at each update, when `stop` says after which updates an agent stops."""
-    due = []
-    for batch in experience.take_batches():
-        due.append(batch.due.tolist())
-        active = batch.due.clone()
-        active[list(stop.get(len(due) - 1, ()))] = 0
-        experience.observe(batch, UpdateResult(active))
-    return due
-
-
-def rollouts_with_stops(*stops, stops_early=True, **hyperparameters):
-    kl = {"target_kl": 0.1} if stops_early else {}
-    world, group, due = World(), Group(members(**hyperparameters, **kl)), []
-    experience = rollout_experience(normalized=("observation",))
-    experience.begin(group, 1)
-    for index, stop in enumerate(stops):
-        for step in world.steps[index * T : (index + 1) * T]:
-            experience.add(*step)
-            due += [found] if (found := drained(experience, stop)) else []
-    return due, group
-
-
-def test_an_agent_that_stops_learns_no_more_from_this_rollout_but_from_the_next():
-    due, group = rollouts_with_stops({1: [0]}, {0: [1], 2: [2]}, epochs=2, batch_size=8.0)
-    assert due == [[[1, 1, 1]] * 2 + [[0, 1, 1]] * 2, [[1, 1, 1]] + [[1, 0, 1]] * 2 + [[1, 0, 0]]]
-    assert len(group.events) == 2
-
-
-def test_what_nobody_can_stop_is_not_asked_for_after_each_update():
-    """On a GPU, `active` is given after each update, and reading it would wait for all work before it."""
-    due, _ = rollouts_with_stops({0: [0, 1, 2]}, stops_early=False, epochs=2, batch_size=8.0)
-    assert due == [[[1, 1, 1]] * 4]
-
-
-@pytest.mark.parametrize(("target", "updates"), [("null", 8), ("1e-12", 2)])
-def test_ppo_ends_a_rollout_early_only_with_target_kl(target, updates):
-    """Policies are the same in the first update, and far enough apart in the second to stop both agents."""
-    settings = f"algorithm={{name: ppo, rollout_steps: 8, batch_size: 8, epochs: 4, target_kl: {target}}}"
-    learner, environments = trained(settings, "environment.num_envs=2", steps=8)
-    environments.close()
-    assert learner._calls == updates
-    # Of every seventh update, and the divergence that ended the rollout.
-    assert learner.metrics().counts["approx_kl"].tolist() == [2, 2]
-
-
-@pytest.mark.parametrize("at_once", [0, 2**24])
-def test_when_all_have_stopped_nothing_more_is_due(at_once, monkeypatch):
-    monkeypatch.setattr(rollouts, "GATHERED_BYTES", at_once)
-    due, group = rollouts_with_stops({0: [0], 2: [1, 2]}, {}, epochs=3, batch_size=8.0)
-    assert due == [[[1, 1, 1]] + [[0, 1, 1]] * 2, [[1, 1, 1]] * 6]
-    assert len(group.events) == 2, "statistics are updated however learning ended"
-
-
-def test_an_agent_that_is_through_does_not_keep_the_others_from_learning():
-    due, _ = rollouts_with_stops({1: [2]}, batch_size=(16.0, 4.0, 4.0))
-    assert due == [[[1, 1, 1], [0, 1, 1], [0, 1, 0], [0, 1, 0]]]
-
-
-def test_nor_do_updates_go_on_for_nobody_once_the_others_have_stopped():
-    due, _ = rollouts_with_stops({1: [1, 2]}, batch_size=(16.0, 4.0, 4.0))
-    assert due == [[[1, 1, 1], [0, 1, 1]]]
