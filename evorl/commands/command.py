@@ -146,11 +146,6 @@ def count(text: str) -> int:
     return _within(text, 1, 1_000_000)
 
 
-def seed_or_word(text: str) -> int | str:
-    """Parse a seed, or keep a word that follows the seeds, since both are separated by spaces."""
-    return text if not text.lstrip("-").isdecimal() else seed(text)
-
-
 def _within(text: str, least: int, most: int) -> int:
     value = int(text)
     if not least <= value <= most:
@@ -195,19 +190,11 @@ def _words(parser: argparse.ArgumentParser) -> None:
 def _train(parser: argparse.ArgumentParser) -> None:
     _words(parser)
     parser.add_argument("--processes", type=count, default=1, help="number of processes of a run (default: 1)")
-    parser.add_argument("--name", help="directory of the run below runs/; with --seeds, -seed-N is appended")
+    parser.add_argument("--name", help="directory of the run below runs/")
     parser.add_argument(
         "--no-track", action="store_true", help="record the run only in its own files; short for tracking.backends=[]"
     )
-    seeds = parser.add_mutually_exclusive_group()
-    seeds.add_argument("--seed", type=seed, metavar="N", help="random seed; short for seed=N")
-    seeds.add_argument(
-        "--seeds",
-        nargs="+",
-        type=seed_or_word,
-        metavar="N",
-        help="train one run per seed in turn and summarise them; seeds that have finished are not repeated",
-    )
+    parser.add_argument("--seed", type=seed, metavar="N", help="random seed; short for seed=N")
 
 
 def _branch(parser: argparse.ArgumentParser) -> None:
@@ -326,7 +313,7 @@ def _completion(parser: argparse.ArgumentParser) -> None:
 
 COMMANDS: Mapping[str, Command] = {
     "train": Command(
-        "train and evolve a population of agents, with one seed or several",
+        "train and evolve a population of agents",
         "train:train",
         _train,
         (
@@ -334,7 +321,7 @@ COMMANDS: Mapping[str, Command] = {
             "evorl train ppo environment=CartPole-v1 training.target_fitness=475 --name first",
             "evorl train sac --seed 7 population.size=8",
             "evorl train my.yaml --processes 2",
-            "evorl train my.yaml --seeds 1 2 3 4 5 --name wide 'network.hidden_sizes=[256,256]'",
+            "evorl train my.yaml --name wide 'network.hidden_sizes=[256,256]'",
         ),
     ),
     "resume": Command(

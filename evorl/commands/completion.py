@@ -73,8 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", "-V", action="store_true", help="print the version")
     overrides = _function("_evorl_settings", SETTINGS_OF_SHELL, keys=" ".join(f"{key}=" for key in keys()))
     words = _function("_evorl_words", WORDS_OF_SHELL, names=" ".join(shipped_names()))
-    # More words may follow the seeds.
-    kinds = {WORDS: words, OVERRIDES: overrides, "seeds": words, "run": shtab.DIRECTORY, "runs": shtab.DIRECTORY}
+    kinds = {WORDS: words, OVERRIDES: overrides, "run": shtab.DIRECTORY, "runs": shtab.DIRECTORY}
     subparsers = parser.add_subparsers()
     for name, command in COMMANDS.items():
         of_command = subparsers.add_parser(name, help=command.purpose)

@@ -37,7 +37,7 @@ def test_bash_completes_commands_options_configurations_keys_and_files(tmp_path)
         ("train", "--p"),
         ("train", "pp"),
         ("train", "ppo", "population.p"),
-        ("train", "--seeds", "1", "2", "checkpoint.k"),
+        ("train", "--processes", "2", "ppo", "checkpoint.k"),
         ("resume", "runs", "checkpoint."),
         ("resume", "r"),
         ("plot", "pp"),

@@ -7,17 +7,12 @@ import yaml
 from helpers.support import SMALL
 
 import evorl
-from evorl.commands import train
-from evorl.commands.command import run_command
-from evorl.commands.train import program_arguments
 from evorl.config.run import Environment, Evaluation
 from evorl.config.task import environment_of
 from evorl.config.yaml import configuration_file, read_settings, shipped_names, source
-from evorl.runs import launch
 from evorl.runs import train as in_python
 from evorl.runs.configuration import read_config
 from evorl.runs.launch import load_config
-from evorl.runs.program import run_program
 from evorl.types.outcomes import EvorlWarning
 
 SAC = configuration_file("sac")
@@ -140,7 +135,7 @@ def test_a_resumed_run_keeps_what_its_configuration_says(in_directory):
         assert resumed.model_copy(update={"run": begun.run}) == begun
 
 
-def test_training_in_python_and_with_several_seeds_are_the_same(in_directory, monkeypatch):
+def test_training_in_python_takes_the_settings_of_the_task(in_directory, monkeypatch):
     class Asked(Exception):
         pass
 
@@ -152,9 +147,3 @@ def test_training_in_python_and_with_several_seeds_are_the_same(in_directory, mo
         with pytest.raises(Asked) as asked:
             evorl.train("dqn", environment=given)
         assert numbers(asked.value.args[0]) == (-100.0, 1_000_000, 10_000)
-    begun = []
-    monkeypatch.setattr(train, "train_each", lambda commands, group: begun.extend(commands) or {})
-    assert run_program(run_command, ["train", "dqn", "environment=Acrobot-v1", "--seeds", "5"]) == 0
-    ((_, command),) = begun
-    _, file, *words = program_arguments(command[command.index("train") + 1 :], None, None)
-    assert numbers(read_config(launch.Path(file), words)) == (-100.0, 1_000_000, 10_000)

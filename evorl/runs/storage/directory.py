@@ -65,11 +65,6 @@ def saved_settings(run: Path) -> dict[str, Any]:
     return read_yaml(run / CONFIG)
 
 
-def plain_name(config: AnyConfig) -> str:
-    """The name of a run that is given none: its algorithm and its environment."""
-    return f"{config.algorithm.name}-{config.environment.id.split(':')[-1].replace('/', '-')}"
-
-
 def from_here(run: str | Path) -> str:
     """A run's directory as it is printed: relative to the working directory if it lies below."""
     path = Path(run)
@@ -413,7 +408,8 @@ def _directory(config: AnyConfig, launch: Launch) -> Path:
     earlier = [path for path in directory.glob("*") if has_used(launch, path)] if launch.restarted else []
     if earlier:
         return max(earlier, key=lambda path: (path / LOCK).stat().st_mtime)
-    stem = f"{plain_name(config)}-{time.strftime('%Y%m%d-%H%M%S')}"
+    environment = config.environment.id.split(":")[-1].replace("/", "-")
+    stem = f"{config.algorithm.name}-{environment}-{time.strftime('%Y%m%d-%H%M%S')}"
     make_directory(directory)
     for number in itertools.count(1):
         path = directory / (stem if number == 1 else f"{stem}-{number}")
