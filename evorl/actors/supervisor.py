@@ -31,6 +31,8 @@ LONGEST_LOOK = 5.0
 PATIENCE = 60.0
 """Seconds without a step after which an actor that has a message to fill is replaced, and without an answer of the
 server after which the run ends. Below `run.timeout`, so that the other ranks do not give up meanwhile."""
+START_PATIENCE = 240.0
+"""Seconds that an actor has for its first step: it makes and resets all its environments before that."""
 RESTARTS = 3
 """Consecutive replacements of an actor without a rollout in between, before the run gives up."""
 
@@ -54,8 +56,8 @@ class ActorProcess:
 
     `attempt` counts the processes that it replaces, `failures` those of them that have ended since the last message.
     `hung` says why it was killed, if it was. At time `asked` it started or was last handed a message. `beat` is its
-    last heartbeat when last looked at, after which it has had a message to fill for `silent` seconds. `pipes` closes
-    `writer` and `reader`.
+    last heartbeat when last looked at, after which it has had a message to fill for `silent` seconds; `has_stepped`
+    says whether there was one. `pipes` closes `writer` and `reader`.
     """
 
     index: int
@@ -69,6 +71,7 @@ class ActorProcess:
     asked: float = field(default_factory=time.monotonic)
     beat: float = 0.0
     silent: float = 0.0
+    has_stepped: bool = False
     pipes: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     @property
@@ -192,9 +195,11 @@ class Supervisor:
             beat = float(self._board.beats[actor.index])
             passed = min(now - max(before, actor.asked), LONGEST_LOOK)
             actor.silent = 0.0 if is_idle or beat != actor.beat else actor.silent + passed
+            actor.has_stepped |= beat != actor.beat
             actor.beat = beat
-            if actor.process and actor.silent > PATIENCE:
-                actor.hung = f"made no step for {PATIENCE:g} s"
+            patience = PATIENCE if actor.has_stepped else START_PATIENCE
+            if actor.process and actor.silent > patience:
+                actor.hung = f"made no {'' if actor.has_stepped else 'first '}step for {patience:g} s"
                 self._end(actor)
 
     def _number(self, actor: ActorProcess) -> int:
@@ -256,6 +261,7 @@ class Supervisor:
                 except OSError as error:
                     raise self._lost() from error
             actor = ActorProcess(index, process, writer, reader, set(messages), attempt, failures)
+            actor.beat = float(self._board.beats[index])  # That of the actor that it replaces, if it made a step.
             self._selector.register(reader, selectors.EVENT_READ, actor)
             actor.pipes = ours.pop_all()
         for number in sorted(actor.messages):

@@ -88,6 +88,23 @@ def test_actors_are_looked_at_while_others_send_and_not_for_the_time_before_they
         os.kill(stopped.process, signal.SIGCONT)
 
 
+def test_the_first_step_may_take_longer_since_environments_are_made_before_it(monkeypatch):
+    monkeypatch.setattr(supervisor, "RESTARTS", 0)
+    slow = "environment={id: 'helpers.faults:SlowReset', num_envs: 1}"
+    with Learning(slow) as learning:
+        monkeypatch.setattr(supervisor, "PATIENCE", 1.0)
+        learning.learn(2)
+        assert learning.actors.pop_metrics(learning.placement)["restarts"] == 0
+        os.kill(learning.processes[0], signal.SIGSTOP)
+        with pytest.raises(RunFailed, match=r"actor 0 ended 1 times .*; it made no step for 1 s"):
+            learning.learn(100)
+    monkeypatch.setattr(supervisor, "PATIENCE", 10.0)
+    with Learning(slow) as learning:
+        monkeypatch.setattr(supervisor, "START_PATIENCE", 0.5)
+        with pytest.raises(RunFailed, match=r"actor 0 ended 1 times .*; it made no first step for 0\.5 s"):
+            learning.learn(1)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_server_that_is_killed_or_stopped_ends_the_run_and_leaves_nothing(number, monkeypatch):
     monkeypatch.setattr(supervisor, "PATIENCE", 2.0)

@@ -143,6 +143,20 @@ class Hanging(gym.Env):
         return self.observation_space.sample(), 0.0, False, False, {}
 
 
+class SlowReset(gym.Env):
+    """Takes three seconds to reset. Its spaces are those of CartPole."""
+
+    observation_space = gym.spaces.Box(-1, 1, (4,))
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        time.sleep(3)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), 0.0, False, False, {}
+
+
 class Recorded(gym.Env):
     """Writes into `file` when it is made and closed; in step `at` of an episode, or in `close`, it fails as `how` says.
 
