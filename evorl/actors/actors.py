@@ -52,8 +52,8 @@ class Counters:
 
     def __init__(self, actors: int, agents: int) -> None:
         self._counts = np.zeros((len(Collected._fields), agents))
-        # Over the episodes since the last call of `recent`: their number, the sums of returns and of lengths.
-        self._lately = np.zeros(3)
+        # Each agent's number of episodes since the last call of `recent`, and their returns and lengths.
+        self._lately = np.zeros((3, agents))
         self._steps = np.zeros(actors)
         self._sums = dict.fromkeys(SUMMED, 0.0)
         self._max_staleness = 0
@@ -66,7 +66,7 @@ class Counters:
         """Record a message's counters [C, P], its staleness in updates, and how many other messages are waiting."""
         collected = Collected(*counts)
         self._counts += counts
-        self._lately += collected.episodes.sum(), collected.returns.sum(), collected.lengths.sum()
+        self._lately += collected.episodes, collected.returns, collected.lengths
         self._steps[actor] += counts[0].sum()
         self._sums["rollouts"] += 1
         self._sums["staleness"] += staleness
@@ -83,8 +83,8 @@ class Counters:
         return Collected(*counts)
 
     def recent(self) -> Recent | None:
-        """The mean return and length of the episodes received since the last call, or None without any."""
-        sums, self._lately = self._lately, np.zeros(3)
+        """The means over the episodes received since the last call, or None without any."""
+        sums, self._lately = self._lately, np.zeros_like(self._lately)
         return Recent.of(sums)
 
     def pop(self, placement: Placement, restarts: int) -> dict[str, float]:

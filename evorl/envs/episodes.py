@@ -32,16 +32,16 @@ class Collected(NamedTuple):
 
 
 class Recent(NamedTuple):
-    """Mean return and mean length of recently ended episodes."""
+    """Mean return and mean length of recently ended episodes, as means over agents of each agent's mean."""
 
     episodic_return: float
     episodic_length: float
 
     @classmethod
     def of(cls, sums: Floats) -> Recent | None:
-        """The means, from the number of episodes and the sums of their returns and lengths [3]; None without any."""
-        count, total, length = sums
-        return cls(float(total / count), float(length / count)) if count else None
+        """The means, from each agent's number of episodes, returns and lengths [3, P]; None without any episode."""
+        count, *totals = sums[:, sums[0] > 0]
+        return cls(*(float(np.mean(total / count)) for total in totals)) if count.size else None
 
 
 class Episodes:
@@ -74,8 +74,8 @@ class Episodes:
         self._ended = torch.zeros(agents, dtype=torch.int64, device=device)
         # Owned episodes that ended but do not count yet [4, N]: agent, start time, length, return.
         self._waiting = torch.zeros(4, 0, dtype=torch.float64, device=device)
-        # Number, returns and lengths of all episodes that ended since the last call of `recent`.
-        self._lately = torch.zeros(3, dtype=torch.float64, device=device)
+        # Each agent's number, returns and lengths of all episodes that ended since the last call of `recent`.
+        self._lately = torch.zeros(3, agents, dtype=torch.float64, device=device)
 
     def hand_over(self, owners: Sequence[int]) -> None:
         """Assign the environments to agents with these ids [P]; a running episode whose agent changes is neither's."""
@@ -115,7 +115,7 @@ class Episodes:
         began, owned = start[episode, agent, env], self._owned[agent, env] | (episode > 0)
         new = torch.stack((agent, began, time - began)).double()
         new = torch.cat((new, returns[episode, agent, env][None]))
-        self._lately = self._lately + torch.cat((torch.ones_like(new[:1]), new[3:], new[2:3])).sum(1)
+        self._lately.index_add_(1, agent, torch.cat((torch.ones_like(new[:1]), new[3:], new[2:3])))
         self._ended = self._ended + agent.bincount(minlength=self._shape[0])
         self._longest = self._longest.scatter_reduce(0, agent, (time - began).where(owned, 0), "amax")
         self._waiting = torch.cat((self._waiting, new[:, owned]), 1)
@@ -141,9 +141,9 @@ class Episodes:
         return returns, episodes, ended, lengths
 
     def recent(self) -> Recent | None:
-        """The means over all episodes that ended since the last call, of any agent, or None if none did.
+        """The means over all episodes that ended since the last call, or None if none did.
 
-        These are available earlier than those of `pop`, but biased towards short episodes.
+        These are available earlier than those of `pop`, but each agent's is biased towards short episodes.
         """
         self._count()
         sums, self._lately = self._lately.cpu().numpy(), torch.zeros_like(self._lately)

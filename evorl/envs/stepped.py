@@ -131,7 +131,7 @@ class SteppedEnvironments(Closeable):
         """
 
     def recent(self) -> Recent | None:
-        """Mean return and length of all episodes that ended since the last call, or None if none did."""
+        """Means of the returns and lengths of all episodes that ended since the last call, or None if none did."""
         return self._episodes.recent()
 
 

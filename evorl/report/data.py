@@ -186,7 +186,11 @@ class Drawn(Lives):
     @property
     def described_best(self) -> str:
         """The best agent's mean ± standard error and number of episodes, as text."""
-        return "–" if self.best is None else self.best.described(fresh=self.confirms)
+        return (
+            "–"
+            if self.best is None
+            else self.best.described(fresh=self.confirms, repeats=self.summary.get("episodes_repeat") is True)
+        )
 
     @property
     def confirms(self) -> bool:

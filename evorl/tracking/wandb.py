@@ -8,6 +8,7 @@ labelled with its id and its last mutation.
 from __future__ import annotations
 
 import contextlib
+import math
 import netrc
 import os
 import shlex
@@ -91,10 +92,14 @@ class WeightsAndBiases(Tracker):
         self._directory = directory
         self._paths = Paths()
         self._charted = 0
+        self._living: Sequence[Node] = ()
         self._defined: set[str] = set()
-        self._run.define_metric("global_steps", hidden=True)
+        for name in ("global_steps", "generation"):
+            self._run.define_metric(name, hidden=True)
         # W&B may be ahead of the checkpoint; it keeps its points of the generations that are trained again.
         self._first = self._next = self._run.starting_step
+        # Points within a generation may lie beyond its end, since steps that only reset an environment count in them.
+        self._recorded = self._run.summary.get("generation", math.inf)
         for record in history:
             self.log(record)
 
@@ -123,13 +128,13 @@ class WeightsAndBiases(Tracker):
         )
 
     def log(self, record: Record) -> None:
-        living = self._paths.add(record)
-        if record.step < self._first:
+        self._living = self._paths.add(record)
+        if record.step < self._first and record.generation <= self._recorded:
             return
         points: dict[str, Any] = {self._name(name): value for name, value in record.points.items()}
-        if living and self._are_due(record.generation):
-            self._run.log(charts(living, record.points), step=max(record.step, self._next), commit=False)
-        self._log(record.step, points)
+        if self._living and self._are_due(record.generation):
+            self._run.log(charts(self._living, record.points), step=max(record.step, self._next), commit=False)
+        self._log(record.step, {**points, "generation": record.generation})
 
     def log_within(self, step: int, points: Points) -> None:
         if step >= self._first:
@@ -145,6 +150,8 @@ class WeightsAndBiases(Tracker):
             # Use the summary: logging a point would consume the step of a generation that may still be trained.
             if Path(self._run.dir).is_dir():  # A table would make it anew, also where a run was moved away.
                 self._run.summary["lineage"] = self._wandb.Table(columns=list(LINEAGE), data=data)
+                if self._living:  # Charts show the newest upload, which may be some generations old.
+                    self._run.summary[TABLE] = table(self._living)
             self._run.summary.update(dict(summary))
             self._keep_elite()
         finally:
@@ -242,9 +249,16 @@ def curves(living: Sequence[Node]) -> tuple[list[str | int], list[list[Any]]]:
     return [*OWN, *names], rows
 
 
+def table(living: Sequence[Node]) -> Any:
+    """The table that the charts of all agents read."""
+    import wandb
+
+    columns, rows = curves(living)
+    return wandb.Table(columns=columns, data=rows, allow_mixed_types=True)
+
+
 def charts(living: Sequence[Node], means: Points) -> dict[str, Any]:
     """One chart per metric of the agents that live, by W&B key; those of `means` have a chart of the mean, too."""
-    import wandb
     from wandb.plot.custom_chart import CustomChart, CustomChartSpec
 
     class OfOneTable(CustomChartSpec):
@@ -254,14 +268,12 @@ def charts(living: Sequence[Node], means: Points) -> dict[str, Any]:
         def table_key(self) -> str:
             return TABLE
 
-    columns, rows = curves(living)
-    table = wandb.Table(columns=columns, data=rows, allow_mixed_types=True)
-    by_key = {}
+    data, by_key = table(living), {}
     for name in dict.fromkeys(name for node in living for name in node.agent.points):
         fields = {"step": "global_steps", "lineKey": "line", "lineVal": name}
         words = {"title": name.rpartition("/")[2].replace("_", " "), "xname": "environment steps of all agents"}
         shown = name in means and not name.startswith(MEANS)
-        by_key[f"{name}_by_agent" if shown else name] = CustomChart(table, OfOneTable(SPECIFICATION, fields, words))
+        by_key[f"{name}_by_agent" if shown else name] = CustomChart(data, OfOneTable(SPECIFICATION, fields, words))
     return by_key
 
 

@@ -128,14 +128,15 @@ def test_what_ended_before_an_agent_took_over_is_not_its_own():
 
 
 def test_recent_episodes_are_those_since_the_last_question():
-    """Two environments of one agent: episodes of 1 and 2 steps, which return 1 and 4; asking changes nothing."""
-    asked, silent = Episodes(1, 2), Episodes(1, 2)
+    """One agent's episodes of 1 and 2 steps return 1 and 4, another's of 2 steps 20; asking changes nothing."""
+    asked, silent = Episodes(2, 2), Episodes(2, 2)
     for step in range(4):
         for episodes in (asked, silent):
-            episodes.step(row(1.0, 2.0), row(True, step % 2 == 1))
+            ends = torch.tensor([[True, step % 2 == 1], [step % 2 == 1, False]])
+            episodes.step(torch.tensor([[1.0, 2.0], [10.0, 10.0]]), ends)
         if step == 1:
-            assert asked.recent() == (2.0, 4 / 3)
-    assert asked.recent() == (2.0, 4 / 3)
+            assert asked.recent() == ((2 + 20) / 2, (4 / 3 + 2) / 2), "each agent weighs the same"
+    assert asked.recent() == ((2 + 20) / 2, (4 / 3 + 2) / 2)
     assert asked.recent() is None
     for mine, other in zip(asked.pop(), silent.pop(), strict=True):
         assert (mine == other).all()

@@ -53,7 +53,7 @@ def test_a_key_without_a_connection_records_offline(monkeypatch, tmp_path, capsy
         modes.append(arguments["mode"])
         if arguments["mode"] == "online":
             raise wandb.errors.CommError("no such host")
-        return SimpleNamespace(define_metric=lambda *names, **options: None, starting_step=0)
+        return SimpleNamespace(define_metric=lambda *names, **options: None, starting_step=0, summary={})
 
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
     monkeypatch.setattr(wandb, "init", unreachable)

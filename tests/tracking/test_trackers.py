@@ -95,14 +95,16 @@ def test_a_stopped_run_goes_on_in_the_same_curves(in_directory):
     assert len(shown.Tensors("lineage/text_summary")) == 1, "the first part's is replaced"
 
 
-def test_an_online_run_is_told_what_it_lacks_and_nothing_twice(tmp_path, monkeypatch):
-    """W&B has four generations, and the checkpoint from which the run is resumed three."""
+@pytest.mark.parametrize(("recorded", "lacks"), [(4, [50, 60, 70]), (3, [41, 50, 60, 70])])
+def test_an_online_run_is_told_what_it_lacks_and_nothing_twice(recorded, lacks, tmp_path, monkeypatch):
+    """W&B has four generations, or three and a point beyond the fourth's end; the checkpoint has three."""
     started, steps = [], []
 
     def init(**arguments):
         started.append((arguments["id"], arguments["resume"]))
         return SimpleNamespace(
             starting_step=41,
+            summary={"generation": recorded},
             define_metric=lambda *names, **options: None,
             log=lambda _, step, commit: steps.append(step),
         )
@@ -110,7 +112,7 @@ def test_an_online_run_is_told_what_it_lacks_and_nothing_twice(tmp_path, monkeyp
     monkeypatch.setattr(wandb, "init", init)
     monkeypatch.setenv("WANDB_MODE", "online")
     logged("wandb", tmp_path, HISTORY[:3], 7)
-    assert steps == [50, 60, 70]
+    assert steps == lacks
     assert started == [(json.loads((tmp_path / "tracking.json").read_text())["wandb"], "allow")]
 
 

@@ -11,6 +11,7 @@ from helpers.support import config, lines, train
 from evorl.runs.output import logger
 from evorl.runs.output.metrics import record_of
 from evorl.tracking.tracker import AgentRecord, Paths, Record
+from evorl.tracking.wandb import TABLE, WeightsAndBiases
 from evorl.types.outcomes import EvorlWarning, UserError
 
 
@@ -89,6 +90,20 @@ def test_points_within_a_generation_come_before_its_end(in_directory, monkeypatc
     assert any("charts/episodic_return" in items for items in within)
     assert all(items["charts/SPS"] > 0 for items in within)
     assert all(before["_step"] < after["_step"] for before, after in pairwise(history))
+
+
+def test_charts_of_all_agents_end_with_the_newest_generation(tmp_path, monkeypatch):
+    """Though not every generation of a long run uploads them."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    tracker = WeightsAndBiases(config(), tmp_path)
+    for number in (100, 101):
+        tracker.log(Record(number, 10 * number, {}, [AgentRecord(0, points={"fitness/agents": 1.0})]))
+    tracker.finish({"ended": "finished"}, [])
+    (directory,) = (tmp_path / "wandb").glob("offline-run-*")
+    updates = [item for record in records(directory) for item in record.summary.update if item.key == TABLE]
+    path = json.loads(updates[-1].value_json)["path"]
+    rows = json.loads((directory / "files" / path).read_text())["data"]
+    assert [row[2] for row in rows] == [100, 101]
 
 
 def test_each_new_elite_is_filmed_on_request(in_directory):
