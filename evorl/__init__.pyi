@@ -28,7 +28,6 @@ from evorl.config.off_policy import DDPGSettings as DDPGSettings
 from evorl.config.off_policy import DQNSettings as DQNSettings
 from evorl.config.off_policy import EpsilonGreedy as EpsilonGreedy
 from evorl.config.off_policy import EpsilonLadder as EpsilonLadder
-from evorl.config.off_policy import NoiseLadder as NoiseLadder
 from evorl.config.off_policy import NoisyLayerSettings as NoisyLayerSettings
 from evorl.config.off_policy import QuantileSettings as QuantileSettings
 from evorl.config.off_policy import SACExploration as SACExploration

@@ -1,9 +1,7 @@
 """Ape-X (arXiv 1803.00933): DQN and DDPG on a prioritised replay that actors fill.
 
-Exploration varies over the environments of all actors.
-
 Actors compute the initial priorities from their own errors. The learner makes one update for every `learn_step` steps
-that arrive, whatever the machine's speed. Axes: P agents, E environments, A action dimensions.
+that arrive, whatever the machine's speed. Axis: E environments.
 """
 
 from __future__ import annotations
@@ -17,30 +15,17 @@ from evorl.algorithms.ddpg import DDPG
 from evorl.algorithms.dqn import DQN
 from evorl.algorithms.off_policy import OffPolicy
 from evorl.config import Config
-from evorl.config.off_policy import EpsilonLadder, NoiseLadder
+from evorl.config.off_policy import EpsilonLadder
 from evorl.envs.spaces import EnvSpec
-from evorl.networks.stack import Stack
 from evorl.types.outcomes import UserError
 from evorl.types.tensors import Tensors
-
-NOISE_SCALE = "noise_scale"
 
 
 def exploration_rates(ladder: EpsilonLadder, index: int, count: int, envs: int) -> Tensor:
     """The exploration rates [E] in the `envs` environments of actor `index` of `count`."""
-    return torch.pow(ladder.base, 1 + _share_climbed(index, count, envs) * ladder.exponent)
-
-
-def noise_scales(ladder: NoiseLadder, index: int, count: int, envs: int) -> Tensor:
-    """The factors [E] on the noise scale in the `envs` environments of actor `index` of `count`."""
-    share = _share_climbed(index, count, envs)
-    return ladder.low * torch.pow(ladder.high / ladder.low, share) if count * envs > 1 else torch.ones_like(share)
-
-
-def _share_climbed(index: int, count: int, envs: int) -> Tensor:
-    """The places [E] of an actor's environments among those of all actors, from 0 to 1."""
     first = index * envs
-    return torch.arange(first, first + envs, dtype=torch.float64) / max(1, count * envs - 1)
+    share = torch.arange(first, first + envs, dtype=torch.float64) / max(1, count * envs - 1)
+    return torch.pow(ladder.base, 1 + share * ladder.exponent)
 
 
 class ApeX(OffPolicy):
@@ -68,13 +53,4 @@ class ApeXDQN(ApeX, DQN):
 
 
 class ApeXDDPG(ApeX, DDPG):
-    """DDPG whose actors have a different noise scale in each of their environments."""
-
-    def initial_state(self) -> dict[str, float]:
-        return {**super().initial_state(), NOISE_SCALE: 1.0}
-
-    def actor_state(self, index: int, count: int) -> Tensors:
-        return {NOISE_SCALE: noise_scales(self.settings.ladder, index, count, self.config.environment.num_envs)}
-
-    def scaled(self, stack: Stack, noise: Tensor) -> Tensor:
-        return noise * stack.state[NOISE_SCALE].float().view(len(noise), -1, 1)
+    """DDPG that learns from actors' transitions."""

@@ -73,15 +73,11 @@ class DDPG(OffPolicy):
         if not inputs.deterministic:
             generator = inputs.generator
             noise, state = draw_noise(self.exploration, action, inputs.recurrent, generator)
-            action = (action + self.scaled(stack, noise)).clamp(-1.0, 1.0)
+            action = (action + noise).clamp(-1.0, 1.0)
             action = random_at_first(
                 self.exploration, action, stack.state["steps"], lambda: random_numbers(action, generator)
             )
         return ActOutput(self.bounds.to_environment(action), recurrent_state=state)
-
-    def scaled(self, stack: Stack, noise: Tensor) -> Tensor:
-        """The noise [P, E, A] to add to actions; subclasses may scale it."""
-        return noise
 
     def value(self, stack: Stack, observation: Observation, recurrent: RecurrentInput | None) -> Tensor:
         """The minimum over critics of Q(s, actor(s)) [P, E]."""

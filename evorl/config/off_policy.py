@@ -321,16 +321,6 @@ class EpsilonLadder(Section):
     """The paper's alpha: the larger, the faster the probability falls over the environments."""
 
 
-class NoiseLadder(Section):
-    """The noise scale rises geometrically over an agent's N environments, from `low` to `high` times `scale`; a single
-    environment has `scale` itself. N counts the environments of all actors of an agent."""
-
-    low: Positive = 0.5
-    """The factor in the first environment."""
-    high: Positive = 2.0
-    """The factor in the last environment."""
-
-
 class ApeXSettings(Section):
     """The settings of both algorithms that learn from actors' transitions."""
 
@@ -360,4 +350,3 @@ class ApeXDQNSettings(ApeXSettings, DQNSettings):
 
 class ApeXDDPGSettings(ApeXSettings, DDPGSettings):
     name: str = "apex_ddpg"
-    ladder: NoiseLadder = NoiseLadder()

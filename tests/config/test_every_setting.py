@@ -163,7 +163,7 @@ ELSEWHERE = {
     "run.name", "run.directory", "run.resume", "run.branch_of", "run.timeout", "run.threads",
     "environment.vectorization", "environment.life_loss_ends", "environment.carry_over",
     "algorithm.split_batches", "algorithm.entropy_scales", "algorithm.ladder.base", "algorithm.ladder.exponent",
-    "algorithm.ladder.low", "algorithm.ladder.high", "network.name", "network.factory", "network.policy_parts",
+    "network.name", "network.factory", "network.policy_parts",
     "network.critic_parts", "actors.count", "actors.queue", "actors.fetch_steps", "actors.lockstep",
     "population.islands", "population.control", "population.placement", "population.from", "evaluation.environment.id",
     "evaluation.environment.kwargs", "population.hyperparameters", "evolution.steps",

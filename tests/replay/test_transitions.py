@@ -9,8 +9,8 @@ from helpers.support import algorithm, config, kept, population, replay_experien
 
 from evorl.actors.collectors import Acting, TransitionCollector
 from evorl.algorithms import make_algorithm
-from evorl.algorithms.apex import exploration_rates, noise_scales
-from evorl.config.off_policy import EpsilonLadder, NoiseLadder
+from evorl.algorithms.apex import exploration_rates
+from evorl.config.off_policy import EpsilonLadder
 from evorl.envs import Environments
 from evorl.population import Policy, initial_population
 from evorl.replay.prioritised import EPSILON
@@ -99,12 +99,8 @@ def test_rollouts_are_stored_as_they_were_and_drawn_first_by_the_actors_errors(c
     assert counted == [[5.0 * T * E] * P]
 
 
-def test_ladders_go_from_end_to_end():
+def test_exploration_rates_go_from_end_to_end():
     ladder = EpsilonLadder(base=0.4, exponent=7)
     first, last = exploration_rates(ladder, 0, 2, 4).tolist(), exploration_rates(ladder, 1, 2, 4).tolist()
     assert [*first, *last] == pytest.approx([0.4 ** (1 + place) for place in range(8)])
     assert exploration_rates(ladder, 0, 1, 1).tolist() == pytest.approx([0.4])
-    noise = NoiseLadder(low=0.5, high=2)
-    assert noise_scales(noise, 0, 1, 3).tolist() == pytest.approx([0.5, 1.0, 2.0])
-    assert noise_scales(noise, 1, 3, 1).tolist() == pytest.approx([1.0])
-    assert noise_scales(noise, 0, 1, 1).tolist() == [1.0]
