@@ -240,15 +240,12 @@ class Ranks:
             raise  # An error of this rank's own GPU, whose earlier work may fail only here.
         except RuntimeError as error:
             raise_if_signalled()  # The signal has ended the other ranks, too.
-            missing = self._missing(hangs=time.monotonic() - began >= self._timeout)
-            raise RankLost(
-                f"rank {self.rank} waited for {what}, but {missing} (every wait ends after {self._timeout:g} s, "
-                f"run.timeout; {message_of(error, 120)})"
-            ) from error
+            missing = self._missing(error, hangs=time.monotonic() - began >= self._timeout)
+            raise RankLost(f"rank {self.rank} waited for {what}, but {missing}") from error
         finally:
             note_activity("")
 
-    def _missing(self, hangs: bool) -> str:
+    def _missing(self, error: RuntimeError, hangs: bool) -> str:
         """Say which ranks have ended, or do not arrive where a wait has used up its time because a rank `hangs`."""
         lost = [rank for rank in range(self.size) if rank != self.rank] if self.size == 2 else []
         if hangs and self._alive is not None:
@@ -257,13 +254,14 @@ class Ranks:
                 patience = timedelta(seconds=NAMING if self.is_main else 2 * NAMING)
                 dist.monitored_barrier(self._alive, patience, wait_all_ranks=True)
                 lost = []
-            except RuntimeError as error:
-                named = re.search(r"Ranks? ([\d, ]+) failed to pass", str(error))
+            except RuntimeError as absent:
+                named = re.search(r"Ranks? ([\d, ]+) failed to pass", str(absent))
                 lost = [int(rank) for rank in named[1].split(",")] if named else [0] * (not self.is_main)
         if reason := self.first_reason():
             return f"{reason.partition(': ')[0]} has ended: {reason.partition(': ')[2]}"
         who = " and ".join(f"rank {rank} on {self.peers[rank].host}" for rank in lost) or "another rank"
-        return f"{who} did not arrive" if hangs else f"{who} has ended"
+        why = f"every wait ends after {self._timeout:g} s, run.timeout; {message_of(error, 120)}"
+        return f"{who} {'did not arrive' if hangs else 'has ended'} ({why})"
 
 
 def _join(

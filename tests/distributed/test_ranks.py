@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers.support import EVERY_MUTATION, cut_back, launch, lines, saved_agents, train
 
-from evorl.distributed import Ranks
+from evorl.distributed import RankLost, Ranks
 from evorl.types.outcomes import EvorlWarning, UserError
 
 
@@ -117,3 +117,14 @@ def test_ranks_that_do_not_find_each_other_are_an_error(monkeypatch):
         UserError, match=r"2 processes were launched, but each is alone .* `distributed_type: MULTI_GPU`"
     ):
         Ranks()
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [("rank 1: motor stuck", "but rank 1 has ended: motor stuck$"), ("", r"ended \(every wait .*run\.timeout; reset")],
+)
+def test_a_rank_that_waited_tells_why_the_other_has_ended_if_that_is_known(reason, told, monkeypatch):
+    ranks = Ranks()
+    monkeypatch.setattr(ranks, "first_reason", lambda: reason)
+    with pytest.raises(RankLost, match=told), ranks._waiting("the gradients"):
+        raise RuntimeError("reset by peer")
