@@ -153,7 +153,7 @@ class GradientCollector:
         self._learner = Learner(policy)
         self._normalized = policy.algorithm.normalized_parts
         self._together: int = config.algorithm.grad_sync_steps
-        one = config.algorithm.model_copy(update={"rollouts": self._together, "passes": 1})
+        one = config.algorithm.model_copy(update={"rollouts": self._together})
         self._received = ReceivedRollouts(
             config.model_copy(update={"algorithm": one}),
             normalized={},

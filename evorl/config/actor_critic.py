@@ -127,8 +127,6 @@ class AsynchronousSettings(A2CSettings):
     """Steps of each environment that an actor takes with one set of parameters and sends together."""
     rollouts: Annotated[int, Field(ge=1, le=4096)] = 1
     """Rollouts in a batch, on each rank, from any of its actors."""
-    passes: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Epochs over each batch, of one update each."""
     sequence_length: Literal[None] = None  # type: ignore[assignment]
     """Gradients of recurrent agents flow through whole rollouts, so there is nothing to set here."""
     normalize_rewards: Literal[False] = False
@@ -160,8 +158,6 @@ class A3CSettings(A3CDataParallelSettings):
     rollout_steps: Size = 20
     rollouts: Annotated[int, Field(ge=1, le=4096)] = 1
     """Gradients that are averaged for an update, on each rank; with 1 each is applied as it arrives."""
-    passes: Literal[1] = 1
-    """A gradient is applied once."""
     grad_sync_steps: Annotated[int, Field(ge=1, le=4096)] = 1
     """Rollouts whose gradients an actor averages before it sends them."""
 

@@ -41,7 +41,7 @@ class Received:
 
 
 class ReceivedRollouts(Experience):
-    """Joins actors' rollouts into batches, each used once or for several passes, whole or in shuffled minibatches.
+    """Joins actors' rollouts into batches, each used once or, in APPO, for several passes of shuffled minibatches.
 
     The bootstrap values after a rollout, or after a truncated step in it, come from the learner's policy when the
     rollout arrives.
@@ -57,14 +57,15 @@ class ReceivedRollouts(Experience):
         device: torch.device,
         stopwatch: Stopwatch,
     ) -> None:
-        """A batch is the algorithm's `rollouts` rollouts, used for `passes` passes, in APPO in shuffled `minibatches`.
+        """A batch is the algorithm's `rollouts` rollouts; in APPO it is used for `passes` passes of `minibatches`.
 
         The `normalized` parts of observations are normalised.
         """
         settings = config.algorithm
         steps = settings.rollout_steps * settings.rollouts
         super().__init__(steps, gather=gather, device=device, stopwatch=stopwatch)
-        self._settings, self._minibatches = settings, getattr(settings, "minibatches", 1)
+        self._settings = settings
+        self._passes, self._minibatches = (getattr(settings, name, 1) for name in ("passes", "minibatches"))
         self._seed, self._rank = config.seed, rank
         self._observations = ObservationStatistics(normalized, gather, stopwatch)
         self._waiting: list[Received] = []
@@ -113,7 +114,7 @@ class ReceivedRollouts(Experience):
         self._observations.merge(observation, valid)
 
     def _parts_of(self, batch: Batch) -> Iterator[Batch]:
-        passes, parts = self._settings.passes, self._minibatches
+        passes, parts = self._passes, self._minibatches
         if parts == 1:
             yield from [batch] * passes
             return

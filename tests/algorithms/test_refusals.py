@@ -66,7 +66,6 @@ REFUSED = [
     ("dqn", ("actors={count: 2}",), {}, "actors: dqn collects in the learner's own process"),
     ("", ("algorithm={name: impala, sequence_length: 4}",), {}, "sequence_length: 4 does not fit"),
     ("", ("algorithm={name: impala, split_batches: true}",), {}, "algorithm.split_batches"),
-    ("", ("algorithm={name: a3c, passes: 2}",), {}, "algorithm.passes"),
 ]  # fmt: skip
 
 

@@ -93,7 +93,7 @@ ACTS = {
     "algorithm.normalize_observations": Trains("a2c", "true"),
     "algorithm.normalize_rewards": Trains("a2c", "true"),
     "algorithm.rollouts": Trains("impala", "2"),
-    "algorithm.passes": Trains("impala", "3"),
+    "algorithm.passes": Trains("appo", "3"),
     "algorithm.minibatches": Trains("appo", "2"),
     "algorithm.grad_sync_steps": Trains("a3c", "2"),
     "algorithm.exploration.random_steps": Trains("ddpg", "9"),
