@@ -36,7 +36,7 @@ from evorl.envs.suites import SeededGame
 from evorl.envs.tensor.observations import action_converter, leaves
 from evorl.envs.tensor.simulator import Simulator, Step
 from evorl.envs.tensor.sources import device_of, is_tensor, reserve, shared_simulator
-from evorl.envs.vector import make_vector, stacked_frames, vectorization_of
+from evorl.envs.vector import make_vector, spec_of, stacked_frames, vectorization_of
 from evorl.networks import small_image_setting
 from evorl.networks.distributions import DISTRIBUTIONS
 from evorl.population import check_memory
@@ -177,6 +177,8 @@ def _take_allowed_actions(env: gym.Env[Any, Any]) -> None:
 
 def _gymnasium(settings: Environment, steps: int) -> list[Verdict]:
     """Gymnasium's own checks: each of its warnings, and its first error. Only `rgb_array` rendering is checked."""
+    if spec_of(settings).entry_point is None:
+        return [Verdict("warn", "only a vector environment is registered, which Gymnasium's checks do not take")]
     # Single copies of Atari do not know the options of its native vectorization.
     native = {"kwargs": {}, "life_loss_ends": False} if stacked_frames(settings) else {}
     vector = make_vector(settings.model_copy(update={"vectorization": "sync", **native}), 1)
@@ -337,7 +339,8 @@ def _resets(simulator: Simulator, act: Act, steps: int) -> list[Verdict]:
     """Describe the reset mode, and check that the last observations of episodes are those of their last steps."""
     mode = "within the step that ends an episode" if simulator.in_step else "in the step after the one that ends it"
     declared = Verdict("pass", f"copies are reset {mode}, as declared")
-    before, ended, last_count, first = _flat(simulator, simulator.reset(_seeds(simulator))), 0, 0, 0
+    before = _flat(simulator, simulator.reset(_seeds(simulator)))
+    ended = last_count = alike = first = 0
     for _ in range(steps):
         step = simulator.step(act(simulator))
         over, now = step.terminated | step.truncated, _flat(simulator, step.observation)
@@ -345,8 +348,10 @@ def _resets(simulator: Simulator, act: Act, steps: int) -> list[Verdict]:
             ended += count
             shown = now if step.last is None else _flat(simulator, step.last)
             last_count += 0 if step.last is None else count
+            same = over & (shown == now).all(1)
+            alike += int(same.sum())
             # A step away from the observation before, not a first observation that is shown again.
-            first += int((over & (shown == now).all(1) & (now != before).any(1)).sum())
+            first += int((same & (now != before).any(1)).sum())
         before = now
     if not simulator.in_step:
         return [declared]
@@ -357,8 +362,8 @@ def _resets(simulator: Simulator, act: Act, steps: int) -> list[Verdict]:
         verdict = Verdict("warn", f"no last observations in {ends}: {rule}; give info['final_obs']")
     elif last_count < ended:
         verdict = Verdict("fail", f"last observations are missing in {ended - last_count} of {ends}")
-    elif first:
-        verdict = Verdict("fail", f"in {first} of {ends} the last observation is the next one's first")
+    elif first and alike == ended:  # With few states some are alike by chance.
+        verdict = Verdict("fail", f"in all {ends} the last observation is the next one's first")
     else:
         verdict = Verdict("pass", f"true last observations in all {ends}")
     return [declared, verdict]

@@ -194,7 +194,7 @@ def _train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-track", action="store_true", help="record the run only in its own files; short for tracking.backends=[]"
     )
-    parser.add_argument("--seed", type=seed, metavar="N", help="random seed; short for seed=N")
+    parser.add_argument("--seed", type=int, metavar="N", help="random seed; short for seed=N")
 
 
 def _branch(parser: argparse.ArgumentParser) -> None:

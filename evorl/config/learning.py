@@ -70,6 +70,12 @@ class Network(Section):
     the width of a vector or the shape of an image. The module runs in evaluation mode: dropout does nothing, and batch
     normalisation keeps the statistics that it was made with."""
 
+    def ineffective(self, name: str) -> str | None:
+        if name == "recurrent_size" and self.recurrent is None:
+            return "without `recurrent`"
+        is_replaced = name in ("hidden_sizes", "activation", "layer_norm", "convolutions")
+        return "because a `module` has layers of its own" if is_replaced and self.name == "module" else None
+
     @model_validator(mode="after")
     def _factory_where_it_belongs(self) -> Self:
         if (self.name == "module") != (self.factory is not None):

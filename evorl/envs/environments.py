@@ -25,6 +25,7 @@ from torch import Tensor
 from evorl.config import Environment
 from evorl.envs.continuation import Continuation, PlainEpisodes, Vector, continuation, is_plain
 from evorl.envs.episodes import Collected, Episodes
+from evorl.envs.faults.checks import reset_mode
 from evorl.envs.faults.closing import close_vector
 from evorl.envs.faults.raising import Start, call_or_user_error
 from evorl.envs.games.players import Opponents
@@ -66,14 +67,9 @@ class Resets:
         """Determine the autoreset mode of `vector`. With `whole_games` a lost life does not end the episode, but
         FIRE is pressed after it.
 
-        Raises UserError if the vector environment has autoreset disabled.
+        Raises UserError if the vector environment does not declare the mode, or never resets by itself.
         """
-        # All Atari environments share one `metadata`, which holds the mode of the one made last.
-        shared = vector.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
-        mode = getattr(vector, "autoreset_mode", shared)
-        if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
-            raise UserError(f"environment.id: {settings.id} never resets by itself (autoreset mode {mode})")
-        self.in_step = mode == AutoresetMode.SAME_STEP
+        self.in_step = reset_mode(vector, settings.id) == AutoresetMode.SAME_STEP
         self.serving_action = serving_action(settings, vector) if settings.life_loss_ends else None
         self._lives = settings.life_loss_ends and not whole_games
         self._most_steps = longest_episode(settings) or np.inf

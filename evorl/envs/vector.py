@@ -45,7 +45,7 @@ def make_vector(settings: Environment, copies: int, num_envs: int = 1) -> Vector
     try:
         if is_game(settings.id):
             return _game_vector(settings, copies)
-        spec = _spec_of(settings)
+        spec = spec_of(settings)
         with warnings.catch_warnings(), signals_deferred():
             warnings.simplefilter("ignore")
             mode = _mode(settings, spec)
@@ -178,7 +178,7 @@ def _work(index: int, make: Any, pipe: Any, parent_pipe: Any, memory: Any, error
             pipe.send((None, False))
 
 
-def _spec_of(settings: Environment) -> EnvSpec:
+def spec_of(settings: Environment) -> EnvSpec:
     """An environment as it is registered, after importing the user's module if there is one.
 
     Raises UserError if there is none, or if it is of an optional suite that is not installed.
@@ -245,7 +245,7 @@ def for_evaluation(settings: Environment) -> Environment:
     """The settings for evaluation: where possible, a vectorization with one seed per copy."""
     if is_game(settings.id) or is_tensor(settings.id):
         return settings
-    spec = _spec_of(settings)
+    spec = spec_of(settings)
     # Native implementations other than Atari's take a single seed for all copies.
     single = spec.entry_point and spec.vector_entry_point and not spec.id.startswith(ATARI)
     return settings.model_copy(update={"vectorization": "sync"} if single and settings.vectorization == "auto" else {})
@@ -272,7 +272,7 @@ def reward_threshold(settings: Environment) -> float | None:
     if is_game(settings.id) or is_tensor(settings.id):
         return None
     try:
-        return _spec_of(settings).reward_threshold
+        return spec_of(settings).reward_threshold
     except UserError:
         return None
 
@@ -308,7 +308,7 @@ def serving_action(settings: Environment, vector: Vector) -> NDArray[Any] | None
 
 def vectorization_of(settings: Environment) -> str:
     """The vectorization of an environment, with `auto` resolved: `sync`, `async` or `native`."""
-    return "native" if is_game(settings.id) else str(_mode(settings, _spec_of(settings)))
+    return "native" if is_game(settings.id) else str(_mode(settings, spec_of(settings)))
 
 
 def _mode(settings: Environment, spec: EnvSpec) -> Any:

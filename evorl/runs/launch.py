@@ -10,6 +10,7 @@ import math
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -171,14 +172,15 @@ def _with_named(config: AnyConfig, overrides: Sequence[str]) -> AnyConfig:
 
 
 def ineffective(config: AnyConfig, file: Path, overrides: Sequence[str]) -> Iterator[str]:
-    """Warnings about the user's settings of the algorithm that change nothing.
+    """Warnings about the user's settings of the algorithm and the networks that change nothing.
 
     Those of a shipped file change nothing where an override has replaced what they belong to, and a run's own
     `config.yaml` holds all settings: of these, only the overrides are the user's.
     """
     of_run = file.name == CONFIG and any((file.parent / name).exists() for name in (LOCK, CHECKPOINTS))
     overridden = leaves(override({} if of_run or file.parent == TRAINING else read_yaml(file), overrides))
-    for key, reason in config.algorithm.ineffective_changes("algorithm"):
+    sections = (config.algorithm.ineffective_changes("algorithm"), config.network.ineffective_changes("network"))
+    for key, reason in chain(*sections):
         if any(name == key or name.startswith(f"{key}.") for name in overridden):
             yield f"{key}: changes nothing, {reason}"
 

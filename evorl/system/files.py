@@ -56,9 +56,11 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             buffer.flush()
             os.fsync(buffer.fileno())
             temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # Of a write to a full disk, for example.
+            error.filename = str(path)
         raise
     sync_directory(path.parent)
 

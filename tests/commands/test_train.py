@@ -43,6 +43,14 @@ def test_a_run_is_resumed_by_as_many_processes_as_trained_it(tmp_path):
     assert train.ranks_of(tmp_path) == 3, "a later generation is resumed"
 
 
+def test_a_run_is_not_resumed_for_fewer_steps_than_it_has_trained(run, capsys):
+    assert run_program(run_command, ["resume", "runs/a", "training.max_steps=40"]) == 2
+    assert "training.max_steps: runs/a has trained 114 steps of each agent, more than 40" in error_line(capsys)
+    assert run_program(run_command, ["resume", "runs/a"]) == 0
+    settings = read_settings(run / "config.yaml", [])
+    assert settings["run"]["resume"] == "never", "how it was launched is not what it is"
+
+
 def test_several_processes_are_started_by_the_launcher_after_a_check(in_directory, monkeypatch, capsys):
     begun, paths = [], []
     monkeypatch.setenv("PYTHONPATH", "elsewhere")

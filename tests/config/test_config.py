@@ -461,6 +461,18 @@ def test_a_run_says_that_a_setting_changes_nothing(algorithm, key, why):
             load_config([f"algorithm={{name: {algorithm}}}"], DQN)
 
 
+@pytest.mark.parametrize(
+    ("network", "key", "why"),
+    [
+        (".recurrent_size=32", "recurrent_size", "without `recurrent`"),
+        ("={name: module, factory: 'helpers.support:probe_network', activation: tanh}", "activation", "because a `mod"),
+    ],
+)
+def test_a_run_says_that_a_setting_of_networks_changes_nothing(network, key, why):
+    with pytest.warns(EvorlWarning, match=f"^network.{key}: changes nothing, {why}"):
+        load_config([f"network{network}"], DQN)
+
+
 def test_a_run_says_nothing_of_what_an_override_takes_from_a_shipped_file(recwarn):
     load_config(["algorithm.distribution=none"], DQN.with_name("rainbow.yaml"))
     assert not [warning for warning in recwarn if "changes nothing" in str(warning.message)]
@@ -477,7 +489,9 @@ def test_a_resumed_run_says_nothing_of_what_an_override_took_from_its_shipped_fi
 
 def test_every_setting_of_the_shipped_configurations_has_an_effect():
     for path in TRAINING:
-        assert not [*validate(read_yaml(path)).algorithm.ineffective_changes("algorithm")], path.name
+        config = validate(read_yaml(path))
+        assert not [*config.algorithm.ineffective_changes("algorithm")], path.name
+        assert not [*config.network.ineffective_changes("network")], path.name
 
 
 def test_the_weight_of_an_added_mutation_is_no_boolean():

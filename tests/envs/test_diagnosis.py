@@ -300,6 +300,15 @@ def test_what_a_native_vector_environment_lacks_is_named(kwargs, told, module):
         made.step(torch.zeros(1, 2, dtype=torch.int64))
 
 
+def test_a_native_vector_environment_must_say_when_it_resets(module):
+    class Undeclared(OwnVector):
+        metadata: ClassVar = {}
+
+    gym.register("Own-v0", vector_entry_point=Undeclared)
+    with pytest.raises(UserError, match=r"environment.id: Own-v0 does not say when it resets; declare it"):
+        Environments(Environment(id="Own-v0"), 1, 2)
+
+
 def test_a_native_vector_environment_may_give_last_observations_as_one_dictionary(module):
     class DictVector(OwnVector):
         single_observation_space = gym.spaces.Dict(position=Good.observation_space)

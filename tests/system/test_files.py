@@ -22,6 +22,12 @@ def test_two_writers_of_one_file_do_not_disturb_each_other(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_an_error_of_a_write_names_the_file(tmp_path):
+    with pytest.raises(OSError, match="No space left") as error, replacing(tmp_path / "out"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert error.value.filename == str(tmp_path / "out")
+
+
 def test_a_subdirectory_is_made_only_in_a_directory_that_exists(tmp_path):
     with pytest.raises(FileNotFoundError):
         make_subdirectory(tmp_path / "gone" / "elite")

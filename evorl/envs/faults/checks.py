@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium.utils.passive_env_checker import check_action_space, check_observation_space
+from gymnasium.vector import AutoresetMode
 
 from evorl.envs.reading import flat_mask
 from evorl.envs.spaces import MASK, parts_of
@@ -115,3 +116,24 @@ def batchable(info: Mapping[str, Any]) -> dict[str, Any]:
         elif isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "biuf":
             numbers[key] = float(value.item())
     return numbers
+
+
+DECLARED = (
+    'declare it where the environment is made: `env.metadata = {**env.metadata, "autoreset_mode": '
+    "AutoresetMode.SAME_STEP}` if a step that ends an episode returns the first observation of the next, as in Isaac "
+    "Lab, ManiSkill and mjlab, or AutoresetMode.NEXT_STEP if the step after it does"
+)
+
+
+def reset_mode(env: Any, id: str) -> AutoresetMode:
+    """The reset mode that a vector environment declares. Raises UserError if it does not say, or never does."""
+    # The attribute comes first: all Atari environments share one `metadata`, with the mode of the one made last.
+    metadata = getattr(env, "metadata", None) or {}
+    declared = getattr(env, "autoreset_mode", metadata.get("autoreset_mode"))
+    if declared is None:
+        raise UserError(f"environment.id: {id} does not say when it resets; {DECLARED}")
+    names = {mode: mode for mode in AutoresetMode} | {mode.value: mode for mode in AutoresetMode}
+    mode = names.get(declared)
+    if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
+        raise UserError(f"environment.id: {id} declares autoreset mode {shown(declared)}; {DECLARED}")
+    return mode

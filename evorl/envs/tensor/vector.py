@@ -11,20 +11,14 @@ from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
 from evorl.config import Environment
-from evorl.envs.faults.checks import check_spaces
+from evorl.envs.faults.checks import check_spaces, reset_mode
 from evorl.envs.spaces import MASK, mapped
 from evorl.envs.tensor.simulator import Simulator, Step
 from evorl.system.plugins import imported
-from evorl.types.messages import shown
 from evorl.types.outcomes import UserError
 
 FINAL = ("final_obs", "final_observation")
 """Info keys under which vector environments give the last observations of episodes that ended in a step."""
-DECLARED = (
-    'declare it where the environment is made: `env.metadata = {**env.metadata, "autoreset_mode": '
-    "AutoresetMode.SAME_STEP}` if a step that ends an episode returns the first observation of the next, as in Isaac "
-    "Lab, ManiSkill and mjlab, or AutoresetMode.NEXT_STEP if the step after it does"
-)
 
 
 class VectorSimulator(Simulator):
@@ -35,7 +29,7 @@ class VectorSimulator(Simulator):
         env = imported("environment.id", path)(copies, device, 0, **settings.kwargs)
         self.env, self._id = env, settings.id
         self.copies, self.device = copies, device
-        self.in_step = _mode(env, self._id) == AutoresetMode.SAME_STEP
+        self.in_step = reset_mode(env, self._id) == AutoresetMode.SAME_STEP
         self.observation_space: Any = getattr(env, "single_observation_space", None)
         self.action_space: Any = getattr(env, "single_action_space", None)
         check_spaces(self.observation_space, self.action_space, self._id)
@@ -128,16 +122,3 @@ class VectorSimulator(Simulator):
 
 def _copied(observation: Any) -> Any:
     return observation.clone() if isinstance(observation, Tensor) else observation
-
-
-def _mode(env: Any, id: str) -> AutoresetMode:
-    """The reset mode that a vector environment declares. Raises UserError if it does not say, or never does."""
-    metadata = getattr(env, "metadata", None) or {}
-    declared = getattr(env, "autoreset_mode", metadata.get("autoreset_mode"))
-    if declared is None:
-        raise UserError(f"environment.id: {id} does not say when it resets; {DECLARED}")
-    names = {mode: mode for mode in AutoresetMode} | {mode.value: mode for mode in AutoresetMode}
-    mode = names.get(declared)
-    if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
-        raise UserError(f"environment.id: {id} declares autoreset mode {shown(declared)}; {DECLARED}")
-    return mode

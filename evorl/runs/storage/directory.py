@@ -227,7 +227,9 @@ class RunDirectory:
         """
 
         def write() -> bytes:
-            payload = config.to_yaml().encode()
+            # How a run was launched last is not what it is: its file begins a new run, or the command is refused.
+            launched = config.run.model_copy(update={"resume": "never"})
+            payload = config.model_copy(update={"run": launched}).to_yaml().encode()
             try:
                 parse_settings(payload, CONFIG)
             except UserError as error:
