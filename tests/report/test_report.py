@@ -353,3 +353,8 @@ def test_a_target_that_twins_leave_untested_is_none(run):
     assert beside_twins.target is None
     assert figures.returns(beside_twins)["layout"]["shapes"] == []
     assert "no target" in page([beside_twins])
+
+
+def test_a_best_agent_whose_seeds_make_no_difference_is_described_so(run):
+    same = " (seeds make no difference)"
+    assert replace(run, summary={**run.summary, "episodes_repeat": True}).described_best == run.described_best + same
