@@ -31,8 +31,9 @@ LONGEST_LOOK = 5.0
 PATIENCE = 60.0
 """Seconds without a step after which an actor that has a message to fill is replaced, and without an answer of the
 server after which the run ends. Below `run.timeout`, so that the other ranks do not give up meanwhile."""
-START_PATIENCE = 240.0
-"""Seconds that an actor has for its first step: it makes and resets all its environments before that."""
+START_PATIENCE = 180.0
+"""Seconds that an actor has for its first step: it makes and resets all its environments before that. If it takes none,
+the run ends, before the other ranks give up."""
 RESTARTS = 3
 """Consecutive replacements of an actor without a rollout in between, before the run gives up."""
 
@@ -199,7 +200,7 @@ class Supervisor:
             actor.beat = beat
             patience = PATIENCE if actor.has_stepped else START_PATIENCE
             if actor.process and actor.silent > patience:
-                actor.hung = f"made no {'' if actor.has_stepped else 'first '}step for {patience:g} s"
+                actor.hung = f"took no {'' if actor.has_stepped else 'first '}step for {patience:g} s"
                 self._end(actor)
 
     def _number(self, actor: ActorProcess) -> int:
@@ -229,7 +230,7 @@ class Supervisor:
         self._selector.unregister(actor.reader)
         actor.pipes.close()
         self._end(actor)
-        if actor.failures >= RESTARTS:
+        if actor.failures >= RESTARTS or (actor.hung and not actor.has_stepped):
             raise RunFailed(
                 f"actor {self._number(actor)} ended {actor.failures + 1} times without a rollout in between; "
                 f"{f'it {actor.hung}' if actor.hung else 'see its output above'}"

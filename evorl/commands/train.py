@@ -18,7 +18,6 @@ from evorl.config import AnyConfig, read_yaml, validate
 from evorl.config.fields import leaves
 from evorl.config.yaml import ACCELERATE, PACKAGE, assignment, override
 from evorl.runs.configuration import ASYNCHRONOUS, ONLINE, program_for, read_config
-from evorl.runs.reading.read import read_overview
 from evorl.runs.storage.checkpoint_files import INTERIM, STATE, Checkpoints
 from evorl.runs.storage.directory import (
     CONFIG,
@@ -117,13 +116,9 @@ def resumption(
     location = [assignment("run.directory", str(where.parent)), assignment("run.name", where.name), "run.resume=auto"]
     assignments = [*overrides, *location]
     config = read_config(run / CONFIG, assignments)
-    begun = validate(read_yaml(run / CONFIG))
-    refuse_code(begun, allow_code)
+    refuse_code(validate(read_yaml(run / CONFIG)), allow_code)
     ranks = processes_for(ranks_of(run), processes)
     check_same_run(run, config)
-    trained, most = _number(read_overview(run).last, "agent_steps"), config.training.max_steps
-    if most < min(begun.training.max_steps, trained):  # A run may have gone a little beyond its last step.
-        raise UserError(f"training.max_steps: {run} has trained {trained:,} steps of each agent, more than {most:,}")
     if ranks > 1:
         check_launch(config, ranks)
     return program_of(config, program), ["--config", str(run / CONFIG), *assignments], ranks

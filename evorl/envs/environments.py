@@ -69,7 +69,10 @@ class Resets:
 
         Raises UserError if the vector environment does not declare the mode, or never resets by itself.
         """
-        self.in_step = reset_mode(vector, settings.id) == AutoresetMode.SAME_STEP
+        try:
+            self.in_step = reset_mode(vector, settings.id) == AutoresetMode.SAME_STEP
+        except UserError as error:
+            raise UserError(f"{error}; where single copies can be made, use environment.vectorization=sync") from error
         self.serving_action = serving_action(settings, vector) if settings.life_loss_ends else None
         self._lives = settings.life_loss_ends and not whole_games
         self._most_steps = longest_episode(settings) or np.inf

@@ -142,6 +142,14 @@ class Run:
             self.agents = first_agents(config, algorithm, self.ranks)
         else:
             self.progress, self.agents = restored
+            # A run may go a little beyond its last step.
+            whole = self._whole_plan.steps * self._whole_plan.agent_steps_per_vector_step
+            if self._steps_left <= -whole:
+                raise UserError(
+                    f"training.max_steps: {from_here(self.path)} has trained {self.progress.agent_steps:,} steps of "
+                    f"each agent, more than {config.training.max_steps:,}",
+                    reported_elsewhere=not self.ranks.is_main,
+                )
             if self.league is not None and self.progress.league is not None:
                 archive = decode_agents(self.progress.archive, "the archive") if self.progress.archive else []
                 self.league.restore(self.progress.league, archive)

@@ -42,6 +42,10 @@ def write_atomically(path: Path, payload: bytes | Iterable[bytes]) -> None:
         file.writelines([payload] if isinstance(payload, bytes) else payload)
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a write alone, which does not know the name of its file."""
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Yield a new file that atomically replaces `path` when closed; after an exception `path` is unchanged.
@@ -59,8 +63,9 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is None:  # Of a write to a full disk, for example.
-            error.filename = str(path)
+        if isinstance(error, OSError) and error.errno in FULL and error.filename is None:
+            with contextlib.suppress(AttributeError):  # PyAV's own errors do not take a name.
+                error.filename = str(path)
         raise
     sync_directory(path.parent)
 

@@ -35,7 +35,7 @@ def test_actors_that_die_or_hang_are_replaced_and_all_end_with_the_learner(monke
         assert learning.processes[1] == first[1]
         stopped = learning.processes[0]
         os.kill(stopped, signal.SIGSTOP)
-        with pytest.warns(EvorlWarning, match=r"actor 0 made no step for 10 s; it is started again"):
+        with pytest.warns(EvorlWarning, match=r"actor 0 took no step for 10 s; it is started again"):
             learn_until_replaced(learning, {stopped, 0})
         learning.learn(10)
         figures = learning.actors.pop_metrics(learning.placement)
@@ -96,12 +96,13 @@ def test_the_first_step_may_take_longer_since_environments_are_made_before_it(mo
         learning.learn(2)
         assert learning.actors.pop_metrics(learning.placement)["restarts"] == 0
         os.kill(learning.processes[0], signal.SIGSTOP)
-        with pytest.raises(RunFailed, match=r"actor 0 ended 1 times .*; it made no step for 1 s"):
+        with pytest.raises(RunFailed, match=r"actor 0 ended 1 times .*; it took no step for 1 s"):
             learning.learn(100)
     monkeypatch.setattr(supervisor, "PATIENCE", 10.0)
+    monkeypatch.setattr(supervisor, "RESTARTS", 3)  # An actor that hangs before its first step is not replaced.
     with Learning(slow) as learning:
         monkeypatch.setattr(supervisor, "START_PATIENCE", 0.5)
-        with pytest.raises(RunFailed, match=r"actor 0 ended 1 times .*; it made no first step for 0\.5 s"):
+        with pytest.raises(RunFailed, match=r"actor 0 ended 1 times .*; it took no first step for 0\.5 s"):
             learning.learn(1)
 
 

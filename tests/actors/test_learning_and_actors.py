@@ -205,7 +205,7 @@ def test_an_actor_whose_environments_process_hangs_is_replaced_and_leaves_nothin
         while len(family) < 2 + 2 * 2 and time.monotonic() < until:
             family = descendants() - others
             time.sleep(0.01)
-        with pytest.raises(RunFailed, match=r"actor 0 ended 1 times .*; it made no step for 10 s"):
+        with pytest.raises(RunFailed, match=r"actor 0 ended 1 times .*; it took no step for 10 s"):
             learning.learn(1000)
     assert len(family) == 6
     assert all_gone(family)

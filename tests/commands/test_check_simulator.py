@@ -33,7 +33,7 @@ def test_a_good_simulator_passes(capsys):
     ("kwargs", "words"),
     [
         ("final=", "warn resets no last observations in"),
-        ("fake=true", "fail resets in all [0-9]+ ends of episodes the last observation is the next one's first"),
+        ("fake=true", "fail resets in all terminations the last observation is the next episode's first"),
         ("alike=true", "warn determinism all copies begin alike"),
         ("unseeded=true", "warn determinism episodes from one seed differ"),
     ],
@@ -44,30 +44,46 @@ def test_mistakes(capsys, kwargs, words):
 
 
 class FewStates:
-    """Shows one of two numbers at random; episodes take three steps."""
+    """Shows one of a few numbers at random; episodes take three steps. Every second one is terminated, the others are
+    truncated, with true last observations unless `wrong`.
+    """
 
     single_observation_space, single_action_space = gym.spaces.Box(0, 1, (1,)), gym.spaces.Discrete(2)
     metadata: ClassVar = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
 
-    def __init__(self, num_envs, device, seed):
+    def __init__(self, num_envs, device, seed, states=2, wrong=False):
         self.num_envs, self.device, self.random, self.steps = num_envs, device, torch.Generator(), 0
+        self.states, self.wrong = states, wrong
 
     def reset(self, *, seed=None, options=None):
         self.random.manual_seed(self.random.seed() if seed is None else seed)
         return self.number(), {}
 
     def number(self):
-        return torch.randint(2, (self.num_envs, 1), generator=self.random).float()
+        return torch.randint(self.states, (self.num_envs, 1), generator=self.random) / self.states
 
     def step(self, action):
         self.steps += 1
-        over = torch.full((self.num_envs,), self.steps % 3 == 0)
-        return self.number(), torch.ones(self.num_envs), ~over & over, over, {"final_obs": self.number()}
+        terminated, truncated = (torch.full((self.num_envs,), self.steps % 6 == at) for at in (3, 0))
+        first, last = self.number(), self.number()
+        last = first if self.wrong and truncated.any() else last
+        return first, torch.ones(self.num_envs), terminated, truncated, {"final_obs": last}
 
 
-def test_first_and_last_observations_may_be_alike_by_chance(capsys):
-    assert run_program(run_command, ["check", f"tensor:{__name__}:FewStates", "--steps", "60"]) == 0
-    assert "true last observations in all" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ((), r"pass  resets .* last observations in all 1280 ends of episodes; 6\d\d are like the next one's first\n"),
+        (
+            ("states=1000", "wrong=true"),
+            "fail  resets .* in all truncations the last observation is the next",
+        ),
+    ],
+)
+def test_first_and_last_observations_may_be_alike_by_chance(words, told, capsys):
+    code = run_program(run_command, ["check", f"tensor:{__name__}:FewStates", *words, "--steps", "60"])
+    assert code == int(told.startswith("fail"))
+    assert re.search(told, capsys.readouterr().out)
 
 
 def test_a_simulator_that_does_not_say_when_it_resets_is_told_how(capsys):

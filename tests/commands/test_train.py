@@ -43,12 +43,28 @@ def test_a_run_is_resumed_by_as_many_processes_as_trained_it(tmp_path):
     assert train.ranks_of(tmp_path) == 3, "a later generation is resumed"
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--seed", "3", "seed=4"), "seed: --seed sets it; leave one of them out"),
+        (("--name", "a", "run.name=b"), "run.name: --name sets it"),
+        (("--no-track", "tracking.backends=[tensorboard]"), "tracking.backends: --no-track sets it"),
+        (("--seed", "-1"), "seed: -1 is out of range"),
+    ],
+)
+def test_an_option_and_its_setting_are_not_given_together(words, told, in_directory, capsys):
+    assert run_program(run_command, ["train", str(SMALL), *words]) == 2
+    assert told in error_line(capsys)
+
+
 def test_a_run_is_not_resumed_for_fewer_steps_than_it_has_trained(run, capsys):
-    assert run_program(run_command, ["resume", "runs/a", "training.max_steps=40"]) == 2
-    assert "training.max_steps: runs/a has trained 114 steps of each agent, more than 40" in error_line(capsys)
+    again = ["train", "runs/a/config.yaml", "--name", "a", "run.directory=runs", "run.resume=auto"]
+    for command in (["resume", "runs/a"], again):
+        assert run_program(run_command, [*command, "training.max_steps=40"]) == 2
+        assert "training.max_steps: runs/a has trained 114 steps of each agent, more than 40" in error_line(capsys)
     assert run_program(run_command, ["resume", "runs/a"]) == 0
     settings = read_settings(run / "config.yaml", [])
-    assert settings["run"]["resume"] == "never", "how it was launched is not what it is"
+    assert settings["run"]["resume"] == "never"
 
 
 def test_several_processes_are_started_by_the_launcher_after_a_check(in_directory, monkeypatch, capsys):

@@ -26,6 +26,14 @@ def test_an_error_of_a_write_names_the_file(tmp_path):
     with pytest.raises(OSError, match="No space left") as error, replacing(tmp_path / "out"):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert error.value.filename == str(tmp_path / "out")
+    with pytest.raises(OSError, match=r"^encoder error -2$"), replacing(tmp_path / "out"):
+        raise OSError("encoder error -2")
+
+    class Nameless(OSError):
+        filename = property(lambda self: None)
+
+    with pytest.raises(Nameless), replacing(tmp_path / "out"):
+        raise Nameless(errno.ENOSPC, "No space left on device")
 
 
 def test_a_subdirectory_is_made_only_in_a_directory_that_exists(tmp_path):

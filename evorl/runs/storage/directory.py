@@ -227,7 +227,8 @@ class RunDirectory:
         """
 
         def write() -> bytes:
-            # How a run was launched last is not what it is: its file begins a new run, or the command is refused.
+            # `run.resume` describes a launch, not the run: with a stored `auto`, `evorl train RUN/config.yaml` would
+            # train this run further.
             launched = config.run.model_copy(update={"resume": "never"})
             payload = config.model_copy(update={"run": launched}).to_yaml().encode()
             try:
