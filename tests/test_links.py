@@ -55,4 +55,3 @@ def test_each_algorithm_has_a_section_in_the_registrys_order():
     for name, section in zip(sections, re.split(r"^## ", text, flags=re.MULTILINE)[2:], strict=True):
         assert "```math" in section, name
         assert re.search(r"arXiv \d{4}\.\d{5}", " ".join(section.split())), name
-        assert f"`evorl config {name}`" in section, name
