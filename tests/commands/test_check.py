@@ -2,6 +2,7 @@
 
 import re
 
+import gymnasium as gym
 import pytest
 
 from evorl.commands import check
@@ -224,3 +225,10 @@ def test_words_are_keyword_arguments_or_settings_of_the_environment(capsys):
 def test_rewards_are_those_of_transitions_where_a_native_vector_spends_a_step_on_resets(capsys):
     assert run_program(run_command, ["check", "CartPole-v1", "--steps", "300"]) == 0
     assert re.search(r"finite in 2\d\d random steps, rewards 1 to 1; ", capsys.readouterr().out)
+
+
+def test_an_environment_with_a_vector_implementation_alone_is_not_failed(monkeypatch, capsys):
+    id, entry = "VectorAlone-v0", "gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv"
+    monkeypatch.setitem(gym.registry, id, gym.envs.registration.EnvSpec(id, vector_entry_point=entry))
+    assert run_program(run_command, ["check", id, "--steps", "60"]) == 0
+    assert re.search(r"^warn +gymnasium +only a vector environment is registered", capsys.readouterr().out, re.M)
